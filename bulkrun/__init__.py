@@ -1,0 +1,1 @@
+"""bulkrun: offline bulk LLM inference, every row exactly once."""

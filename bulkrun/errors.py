@@ -1,0 +1,71 @@
+"""Every error a user can meet, each with the exit code it ends the process with.
+
+    BulkrunError                1   anything below, caught once by the command line
+    |- UsageError               2   a wrong option or argument
+    |  `- JobFileError          2   the job file: all problems at once, as file:line:col
+    |- InputError               2   an input that cannot be read at all (missing, torn, mixed schemas)
+    |- ModelError               1   model not found, unsupported architecture, pickle weights
+    |- RunError                 1   the run directory is damaged or not a run
+    |- ResumeError              4   the job or its input changed under a resume
+    |- ErrorRateExceeded        1   more rows failed than run.max_error_rate allows
+    `- Interrupted              75  stopped and saved: run the same command again
+
+Programmers' mistakes are asserts, not these. A bad *row* is never an exception that leaves the row:
+it becomes a `bulkrun.request.RowError` in that row's result.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_ROW_ERRORS = 3  # finished, but some rows hold an error
+
+
+class BulkrunError(Exception):
+    """Base of all errors that are the user's to mend: the message says what, where, and the fix."""
+
+    exit_code = 1
+
+
+class UsageError(BulkrunError):
+    """A command was called in a way it cannot serve."""
+
+    exit_code = 2
+
+
+class JobFileError(UsageError):
+    """One or more problems in a job file, one line each: ``file:line:col: key: what``."""
+
+    def __init__(self, problems: list[str]) -> None:
+        assert problems, "a JobFileError needs at least one problem"
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class InputError(BulkrunError):
+    """An input file that cannot be used at all; names the file and the fix."""
+
+    exit_code = 2
+
+
+class ModelError(BulkrunError):
+    """A model that cannot be found, is not supported, or is not in a safe format."""
+
+
+class RunError(BulkrunError):
+    """A run directory that is missing, damaged, or not a run."""
+
+
+class ResumeError(BulkrunError):
+    """The job or its input is not what this run was started with; the message shows the difference."""
+
+    exit_code = 4
+
+
+class ErrorRateExceeded(BulkrunError):
+    """Too many rows failed (`run.max_error_rate`); what finished is saved."""
+
+
+class Interrupted(BulkrunError):
+    """Stopped by a signal with everything saved; the same command continues the run."""
+
+    exit_code = 75

@@ -1,0 +1,65 @@
+"""A planned shard on disk: everything a worker needs to run and commit it, without the input.
+
+An Arrow IPC file (zstd), rows in input order. Columns:
+
+    row           int64          position in the whole input, from 0
+    order         int32          rank in which to run the rows of this shard (0 first)
+    row_id        string         the id column's value as text; the row number where there is none
+    token_ids     list<int32>    the prompt; null for a row that has an error already
+    overrides     string         the row's own sampling values as JSON; null when none
+    error_code    string         null for a row that can run
+    error_message string
+    passthrough   struct<...>    the input columns that go to the output, in their declared types
+
+Schema metadata (`bulkrun.shard`, JSON): shard, window, rows, prompt_tokens (of unique prompts), cost.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+METADATA_KEY = b"bulkrun.shard"
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """What a plan knows of a shard without reading its rows. `cost` is in estimated tokens."""
+
+    shard: int
+    window: int
+    rows: int
+    prompt_tokens: int
+    cost: int
+
+
+def shard_schema(passthrough: pa.Schema, info: ShardInfo | None = None) -> pa.Schema:
+    """The schema of a shard file whose input declares `passthrough`."""
+    fields = [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("order", pa.int32(), nullable=False),
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("token_ids", pa.list_(pa.int32())),
+        pa.field("overrides", pa.string()),
+        pa.field("error_code", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("passthrough", pa.struct(list(passthrough)), nullable=False),
+    ]
+    metadata = {METADATA_KEY: json.dumps(asdict(info)).encode()} if info else None
+    return pa.schema(fields, metadata=metadata)
+
+
+def read_shard(path: Path) -> tuple[ShardInfo, pa.Table]:
+    """The shard's info and all its rows (a shard fits into memory by construction)."""
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        table = reader.read_all()
+    return ShardInfo(**json.loads(table.schema.metadata[METADATA_KEY])), table
+
+
+def read_shard_info(path: Path) -> ShardInfo:
+    """The shard's info alone (reads the file's footer)."""
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        return ShardInfo(**json.loads(reader.schema.metadata[METADATA_KEY]))

@@ -1,0 +1,179 @@
+"""The contract between the two columns: what a job asks of an engine and what it gets back.
+
+Standard library only. The job column (torch-free) and the tensor column (job-free) meet here and nowhere
+else; `bulkrun.launch` is the one module that knows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+class RowError(NamedTuple):
+    """Why a row has no answer: a stable code to group by, and a message that names the place and the fix."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Names and meanings are vLLM's.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and the penalties' defaults switch the
+    respective filter off. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones'.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for problem in self.problems():
+            raise ValueError(problem)
+
+    def problems(self) -> list[str]:
+        """Every value out of range, as ``name: value is wrong, what is right``; empty when all is well."""
+        ranges = [
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
+            ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("top_k", self.top_k >= -1, "-1 or 0 (off), or a positive count"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= 10.0, "above 0 and at most 10"),
+            ("stop", all(self.stop), "non-empty strings"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "between 0 and 20"),
+        ]
+        return [f"{name}: {getattr(self, name)!r} is not {want}" for name, ok, want in ranges if not ok]
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the token is the most likely one, with no noise."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate: a prompt as token ids and how to go on from it.
+
+    `seed` (63 bits) is the noise of this request: a function of (job seed, row id, sample), so that a result
+    does not depend on neighbours, order or resume. `output_token_ids` are tokens that an earlier attempt
+    already generated; they count as output and generation continues after them. `expected_tokens` is the
+    caller's guess of the output length, for admission only.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    output_token_ids: tuple[int, ...] = ()
+    expected_tokens: int | None = None
+
+
+class TokenLogprob(NamedTuple):
+    """The natural log-probability of one generated token, and of the most likely alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one request. Every request that was added ends as exactly one of these.
+
+    `token_ids` holds the output without the end-of-sequence or stop token, but with the tokens of a matched
+    stop string (the text is cut by whoever decodes it). `stop_reason` is the stop string or stop token id that
+    ended it, None for end-of-sequence. `error` is set if and only if `finish_reason` is "error".
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0  # tokens generated, the ending token included
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    error: RowError | None = None
+
+
+class PartialOutput(NamedTuple):
+    """What an unfinished request has generated so far; goes into `Request.output_token_ids` on resume."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine was made (tokens, steps) and levels now (running, waiting, KV use 0..1)."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0  # prompt tokens computed (cached ones not counted)
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class Engine(Protocol):
+    """What a job needs of an engine. Made by `bulkrun.launch`; played by a small fake in the job tests."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens (prompt + output) one sequence may have."""
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences that run at once."""
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. A request that cannot be served ends as an error `Completion`, never as a raise."""
+
+    def step(self) -> list[Completion]:
+        """Run one forward pass and return the requests that ended in it (any order)."""
+
+    def has_unfinished(self) -> bool:
+        """Whether any added request has not ended yet."""
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Drop requests without a completion."""
+
+    def partial_outputs(self) -> list[PartialOutput]:
+        """Output so far of every request that has some and has not ended."""
+
+    def stats(self) -> EngineStats:
+        """Counters and levels, cheap enough for every step."""
+
+
+class StopMatcher(Protocol):
+    """Watches the growing text of one sequence for its stop strings."""
+
+    def append(self, token_id: int) -> str | None:
+        """Add one token; the stop string that is now complete in the text, or None."""
+
+
+class StopMatcherFactory(Protocol):
+    """Makes the matcher of a sequence with stop strings; injected, so that the engine knows no text."""
+
+    def __call__(self, stop: Sequence[str]) -> StopMatcher: ...
