@@ -1,0 +1,1 @@
+"""The commands: an option, one library call, a table or JSON. Imports nothing heavy until it must."""
