@@ -23,7 +23,16 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "__pycache__"}
+SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
 MAX_SOURCE_CHARS = 4000
 ROW_GROUP_ROWS = 8192
 SCHEMA = pa.schema(
@@ -101,7 +110,11 @@ def source_without_docstrings(node: Definition, lines: list[bytes]) -> str:
             continue
         start, end = statement.lineno - 1 - first, statement.end_lineno - 1 - first
         filler = b"..." if len(child.body) == 1 else b""
-        rest = (kept[start] or b"")[: statement.col_offset] + filler + (kept[end] or b"")[statement.end_col_offset :]
+        rest = (
+            (kept[start] or b"")[: statement.col_offset]
+            + filler
+            + (kept[end] or b"")[statement.end_col_offset :]
+        )
         kept[start : end + 1] = [rest if rest.strip() else None] + [None] * (end - start)
     text = b"\n".join(line for line in kept if line is not None).decode()
     return textwrap.dedent(text).strip()[:MAX_SOURCE_CHARS]
@@ -176,12 +189,16 @@ def roots_of(packages: list[str]) -> list[tuple[Path, Path]]:
 def main() -> None:
     """Read the command line, extract, and say what was written."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("data/functions.parquet"), help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Path("data/functions.parquet"), help="default: %(default)s"
+    )
     parser.add_argument("--limit", type=int, help="stop after this many rows")
     parser.add_argument("--packages", nargs="+", default=[], help="installed packages to add, or `all`")
     args = parser.parse_args()
     done = extract(roots_of(args.packages), args.out, args.limit)
-    print(f"{args.out}: {done.num_rows} rows from {done.num_files} files ({done.num_skipped_files} did not parse)")
+    print(
+        f"{args.out}: {done.num_rows} rows from {done.num_files} files ({done.num_skipped_files} did not parse)"
+    )
 
 
 if __name__ == "__main__":
