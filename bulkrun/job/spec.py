@@ -61,25 +61,19 @@ class InputSpec(_Section):
         ge=1,
         description="A longer input line becomes an error row instead of filling the memory.",
     )
-    hint: str | None = Field(
-        None, description="A command to show when `path` matches no file: how to make the input."
-    )
+    hint: str | None = Field(None, description="A command to show when `path` matches no file: how to make the input.")
 
 
 class PromptSpec(_Section):
     """How a row becomes a prompt: exactly one of `template`, `messages`, `column`."""
 
-    template: str | None = Field(
-        None, description="A Jinja template over the row's columns: the user's message."
-    )
+    template: str | None = Field(None, description="A Jinja template over the row's columns: the user's message.")
     messages: list[ChatMessage] | str | None = Field(
         None,
         description="A conversation of templates, or the name of a column that holds a list of messages.",
     )
     column: str | None = Field(None, description="The name of a column that holds the prompt text.")
-    system: str | None = Field(
-        None, description="A system message put before the conversation (a template too)."
-    )
+    system: str | None = Field(None, description="A system message put before the conversation (a template too).")
     chat_template: str = Field(
         "auto",
         description="auto: the model's chat template where it has one. none: the text is the prompt as it is. "
@@ -93,9 +87,7 @@ class PromptSpec(_Section):
             have = " and ".join(given) or "none of them"
             raise ValueError(f"needs exactly one of template, messages, column; has {have}")
         if self.chat_template == "none" and (self.messages is not None or self.system is not None):
-            raise ValueError(
-                "chat_template: none takes a template or column only: messages need a chat template"
-            )
+            raise ValueError("chat_template: none takes a template or column only: messages need a chat template")
         return self
 
 
@@ -103,23 +95,15 @@ class SamplingSpec(_Section):
     """How tokens are chosen. Names are vLLM's; what is not set comes from the model's generation_config.json."""
 
     n: int = Field(1, ge=1, le=1024, description="Samples per row; each is an output row of its own.")
-    max_tokens: int | None = Field(
-        None, ge=1, description="Most tokens to generate. Default: the model's, else 256."
-    )
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate. Default: the model's, else 256.")
     min_tokens: int = Field(0, ge=0, description="Fewest tokens to generate before an end or stop counts.")
-    temperature: float | None = Field(
-        None, ge=0, le=100, description="0 is greedy. Default: the model's, else 1."
-    )
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Keep the smallest set of tokens with this probability."
-    )
+    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default: the model's, else 1.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
     top_k: int | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1: all.")
     min_p: float | None = Field(
         None, ge=0, le=1, description="Drop tokens less likely than this share of the likeliest."
     )
-    presence_penalty: float = Field(
-        0.0, ge=-2, le=2, description="Subtracted from tokens that were generated already."
-    )
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="Subtracted from tokens that were generated already.")
     frequency_penalty: float = Field(0.0, ge=-2, le=2, description="The same, times how often.")
     repetition_penalty: float | None = Field(
         None, gt=0, le=10, description="Above 1: tokens of the prompt and the output become less likely."
@@ -127,9 +111,7 @@ class SamplingSpec(_Section):
     stop: str | list[str] | None = Field(None, description="Text that ends the output; it is not part of it.")
     stop_token_ids: list[int] = Field(default_factory=list, description="Token ids that end the output.")
     ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token (for benchmarks).")
-    seed: int = Field(
-        0, description="The job's seed. A row's noise depends on this, its id and the sample only."
-    )
+    seed: int = Field(0, description="The job's seed. A row's noise depends on this, its id and the sample only.")
     per_row: dict[str, str] = Field(
         default_factory=dict,
         description="Sampling key -> input column that overrides it where the column is not null: "
@@ -140,9 +122,7 @@ class SamplingSpec(_Section):
     def _per_row_names(self) -> SamplingSpec:
         for key in self.per_row:
             if key not in PER_ROW_SAMPLING:
-                raise ValueError(
-                    f"per_row: {key!r} cannot be set per row; these can: {', '.join(PER_ROW_SAMPLING)}"
-                )
+                raise ValueError(f"per_row: {key!r} cannot be set per row; these can: {', '.join(PER_ROW_SAMPLING)}")
         return self
 
     @model_validator(mode="after")
@@ -178,9 +158,7 @@ class EngineSpec(_Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="auto: the model's own; on a CPU without bf16 units float32."
     )
-    max_num_seqs: int | None = Field(
-        None, ge=1, description="Most sequences that run at once. Default: by memory."
-    )
+    max_num_seqs: int | None = Field(None, ge=1, description="Most sequences that run at once. Default: by memory.")
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
@@ -200,9 +178,7 @@ class EngineSpec(_Section):
         ge=1,
         description="Bytes of KV cache. Default: what gpu_memory_utilization leaves; on CPU a share of RAM.",
     )
-    enable_prefix_caching: bool = Field(
-        True, description="Compute a prefix that several prompts share only once."
-    )
+    enable_prefix_caching: bool = Field(True, description="Compute a prefix that several prompts share only once.")
 
 
 class RunSpec(_Section):
@@ -225,8 +201,7 @@ class RunSpec(_Section):
     window_rows: int = Field(
         1_000_000,
         ge=1,
-        description="Rows that are planned (sorted, grouped) together; the next window is "
-        "planned while this one runs.",
+        description="Rows that are planned (sorted, grouped) together; the next window is planned while this one runs.",
     )
     shard_rows: int | None = Field(
         None,
