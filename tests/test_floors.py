@@ -1,0 +1,84 @@
+"""The house keeps its floors (CONTRIBUTING.md): a module imports from lower floors only, never across the columns."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bulkrun
+
+PACKAGE = Path(bulkrun.__file__).parent
+FLOORS = {
+    "request": 0,
+    "errors": 0,
+    "ops": 1,
+    "models": 2,
+    "data": 2,
+    "engine": 3,
+    "job": 3,
+    "text": 3,
+    "launch": 4,
+    "cli": 5,
+}
+TENSOR_COLUMN = {"ops", "models", "engine"}
+JOB_COLUMN = {"data", "job"}
+HEAVY = {"torch", "triton", "transformers"}
+JOB_ONLY = {"pyarrow", "duckdb", "click", "rich", "tqdm", "yaml", "pydantic"}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{path}:{node.lineno}: relative import"
+            names |= {node.module} if node.module != "bulkrun" else {f"bulkrun.{a.name}" for a in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down_and_never_across(path: Path) -> None:
+    room = room_of(path)
+    if room in ("__init__", "__main__"):
+        return
+    for name in imports(path):
+        root, *rest = name.split(".")
+        if root == "bulkrun" and rest and rest[0] in FLOORS and rest[0] != room:
+            other = rest[0]
+            assert FLOORS[other] < FLOORS[room], f"{path} imports {name}: that is not a lower floor"
+            assert not (room in TENSOR_COLUMN and other in JOB_COLUMN | {"text"}), f"{path} crosses to {name}"
+            assert not (room in JOB_COLUMN and other in TENSOR_COLUMN | {"text"}), f"{path} crosses to {name}"
+            assert room != "text" or other in ("request", "errors"), f"{path}: text stands alone, imports {name}"
+        if room in JOB_COLUMN | {"cli", "request", "errors"}:
+            # `doctor` asks torch what this machine has; it does so lazily, and the test below proves it.
+            assert root not in HEAVY or path.name == "doctor.py", f"{path} imports {name}"
+        if room in TENSOR_COLUMN | {"request", "errors"}:
+            assert root not in JOB_ONLY, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import bulkrun.cli",
+        "import bulkrun.cli.jobs, bulkrun.cli.runs, bulkrun.job.runner, bulkrun.job.status, bulkrun.data.query",
+        "from click.testing import CliRunner; from bulkrun.cli import main; CliRunner().invoke(main, ['--help'])",
+    ],
+)
+def test_the_job_column_never_loads_torch(code: str) -> None:
+    check = f"import sys; {code}; print([m for m in {sorted(HEAVY)} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "[]"
