@@ -1,0 +1,178 @@
+"""The few file-system verbs that everything durable is made of, each with its fsyncs in the right places.
+
+A file's bytes are safe after fsync(file), its name after fsync(directory). `publish_new` is the one exclusive step
+of a run: link() succeeds for exactly one of any number of writers, on local disks and on NFS. Knows nothing of
+runs, shards or parts. Every failing call is a RunError that names the file, the reason and the way out.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bulkrun.errors import RunError
+
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_ADVICE = {
+    errno.ENOSPC: "free some space, then run the same command again",
+    errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
+    errno.EROFS: "the file system is read-only: choose another output.path or remount it",
+    errno.EACCES: "check the permissions of the output directory",
+    errno.EFBIG: "a file size limit (ulimit -f) is in the way",
+    errno.EIO: "the disk or network file system reports an error: check it, then run the same command again",
+}
+_TAIL_BYTES = 8192  # holds the nonce of a JSON document and of a Parquet footer
+
+
+@contextmanager
+def disk_errors(doing: str, path: Path) -> Iterator[None]:
+    """Turn an OSError of the body into a RunError: what was being done, to which file, why not, what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        advice = _ADVICE.get(error.errno or 0, "nothing that was finished is lost; run the same command again")
+        raise RunError(f"{path}: {doing} failed: {reason}; {advice}") from error
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in a directory survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without it keep names in their own way
+            raise
+    finally:
+        os.close(fd)
+
+
+def make_dirs(path: Path, mode: int = 0o777) -> None:
+    """Create a directory and its missing parents, durably; `mode` is that of the last one."""
+    if path.is_dir():
+        return
+    with disk_errors("creating the directory", path):
+        _make_dirs(path, mode)
+
+
+def _make_dirs(path: Path, mode: int) -> None:
+    if not path.parent.is_dir():
+        _make_dirs(path.parent, 0o777)
+    path.mkdir(mode=mode, exist_ok=True)
+    fsync_dir(path.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole new file and fsync it (its name is not durable yet: publish or rename it)."""
+    with disk_errors("writing", path):
+        try:
+            with path.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)  # on a full disk half a file is in the way
+            raise
+
+
+def publish_new(tmp: Path, final: Path) -> bool:
+    """Give a finished, fsynced, uniquely named file its final name if nobody has it yet.
+
+    Returns whether the file under the final name is ours; `tmp` is gone afterwards. Content decides (the file must
+    carry a nonce near its end), not the reply: a network file system may lose the reply of a link() that was done.
+    Raises RunError when it cannot be known, or when the file system has no hard links.
+    """
+    with disk_errors("publishing", final):
+        _link_if_absent(tmp, final)
+        ours = _tail(tmp) == _tail(final)
+        fsync_dir(final.parent)
+        tmp.unlink(missing_ok=True)
+        return ours
+
+
+def _link_if_absent(tmp: Path, final: Path) -> None:
+    try:
+        os.link(tmp, final)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if final.exists():  # done (the reply was lost), or somebody else was first: the content tells
+            return
+        if error.errno in _NO_HARD_LINKS:
+            raise RunError(
+                f"{final.parent}: this file system has no hard links, which results are published with; "
+                "choose an output.path on another one"
+            ) from error
+        raise
+
+
+def _tail(path: Path) -> tuple[int, bytes]:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        return size, file.read()
+
+
+def temporary(path: Path) -> Path:
+    """A unique name beside `path` that no reader's glob matches."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def write_new_json(path: Path, document: dict[str, Any]) -> bool:
+    """Create a JSON file if there is none. Returns whether the file is now ours (see `publish_new`).
+
+    Two writers of equal documents both own it: put a nonce in where that matters.
+    """
+    tmp = temporary(path)
+    write_file(tmp, _encode(document))
+    return publish_new(tmp, path)
+
+
+def replace_json(path: Path, document: dict[str, Any], *, sync: bool = True) -> None:
+    """Replace a JSON file atomically. `sync=False` is for what may be lost in a power cut (heartbeats)."""
+    tmp = temporary(path)
+    if sync:
+        write_file(tmp, _encode(document))
+    with disk_errors("writing", path):
+        try:
+            if not sync:
+                tmp.write_bytes(_encode(document))
+            tmp.replace(path)
+        except OSError:
+            tmp.unlink(missing_ok=True)
+            raise
+        if sync:
+            fsync_dir(path.parent)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, None when there is no such file. Raises RunError when it does not read as one."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise RunError(f"{path}: not a whole JSON file ({error}); the disk or another program damaged it") from error
+    if not isinstance(document, dict):
+        raise RunError(f"{path}: holds {type(document).__name__}, not a JSON object; another program wrote it")
+    return document
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line with one write to a file that several processes may append to."""
+    with disk_errors("appending", path):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(fd, line + b"\n")
+        finally:
+            os.close(fd)
