@@ -1,0 +1,101 @@
+"""Small random-weight checkpoints on disk, written by transformers itself: the ground truth of the model tests.
+
+Every weight is random, norms and biases included, and wide enough that attention looks at something and the
+argmax is clear. Sizes are odd on purpose. No tokenizer is written: engine and models speak token ids.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 131
+EOS_TOKEN_ID = 2
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": EOS_TOKEN_ID,
+}
+_ROPE_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_ROPE_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+# name -> (architecture, what differs from _SMALL)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama_tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama_mha": ("LlamaForCausalLM", {"num_key_value_heads": 6}),
+    "llama_mqa": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
+    "llama_biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama_head_dim_16": ("LlamaForCausalLM", {"head_dim": 16}),
+    "llama_head_dim_80": ("LlamaForCausalLM", {"head_dim": 80}),
+    "llama_rope_linear": ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
+    "llama_rope_llama3": ("LlamaForCausalLM", {"rope_scaling": _ROPE_LLAMA3}),
+    "llama_rope_yarn": ("LlamaForCausalLM", {"rope_scaling": _ROPE_YARN}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral_sliding": ("MistralForCausalLM", {"sliding_window": 13}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2_sliding": ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "qwen3_tied": ("Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3_sliding": (
+        "Qwen3ForCausalLM",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3_rope_yarn": ("Qwen3ForCausalLM", {"head_dim": 16, "rope_scaling": _ROPE_YARN}),
+}
+
+
+def make_tiny_model(variant: str = "llama", *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
+    """The transformers model of a variant, float32, in eval mode. `overrides` are Hugging Face config keys."""
+    architecture, changes = VARIANTS[variant]
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**(_SMALL | changes | overrides))
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(config).to(torch.float32).eval()
+        _randomize(model)
+    return model
+
+
+def save_tiny_model(
+    path: Path | str,
+    variant: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "1GB",
+    **overrides: Any,
+) -> Path:
+    """Write a variant as a Hugging Face checkpoint (configs and safetensors) and return its directory."""
+    model = make_tiny_model(variant, seed=seed, **overrides).to(dtype)
+    model.save_pretrained(path, max_shard_size=max_shard_size)
+    return Path(path)
+
+
+@torch.no_grad()
+def _randomize(model: transformers.PreTrainedModel) -> None:
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.uniform_(0.5, 1.5)
+        elif parameter.ndim == 1:
+            parameter.normal_(std=0.3)
+        else:
+            parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
