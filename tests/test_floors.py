@@ -64,8 +64,7 @@ def test_imports_go_down_and_never_across(path: Path) -> None:
             assert not (room in JOB_COLUMN and other in TENSOR_COLUMN | {"text"}), f"{path} crosses to {name}"
             assert room != "text" or other in ("request", "errors"), f"{path}: text stands alone, imports {name}"
         if room in JOB_COLUMN | {"cli", "request", "errors"}:
-            # `doctor` asks torch what this machine has; it does so lazily, and the test below proves it.
-            assert root not in HEAVY or path.name == "doctor.py", f"{path} imports {name}"
+            assert root not in HEAVY, f"{path} imports {name}"
         if room in TENSOR_COLUMN | {"request", "errors"}:
             assert root not in JOB_ONLY, f"{path} imports {name}"
 

@@ -1,1 +1,86 @@
-"""The commands: an option, one library call, a table or JSON. Imports nothing heavy until it must."""
+"""The commands: an option, one library call, a table or JSON. Imports nothing heavy until a command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from bulkrun import __version__
+from bulkrun.cli.jobs import plan, preview, schema, submit, validate
+from bulkrun.cli.machine import doctor, models
+from bulkrun.cli.runs import errors, list_runs, query, status, verify
+from bulkrun.errors import BulkrunError
+
+_TOPICS: dict[str, tuple[click.Command, ...]] = {
+    "Run a job": (submit, validate, plan, preview, schema),
+    "Look at a run": (status, errors, query, verify, list_runs),
+    "This machine": (models, doctor),
+}
+
+_EXIT_CODES = """\b
+Exit codes:
+  0   all rows ok                    4    job or input changed under a resume
+  1   failed                         75   interrupted and saved: run it again
+  2   usage, job file or input       130  second Ctrl-C: stopped at once
+  3   finished, some rows have       143  second SIGTERM: stopped at once
+      errors"""
+
+
+class _Topics(click.Group):
+    """A group whose help lists the commands by topic, and which ends a `BulkrunError` with its exit code."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for topic, commands in _TOPICS.items():
+            with formatter.section(topic):
+                formatter.write_dl([(c.name or "", c.get_short_help_str(limit=76)) for c in commands])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BulkrunError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            _end(error)
+
+
+def _end(error: BulkrunError) -> NoReturn:
+    prefix = "" if error.exit_code == 75 else "error: "
+    for line in str(error).splitlines():
+        click.echo(f"{prefix}{line}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"bulkrun {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Topics, epilog=_EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Offline bulk LLM inference: one YAML file, one command, every row exactly once.
+
+    \b
+    bulkrun submit jobs/summarize.yaml       run it; the same command resumes it
+    bulkrun query out/summaries "SELECT response FROM results LIMIT 5"
+    """
+
+
+for _commands in _TOPICS.values():
+    for _command in _commands:
+        main.add_command(_command)
+
+
+def run() -> None:
+    """Entry point: a reader that went away (`bulkrun ... | head`) is not an error."""
+    try:
+        main()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

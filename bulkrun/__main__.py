@@ -1,0 +1,5 @@
+"""`python -m bulkrun` is `bulkrun`."""
+
+from bulkrun.cli import run
+
+run()

@@ -1,0 +1,88 @@
+"""How commands print: data on stdout (a table, or JSON for programs), everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+_WIDTH_WITHOUT_TERMINAL = 160
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for programs.")
+
+
+def note(message: str) -> None:
+    """A line for the person, on stderr."""
+    click.echo(message, err=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object; dates, paths and the like as text."""
+    click.echo(json.dumps(value, ensure_ascii=False, default=str, indent=2 if sys.stdout.isatty() else None))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    """Rows as a table as wide as the terminal; numbers to the right, long text folded, no markup read from data."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [list(row) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for index, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
+        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell_text(cell)) for cell in row))
+    width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 50)).columns if sys.stdout.isatty() else None
+    Console(width=width or _WIDTH_WITHOUT_TERMINAL, highlight=False).print(table)
+
+
+def cell_text(cell: Any) -> str:
+    """A value as a cell shows it; control characters (a model may emit escapes) are made visible."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:,.4g}" if abs(cell) < 1000 else f"{cell:,.0f}"
+    text = str(cell)
+    return "".join(ch if ch.isprintable() or ch == "\n" else ascii(ch)[1:-1] for ch in text)
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Names and values, one a line, aligned."""
+    width = max((len(name) for name in facts), default=0)
+    for name, value in facts.items():
+        click.echo(f"{name:<{width}}  {cell_text(value)}")
+
+
+def count(number: float) -> str:
+    """1234567 -> 1,234,567."""
+    return f"{number:,.0f}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in binary units: 1536 -> 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say it: 5 s, 3 min 20 s, 2 h 5 min; unknown is a question mark."""
+    if seconds is None:
+        return "?"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

@@ -1,0 +1,110 @@
+"""What this machine offers a run, and what would go wrong on it. Imports torch; reads, and writes one small file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+PACKAGES = ("torch", "transformers", "triton", "pyarrow", "duckdb", "tokenizers", "safetensors")
+
+
+class Check(NamedTuple):
+    """One finding: `state` is ok, warn (works, but) or fail (a run would not work here)."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    detail: str
+
+
+def examine(output: Path) -> list[Check]:
+    """Every check, in the order a run would meet them; `output` is the directory results would go to."""
+    return [_python(), *_packages(), _processor(), _memory(), _gpu(), _disk(output), _hard_links(output), _hub()]
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def _packages() -> list[Check]:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(Check(name, "ok", version(name)))
+        except PackageNotFoundError:
+            needed = name != "triton" or sys.platform == "linux"
+            found.append(Check(name, "fail" if needed else "warn", f"not installed: pip install {name}"))
+    return found
+
+
+def _processor() -> Check:
+    import torch
+
+    from bulkrun.models.loader import cpu_has_bf16
+
+    units = "bf16 units: yes" if cpu_has_bf16() else "bf16 units: no (models run in float32 here)"
+    return Check("processor", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {units}")
+
+
+def _memory() -> Check:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return Check("memory", "ok" if total >= 4 else "warn", f"{total:.1f} GiB")
+
+
+def _gpu() -> Check:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Check("gpu", "warn", "none that torch can use: runs go on the CPU (small models only)")
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    free, total = torch.cuda.mem_get_info(0)
+    return Check("gpu", "ok", f"{', '.join(names)}; {free / 2**30:.0f} of {total / 2**30:.0f} GiB free on the first")
+
+
+def _disk(output: Path) -> Check:
+    """Whether a synced write works where results would go, and how long one takes."""
+    folder = _existing_parent(output)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 4096)
+            start = time.perf_counter()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return Check("disk", "fail", f"cannot write to {folder}: {error.strerror}")
+    took_ms = (time.perf_counter() - start) * 1e3
+    stats = os.statvfs(folder)
+    free = stats.f_bavail * stats.f_frsize / 2**30
+    return Check("disk", "ok" if free > 1 else "warn", f"{free:.0f} GiB free in {folder}, fsync {took_ms:.1f} ms")
+
+
+def _hard_links(output: Path) -> Check:
+    """Parts are published by link(2): the one operation that lets exactly one of two workers win."""
+    folder = _existing_parent(output)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            source = Path(scratch) / "a"
+            source.touch()
+            (Path(scratch) / "b").hardlink_to(source)
+    except OSError as error:
+        return Check("hard links", "fail", f"{folder} has none ({error.strerror}): put the output on a POSIX disk")
+    return Check("hard links", "ok", "parts can be published exclusively")
+
+
+def _hub() -> Check:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return Check("hub", "warn", f"HF_HUB_OFFLINE is set: only models in {constants.HF_HUB_CACHE} can be used")
+    return Check("hub", "ok", f"models are kept in {constants.HF_HUB_CACHE}")
+
+
+def _existing_parent(path: Path) -> Path:
+    path = path.absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path
