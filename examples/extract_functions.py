@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import sysconfig
 import textwrap
 import tokenize
@@ -110,11 +109,7 @@ def source_without_docstrings(node: Definition, lines: list[bytes]) -> str:
             continue
         start, end = statement.lineno - 1 - first, statement.end_lineno - 1 - first
         filler = b"..." if len(child.body) == 1 else b""
-        rest = (
-            (kept[start] or b"")[: statement.col_offset]
-            + filler
-            + (kept[end] or b"")[statement.end_col_offset :]
-        )
+        rest = (kept[start] or b"")[: statement.col_offset] + filler + (kept[end] or b"")[statement.end_col_offset :]
         kept[start : end + 1] = [rest if rest.strip() else None] + [None] * (end - start)
     text = b"\n".join(line for line in kept if line is not None).decode()
     return textwrap.dedent(text).strip()[:MAX_SOURCE_CHARS]
@@ -165,7 +160,7 @@ def extract(roots: list[tuple[Path, Path]], out: Path, limit: int | None = None)
                 writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
                 rows = []
         writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
-    os.replace(partial, out)
+    partial.replace(out)
     return Extracted(num_rows, num_files, num_skipped)
 
 
@@ -189,16 +184,12 @@ def roots_of(packages: list[str]) -> list[tuple[Path, Path]]:
 def main() -> None:
     """Read the command line, extract, and say what was written."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("data/functions.parquet"), help="default: %(default)s"
-    )
+    parser.add_argument("--out", type=Path, default=Path("data/functions.parquet"), help="default: %(default)s")
     parser.add_argument("--limit", type=int, help="stop after this many rows")
     parser.add_argument("--packages", nargs="+", default=[], help="installed packages to add, or `all`")
     args = parser.parse_args()
     done = extract(roots_of(args.packages), args.out, args.limit)
-    print(
-        f"{args.out}: {done.num_rows} rows from {done.num_files} files ({done.num_skipped_files} did not parse)"
-    )
+    print(f"{args.out}: {done.num_rows} rows from {done.num_files} files ({done.num_skipped_files} did not parse)")
 
 
 if __name__ == "__main__":

@@ -59,9 +59,7 @@ def summary_of(paragraph: str) -> str | None:
         end = max(text.rfind(mark, 0, MAX_SUMMARY_CHARS) for mark in (". ", "; "))
         text = text[: end + 1] if end > 0 else ""
     text = text.rstrip(" .;:") + "."
-    is_prose = len(text.split()) >= 3 and sum(char.isalpha() or char == " " for char in text) > 0.8 * len(
-        text
-    )
+    is_prose = len(text.split()) >= 3 and sum(char.isalpha() or char == " " for char in text) > 0.8 * len(text)
     starts_well = text[:1].isupper() and not re.match(
         r"(Args|Arguments|Parameters|Returns?|Note|Examples?)\s*:|[\w.]+\(", text
     )
@@ -91,9 +89,7 @@ def read_split(functions: Path) -> Split:
         pair = Pair(row["module"], row["name"], row["source"][:SOURCE_CHARS], summary)
         (split.held_out if is_held_out(pair.module) else split.train).append(pair)
     held_out_sources = {squeezed(pair.source) for pair in split.held_out}
-    return Split(
-        [pair for pair in split.train if squeezed(pair.source) not in held_out_sources], split.held_out
-    )
+    return Split([pair for pair in split.train if squeezed(pair.source) not in held_out_sources], split.held_out)
 
 
 def train_tokenizer(pairs: list[Pair]) -> PreTrainedTokenizerFast:

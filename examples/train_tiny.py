@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import random
 import re
 import time
@@ -46,7 +45,7 @@ from transformers import (
 STATE = Path("out/tiny")
 BUNDLED = Path(__file__).resolve().parent.parent / "bulkrun" / "bundled" / "tiny"
 SEED = 0
-BUCKET_TOKENS = (64, 96, 128, 144, 160, 192, 224)  # a pair is padded to the next of these, or cut to the last
+BUCKET_TOKENS = (64, 96, 128, 144, 160, 176, 192, 224)  # a pair is padded to the next, or cut to the last
 STEP_TOKENS = 8192
 SOURCE_WEIGHT = 0.15  # of a source token's loss; a summary token's is 1
 MUON_LR, ADAMW_LR, WARMUP = 4e-3, 3e-3, 0.02
@@ -167,6 +166,7 @@ class Trainer:
         muon = torch.optim.Muon(hidden, lr=MUON_LR, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
         adamw = torch.optim.AdamW(rest, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0)
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [(muon, MUON_LR), (adamw, ADAMW_LR)]
+        torch._dynamo.config.recompile_limit = 2 * len(BUCKET_TOKENS)  # one compilation for each length
         self.compiled_loss: Callable[..., torch.Tensor] = torch.compile(weighted_loss, dynamic=False)
         self.step = 0
         self.elapsed_s = 0.0
@@ -203,7 +203,7 @@ class Trainer:
             "elapsed_s": self.elapsed_s,
         }
         torch.save(state, path.with_suffix(".partial"))
-        os.replace(path.with_suffix(".partial"), path)
+        path.with_suffix(".partial").replace(path)
 
     def load(self, path: Path) -> None:
         """Continue from what `save` wrote."""
@@ -335,9 +335,7 @@ def evaluate(folder: Path, num_samples: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     print(f"Pairs: {len(split.train):,} for training, {len(split.held_out):,} held out.")
-    print(
-        f"Held-out loss per summary token: {held_out_loss(model, encode_pairs(tokenizer, split.held_out)):.3f}\n"
-    )
+    print(f"Held-out loss per summary token: {held_out_loss(model, encode_pairs(tokenizer, split.held_out)):.3f}\n")
     guesses = summarize(model, tokenizer, split.held_out)
     counts = Counter(pair.summary for pair in split.train)
     (most_frequent, _), *_ = counts.most_common(1)
@@ -362,12 +360,8 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    training = commands.add_parser(
-        "train", help="train until the time budget is used up; continues by itself"
-    )
-    training.add_argument(
-        "--minutes", type=float, default=90, help="over all calls together (default: %(default)s)"
-    )
+    training = commands.add_parser("train", help="train until the time budget is used up; continues by itself")
+    training.add_argument("--minutes", type=float, default=90, help="over all calls together (default: %(default)s)")
     training.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     exporting = commands.add_parser("export", help="write the trained model")
     exporting.add_argument("--out", type=Path, default=BUNDLED)
