@@ -1,0 +1,78 @@
+"""How much KV memory the running sequences will still want: the guess behind admitting one more.
+
+Pure arithmetic over observed output lengths; knows nothing of blocks, queues or tensors. Reserving `max_tokens` for
+everyone leaves most of the memory empty (limits are generous, outputs short); reserving nothing makes sequences
+throw each other out. So: expect what was seen, and after being wrong expect more for a while.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bulkrun.engine.sequence import Sequence
+
+MIN_SAMPLES = 16  # fewer finished outputs than this say nothing yet
+WINDOW = 512  # the inputs of a job drift: only the latest outputs count
+QUANTILE = 0.6  # of the outputs that got as long as this one; a little above the middle, for headroom
+CAUTION_DECAY = 0.98  # per finished sequence: a preemption is forgotten after about a hundred
+
+
+class Growth(NamedTuple):
+    """What one sequence holds for itself alone now, and how many tokens it will still add."""
+
+    held_tokens: int
+    remaining_tokens: int
+
+
+class OutputLengthEstimator:
+    """Predicts output lengths from those of finished sequences; `caution` (0 to 1) moves it towards the limit."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
+        self._caution = 0.0
+
+    def observe(self, num_output_tokens: int) -> None:
+        """Learn from one sequence that ended by itself."""
+        self._recent.append(num_output_tokens)
+        insort(self._sorted, num_output_tokens)
+        if len(self._recent) > WINDOW:
+            self._sorted.pop(bisect_right(self._sorted, self._recent.popleft()) - 1)
+        self._caution *= CAUTION_DECAY
+
+    def observe_preemption(self) -> None:
+        """The guess was too low: reserve up to the limit again, and relax only as sequences finish."""
+        self._caution = 1.0
+
+    def remaining_tokens(self, seq: Sequence) -> int:
+        """How many tokens the sequence will probably still generate; at least 1, at most its limit allows."""
+        limit = seq.max_num_tokens - seq.num_tokens
+        guess = min(self._guess(seq, limit), limit)
+        return max(1, round(guess + self._caution * (limit - guess)))
+
+    def _guess(self, seq: Sequence, limit: int) -> int:
+        if not seq.stop_token_ids and seq.stop_matcher is None:
+            return limit  # nothing can end it earlier
+        done = seq.num_output_tokens
+        if len(self._sorted) >= MIN_SAMPLES:
+            first_longer = bisect_right(self._sorted, done)
+            num_longer = len(self._sorted) - first_longer
+            return self._sorted[first_longer + int(QUANTILE * num_longer)] - done if num_longer else limit
+        expected = seq.request.expected_tokens
+        return expected - done if expected is not None and expected > done else limit
+
+
+def peak_tokens(growths: Iterable[Growth]) -> int:
+    """The most KV tokens these sequences will hold at one time, if each grows by one per step and then ends.
+
+    Just before the sequence with the k-th largest remainder r ends, k sequences are alive and each has grown by r;
+    the peak is at one of those moments.
+    """
+    peak = held = 0
+    for alive, growth in enumerate(sorted(growths, key=lambda growth: -growth.remaining_tokens), start=1):
+        held += growth.held_tokens
+        peak = max(peak, held + alive * growth.remaining_tokens)
+    return peak

@@ -1,0 +1,111 @@
+"""KV cache blocks as numbers: who owns which, which are free, and which prefix each full one holds.
+
+Pure Python; knows nothing of tensors, sequences or scheduling. A block is free (nobody owns it) or owned by one or
+more sequences (its reference count). A free block keeps its content and its hash until it is handed out again, so
+the free list is at once the eviction order of the prefix cache: least recently used first, blocks without a hash
+before all others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from bulkrun.ops.attention_metadata import NULL_BLOCK
+
+DIGEST_BYTES = 16
+ROOT_HASH = b"\0" * DIGEST_BYTES
+
+
+def hash_block(parent: bytes, token_ids: array[int]) -> bytes:
+    """The digest of a full block: of its tokens and, through `parent`, of everything before it."""
+    return hashlib.blake2b(token_ids.tobytes(), digest_size=DIGEST_BYTES, key=parent).digest()
+
+
+class BlockManager:
+    """Hands out `num_blocks - 1` blocks (block `NULL_BLOCK` is never handed out) and finds cached prefixes."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        assert num_blocks >= 2, "one block is reserved, so there must be at least two"
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._cached: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(b for b in range(num_blocks) if b != NULL_BLOCK)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks nobody owns, those of the prefix cache included."""
+        return len(self._free)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that some sequence owns."""
+        return self.num_blocks - 1 - len(self._free)
+
+    def ref_count(self, block_id: int) -> int:
+        """How many sequences own the block."""
+        return self._ref_counts[block_id]
+
+    def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks that hold the longest cached prefix of this hash chain. Changes nothing."""
+        matched: list[int] = []
+        for block_hash in hashes:
+            block_id = self._cached.get(block_hash)
+            if block_id is None:
+                break
+            matched.append(block_id)
+        return matched
+
+    def num_free_among(self, block_ids: Sequence[int]) -> int:
+        """How many of these blocks nobody owns: what `acquire` would take from the free list."""
+        return sum(1 for block_id in block_ids if not self._ref_counts[block_id])
+
+    def acquire(self, block_ids: Sequence[int]) -> None:
+        """Become one more owner of blocks that `match_prefix` found."""
+        for block_id in block_ids:
+            if not self._ref_counts[block_id]:
+                del self._free[block_id]
+            self._ref_counts[block_id] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take the `count` least recently used free blocks; what they cached is forgotten."""
+        assert count <= len(self._free), f"{count} blocks wanted, {len(self._free)} are free: ask num_free_blocks"
+        return [self._take_oldest() for _ in range(count)]
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Give up one ownership of each block of a block table.
+
+        The end of a prefix is worth less than its start, so of one table the last blocks are evicted first.
+        """
+        for block_id in reversed(block_ids):
+            assert self._ref_counts[block_id] > 0, f"block {block_id} is released more often than it was taken"
+            self._ref_counts[block_id] -= 1
+            if not self._ref_counts[block_id]:
+                self._free[block_id] = None
+                if self._hashes[block_id] is None:
+                    self._free.move_to_end(block_id, last=False)
+
+    def register(self, block_id: int, block_hash: bytes) -> None:
+        """Offer an owned, full block to later sequences with the same prefix. The first block of a hash stays."""
+        assert self._ref_counts[block_id] > 0, f"block {block_id} has no owner"
+        if block_hash not in self._cached and self._hashes[block_id] is None:
+            self._cached[block_hash] = block_id
+            self._hashes[block_id] = block_hash
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Withdraw blocks from the prefix cache (their content turned out to be unusable)."""
+        for block_id in block_ids:
+            block_hash = self._hashes[block_id]
+            if block_hash is not None:
+                del self._cached[block_hash]
+                self._hashes[block_id] = None
+
+    def _take_oldest(self) -> int:
+        block_id, _ = self._free.popitem(last=False)
+        self.forget((block_id,))
+        self._ref_counts[block_id] = 1
+        return block_id

@@ -1,0 +1,243 @@
+"""Decides which sequence computes how many tokens in the next step. Pure Python, no tensors.
+
+There are no phases. Running sequences come first (one token each, or the rest of a chunked prompt), then waiting ones
+are admitted while tokens, rows and blocks last. All blocks a sequence needs for the tokens it has are taken at
+admission, so only growth can run out of blocks; then the cheapest sequence is preempted and later recomputed.
+
+Nothing starves: preempted sequences are admitted before new ones and in order of arrival, nothing overtakes the head
+of the queue, and the oldest running sequence is never preempted. So the oldest unfinished one gets in, stays and ends.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
+
+from bulkrun.engine.admission import Growth, OutputLengthEstimator, peak_tokens
+from bulkrun.engine.block_manager import BlockManager
+from bulkrun.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class ScheduledBatch:
+    """One step. Sequences with exactly one token come first; the lists are parallel, one entry per sequence."""
+
+    seqs: list[Sequence] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # position of the first token to compute
+    num_scheduled_tokens: list[int] = field(default_factory=list)
+    num_decode_seqs: int = 0  # the first so many have one token
+    new_seqs: list[Sequence] = field(default_factory=list)  # got their row in this step
+    block_table_updates: list[tuple[int, int, int]] = field(default_factory=list)  # row, index, block id
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute in this step, over all sequences."""
+        return sum(self.num_scheduled_tokens)
+
+    def samples(self, index: int) -> bool:
+        """Whether the sequence at `index` has all its tokens computed after this step and gets a new one."""
+        return self.starts[index] + self.num_scheduled_tokens[index] == self.seqs[index].num_tokens
+
+
+class Scheduler:
+    """Waiting, preempted and running sequences, their rows, and the blocks they own."""
+
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enable_prefix_caching: bool,
+    ) -> None:
+        assert max_num_batched_tokens >= max_num_seqs, "every running sequence must get a token in every step"
+        self.block_manager = block_manager
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.preempted: list[Sequence] = []  # by arrival
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._enable_prefix_caching = enable_prefix_caching
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._lengths = OutputLengthEstimator()
+        self._blocked = False  # the head of the queue did not fit, and nothing has ended since
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence behind all others."""
+        self.waiting.append(seq)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a row: new and preempted ones."""
+        return len(self.waiting) + len(self.preempted)
+
+    def schedule(self) -> ScheduledBatch:
+        """The next step's work; the sequences count as computed that far from here on. Empty when idle."""
+        batch = ScheduledBatch()
+        self._make_room_for_growth()
+        self._schedule_running(batch)
+        self._admit_waiting(batch)
+        return batch
+
+    def finish(self, seqs: list[Sequence], *, observe: bool = True) -> None:
+        """Take ended sequences out and free what they hold; `observe`: they ended by themselves."""
+        for seq in seqs:
+            self._release(seq)
+            if observe:
+                self._lengths.observe(seq.num_output_tokens)
+        ended = set(map(id, seqs))
+        self.running = [seq for seq in self.running if id(seq) not in ended]
+        self._blocked = False
+
+    def abort(self, request_ids: set[str]) -> list[Sequence]:
+        """Drop sequences wherever they are; returns those dropped."""
+        everyone = [*self.running, *self.preempted, *self.waiting]
+        dropped = [seq for seq in everyone if seq.request.request_id in request_ids]
+        ids = set(map(id, dropped))
+        self.preempted = [seq for seq in self.preempted if id(seq) not in ids]
+        self.waiting = deque(seq for seq in self.waiting if id(seq) not in ids)
+        self.finish([seq for seq in dropped if seq.row is not None], observe=False)
+        return dropped
+
+    def _make_room_for_growth(self) -> None:
+        """Preempt until every running sequence that enters a new block can have one."""
+        size = self.block_manager.block_size
+        while True:
+            num_short = sum(seq.num_tokens > len(seq.block_table) * size for seq in self.running)
+            if num_short <= self.block_manager.num_free_blocks:
+                return
+            self._preempt(self._cheapest_victim())
+
+    def _cheapest_victim(self) -> Sequence:
+        """The one with the least to recompute, the newest of equals; never the oldest of all."""
+        assert len(self.running) > 1, "one sequence alone always fits: EngineConfig sees to it"
+        oldest = min(self.running, key=lambda seq: seq.arrival)
+        others = (seq for seq in self.running if seq is not oldest)
+        return min(others, key=lambda seq: (seq.num_computed_tokens, -seq.arrival))
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._release(seq)
+        self.running.remove(seq)
+        insort(self.preempted, seq, key=lambda seq: seq.arrival)
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        self._lengths.observe_preemption()
+        self._blocked = True  # or it would come straight back and be thrown out again
+
+    def _release(self, seq: Sequence) -> None:
+        assert seq.row is not None, "only a running sequence owns blocks and a row"
+        self.block_manager.release(seq.block_table)
+        self._free_rows.append(seq.row)
+        seq.row = None
+        seq.block_table = []
+        seq.num_computed_tokens = seq.num_registered_blocks = 0
+
+    def _schedule_running(self, batch: ScheduledBatch) -> None:
+        """One token for every sequence that is one behind, then what is left for chunked prompts."""
+        size = self.block_manager.block_size
+        behind = []
+        for seq in self.running:
+            if seq.num_tokens - seq.num_computed_tokens > 1:
+                behind.append(seq)
+                continue
+            if seq.num_tokens > len(seq.block_table) * size:
+                self._add_blocks(batch, seq, self.block_manager.allocate(1))
+            self._append(batch, seq, 1)
+        batch.num_decode_seqs = len(batch.seqs)
+        budget = self.max_num_batched_tokens - len(self.running)  # beyond one token for each
+        for seq in behind:
+            count = min(seq.num_tokens - seq.num_computed_tokens, 1 + budget)
+            budget -= count - 1
+            self._append(batch, seq, count)
+
+    def _admit_waiting(self, batch: ScheduledBatch) -> None:
+        """Let sequences in, in order, while the step has tokens left and the head of the queue fits."""
+        budget = self.max_num_batched_tokens - batch.num_tokens
+        self._blocked = self._blocked and bool(self.running)
+        while budget > 0 and self._free_rows and self.num_waiting and not self._blocked:
+            seq = (self.preempted or self.waiting)[0]
+            cached_blocks = self._cached_prefix(seq)
+            if not self._fits(seq, cached_blocks):
+                self._blocked = True
+                return
+            self._start(batch, seq, cached_blocks)
+            count = min(seq.num_tokens - seq.num_computed_tokens, budget)
+            budget -= count
+            self._append(batch, seq, count)
+
+    def _cached_prefix(self, seq: Sequence) -> list[int]:
+        """Cached blocks for its tokens, but never for its last one, whose logits are wanted."""
+        if not self._enable_prefix_caching:
+            return []
+        size = self.block_manager.block_size
+        return self.block_manager.match_prefix(seq.hash_full_blocks((seq.num_tokens - 1) // size, size))
+
+    def _fits(self, seq: Sequence, cached_blocks: list[int]) -> bool:
+        """Whether its blocks are free now and, as far as can be guessed, everyone's later ones as well."""
+        manager = self.block_manager
+        needed = _num_blocks(seq.num_tokens, manager.block_size) - len(cached_blocks)
+        needed += manager.num_free_among(cached_blocks)
+        if needed > manager.num_free_blocks:
+            return False
+        if not self.running:
+            return True
+        growths = [self._growth(other, other.num_shared_tokens) for other in self.running]
+        num_private = sum(growth.held_tokens for growth in growths)
+        num_shared = max(0, manager.num_used_blocks * manager.block_size - num_private)  # and half-empty last blocks
+        growths.append(self._growth(seq, len(cached_blocks) * manager.block_size))
+        capacity = (manager.num_blocks - 2) * manager.block_size  # without its own half-empty last block
+        return num_shared + peak_tokens(growths) <= capacity
+
+    def _growth(self, seq: Sequence, num_shared_tokens: int) -> Growth:
+        return Growth(seq.num_tokens - num_shared_tokens, self._lengths.remaining_tokens(seq))
+
+    def _start(self, batch: ScheduledBatch, seq: Sequence, cached_blocks: list[int]) -> None:
+        """Give the head of the queue its row and blocks."""
+        manager = self.block_manager
+        _ = self.preempted.pop(0) if self.preempted else self.waiting.popleft()
+        self.running.append(seq)
+        seq.row = self._free_rows.pop()
+        batch.new_seqs.append(seq)
+        manager.acquire(cached_blocks)
+        self._add_blocks(batch, seq, cached_blocks)
+        missing = _num_blocks(seq.num_tokens, manager.block_size) - len(cached_blocks)
+        self._add_blocks(batch, seq, manager.allocate(missing))
+        seq.num_registered_blocks = len(cached_blocks)
+        seq.num_shared_tokens = seq.num_computed_tokens = len(cached_blocks) * manager.block_size
+        if seq.num_preemptions == 0:
+            seq.num_cached_tokens = min(seq.num_shared_tokens, seq.num_prompt_tokens)
+
+    def _add_blocks(self, batch: ScheduledBatch, seq: Sequence, block_ids: list[int]) -> None:
+        assert seq.row is not None, "a sequence without a row has no block table on the device"
+        first = len(seq.block_table)
+        seq.block_table += block_ids
+        batch.block_table_updates += [(seq.row, first + i, block_id) for i, block_id in enumerate(block_ids)]
+
+    def _append(self, batch: ScheduledBatch, seq: Sequence, count: int) -> None:
+        """Schedule `count` tokens."""
+        batch.seqs.append(seq)
+        batch.starts.append(seq.num_computed_tokens)
+        batch.num_scheduled_tokens.append(count)
+        seq.num_computed_tokens += count
+        if count > 1 or seq.num_computed_tokens % self.block_manager.block_size == 0:
+            self._register_full_blocks(seq)
+
+    def _register_full_blocks(self, seq: Sequence) -> None:
+        """Offer blocks to others as soon as their tokens are scheduled.
+
+        Within a step every layer writes the KV of all tokens before any of them attends, so a sequence of the same
+        step can already share them: a prefix is shared while it is being computed.
+        """
+        size = self.block_manager.block_size
+        first, end = seq.num_registered_blocks, seq.num_computed_tokens // size
+        if not self._enable_prefix_caching or first >= end:
+            return
+        hashes = seq.hash_full_blocks(end, size)
+        for index in range(first, end):
+            self.block_manager.register(seq.block_table[index], hashes[index])
+        seq.num_registered_blocks = end
+
+
+def _num_blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)

@@ -1,0 +1,90 @@
+"""One sequence inside the engine: its tokens, how far they are computed, and which blocks hold their KV.
+
+Pure Python; knows nothing of batches, budgets or tensors. `num_computed_tokens` chases `num_tokens`: there is no
+prefill or decode state, only a distance, and a sequence one token behind happens to be "in decode".
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from bulkrun.engine.block_manager import ROOT_HASH, hash_block
+from bulkrun.request import Request, StopMatcher, TokenLogprob
+
+
+class Sequence:
+    """A request on its way. Tokens that `Request.output_token_ids` brought along count as output.
+
+    `stop_token_ids` are all ids that end it (end-of-sequence included unless ignored); `max_num_tokens` is where it
+    ends at the latest, prompt included.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_hashes",
+        "block_table",
+        "logprobs",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "num_shared_tokens",
+        "request",
+        "row",
+        "stop_matcher",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        arrival: int,
+        max_model_len: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+        stop_matcher: StopMatcher | None = None,
+    ) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.max_num_tokens = min(self.num_prompt_tokens + request.sampling.max_tokens, max_model_len)
+        self.stop_token_ids = stop_token_ids
+        self.stop_matcher = stop_matcher
+        self.token_ids = array("i", request.prompt_token_ids)
+        self.token_ids.extend(request.output_token_ids)
+        self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
+        self.row: int | None = None  # its permanent row in the device tensors while it runs
+        self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_registered_blocks = 0
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # prompt tokens the prefix cache held at its first admission
+        self.num_shared_tokens = 0  # tokens the prefix cache held at its latest admission
+        self.num_preemptions = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, those brought along included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        """Output tokens so far, those brought along included."""
+        return tuple(self.token_ids[self.num_prompt_tokens :])
+
+    def hash_full_blocks(self, count: int, block_size: int) -> list[bytes]:
+        """The hash chain of the first `count` blocks, all of whose tokens must be known; remembered, not redone."""
+        assert count * block_size <= len(self.token_ids), "only full blocks have a hash"
+        hashes = self.block_hashes
+        for index in range(len(hashes), count):
+            tokens = self.token_ids[index * block_size : (index + 1) * block_size]
+            hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, tokens))
+        return hashes[:count]

@@ -1,0 +1,243 @@
+"""The scheduler with a fake model: budgets, order, preemption, sharing, and that everyone gets to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulkrun.engine.block_manager import BlockManager
+from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
+from bulkrun.engine.sequence import Sequence
+from bulkrun.request import Request, SamplingParams
+
+BLOCK_SIZE = 4
+
+
+def _scheduler(num_blocks: int = 65, max_num_seqs: int = 8, budget: int = 16, caching: bool = True) -> Scheduler:
+    return Scheduler(
+        BlockManager(num_blocks, BLOCK_SIZE),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+    )
+
+
+def _sequence(number: int, prompt: list[int], max_tokens: int, *, can_stop: bool = True, expected: int | None = None):
+    request = Request(str(number), prompt, SamplingParams(max_tokens=max_tokens), expected_tokens=expected)
+    stop_token_ids = frozenset([0]) if can_stop else frozenset()
+    return Sequence(request, arrival=number, max_model_len=10_000, stop_token_ids=stop_token_ids)
+
+
+def _fake_model(batch: ScheduledBatch, scheduler: Scheduler, length_of: Callable[[Sequence], int]) -> list[Sequence]:
+    """Gives every sequence that is due its next token, and ends those that reached their length."""
+    ended = []
+    for index, seq in enumerate(batch.seqs):
+        if batch.samples(index):
+            seq.token_ids.append(1 + (seq.arrival * 7 + seq.num_tokens) % 50)
+            if seq.num_output_tokens >= length_of(seq):
+                ended.append(seq)
+    scheduler.finish(ended)
+    return ended
+
+
+def _check_step(batch: ScheduledBatch, scheduler: Scheduler) -> None:
+    """What holds for every step, whatever happened before."""
+    assert 0 < batch.num_tokens <= scheduler.max_num_batched_tokens
+    assert len(set(map(id, batch.seqs))) == len(batch.seqs)
+    assert all(count == 1 for count in batch.num_scheduled_tokens[: batch.num_decode_seqs])
+    rows = [seq.row for seq in scheduler.running]
+    assert None not in rows
+    assert len(set(rows)) == len(rows)
+    owners: dict[int, int] = {}
+    for seq in scheduler.running:
+        assert len(seq.block_table) * BLOCK_SIZE >= seq.num_tokens
+        for block_id in seq.block_table:
+            owners[block_id] = owners.get(block_id, 0) + 1
+    manager = scheduler.block_manager
+    assert all(manager.ref_count(b) == owners.get(b, 0) for b in range(1, manager.num_blocks))
+    for seq, start, count in zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True):
+        assert count >= 1
+        assert start + count == seq.num_computed_tokens <= seq.num_tokens
+
+
+def _run(scheduler: Scheduler, seqs: list[Sequence], length_of: Callable[[Sequence], int]) -> list[ScheduledBatch]:
+    """Runs to the end and checks every step; fails when it takes longer than any fair order could."""
+    for seq in seqs:
+        scheduler.add(seq)
+    ended: list[Sequence] = []
+    batches = []
+    bound = 50 + 20 * sum(seq.num_prompt_tokens + length_of(seq) for seq in seqs)
+    while scheduler.running or scheduler.num_waiting:
+        batch = scheduler.schedule()
+        _check_step(batch, scheduler)
+        batches.append(batch)
+        ended += _fake_model(batch, scheduler, length_of)
+        assert len(batches) <= bound, "starved"
+    assert sorted(seq.arrival for seq in ended) == sorted(seq.arrival for seq in seqs)
+    assert scheduler.block_manager.num_used_blocks == 0
+    assert len(scheduler._free_rows) == len(set(scheduler._free_rows))
+    return batches
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    work=st.lists(
+        st.tuples(
+            st.lists(st.integers(1, 3), min_size=1, max_size=23),  # few token ids: prefixes collide often
+            st.integers(1, 25),  # the output's length
+            st.integers(0, 30),  # how far max_tokens is above it
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    num_blocks=st.integers(14, 40),
+    max_num_seqs=st.integers(1, 7),
+    extra_budget=st.integers(0, 9),
+    caching=st.booleans(),
+    can_stop=st.booleans(),
+)
+def test_every_sequence_finishes_and_all_blocks_come_back(
+    work, num_blocks, max_num_seqs, extra_budget, caching, can_stop
+) -> None:
+    scheduler = _scheduler(num_blocks, max_num_seqs, max_num_seqs + extra_budget, caching)
+    lengths = [length for _, length, _ in work]
+    seqs = [_sequence(i, p, length + slack, can_stop=can_stop) for i, (p, length, slack) in enumerate(work)]
+    _run(scheduler, seqs, lambda seq: lengths[seq.arrival])
+
+
+def test_idle_scheduler_gives_an_empty_batch() -> None:
+    assert _scheduler().schedule().seqs == []
+
+
+def test_long_prompt_is_chunked_and_does_not_stop_the_decoders() -> None:
+    scheduler = _scheduler(budget=10)
+    short = _sequence(0, [1, 2, 3], 8)
+    long = _sequence(1, list(range(1, 40)), 2)
+    batches = _run(scheduler, [short, long], lambda seq: seq.request.sampling.max_tokens)
+    shares = [dict(zip([s.arrival for s in b.seqs], b.num_scheduled_tokens, strict=True)) for b in batches]
+    assert shares[0] == {0: 3, 1: 7}
+    assert [share[1] for share in shares[:6]] == [7, 9, 9, 9, 5, 1]
+    assert all(share[0] == 1 for share in shares[1:8])
+
+
+def test_decoders_come_first_in_the_batch() -> None:
+    scheduler = _scheduler(budget=12)
+    scheduler.add(_sequence(0, [1, 2, 3], 5))
+    scheduler.add(_sequence(1, [4] * 20, 5))
+    _fake_model(scheduler.schedule(), scheduler, lambda _: 5)
+    scheduler.add(_sequence(2, [5, 5, 5], 5))
+    batch = scheduler.schedule()
+    assert [seq.arrival for seq in batch.seqs] == [0, 1, 2][: len(batch.seqs)]
+    assert batch.num_scheduled_tokens[0] == 1
+    assert batch.num_decode_seqs == 1
+
+
+def test_waiting_sequences_are_admitted_in_order_of_arrival() -> None:
+    scheduler = _scheduler(max_num_seqs=2)
+    for number in range(5):
+        scheduler.add(_sequence(number, [number + 1] * 3, 4))
+    assert [seq.arrival for seq in scheduler.schedule().seqs] == [0, 1]
+
+
+def test_sibling_of_the_same_step_shares_the_prefix_that_is_being_computed() -> None:
+    scheduler = _scheduler(budget=64)
+    prefix = list(range(1, 13))
+    for number in range(3):
+        scheduler.add(_sequence(number, [*prefix, 90 + number], 2))
+    batch = scheduler.schedule()
+    assert batch.num_scheduled_tokens == [13, 1, 1]
+    assert len({tuple(seq.block_table[:3]) for seq in batch.seqs}) == 1
+    assert [seq.num_cached_tokens for seq in batch.seqs] == [0, 12, 12]
+
+
+def test_fully_cached_prompt_still_computes_its_last_token() -> None:
+    scheduler = _scheduler(budget=64)
+    for number in range(2):
+        scheduler.add(_sequence(number, list(range(1, 9)), 2))
+    batch = scheduler.schedule()
+    assert batch.num_scheduled_tokens == [8, 4]  # the last block again, for its last token
+
+
+def test_only_computed_blocks_of_a_chunked_prompt_are_shared() -> None:
+    scheduler = _scheduler(budget=10)
+    scheduler.add(_sequence(0, list(range(1, 31)), 2))
+    assert scheduler.schedule().num_scheduled_tokens == [10]
+    assert scheduler.schedule().num_scheduled_tokens == [10]
+    scheduler.add(_sequence(1, list(range(1, 31)), 2))
+    batch = scheduler.schedule()
+    assert batch.num_scheduled_tokens == [10]  # sequence 0 takes the whole budget
+    _fake_model(batch, scheduler, lambda _: 9)
+    assert scheduler.schedule().num_scheduled_tokens == [1, 2]  # 28 of 30 were cached
+
+
+def test_caching_off_shares_nothing() -> None:
+    scheduler = _scheduler(budget=64, caching=False)
+    for number in range(2):
+        scheduler.add(_sequence(number, list(range(1, 14)), 2))
+    assert scheduler.schedule().num_scheduled_tokens == [13, 13]
+
+
+def test_preemption_takes_the_cheapest_but_never_the_oldest() -> None:
+    scheduler = _scheduler(num_blocks=10, budget=64, caching=False)  # 9 blocks of 4
+    seqs = [
+        _sequence(0, [1] * 4, 30, expected=1),
+        _sequence(1, [2] * 15, 30, expected=1),
+        _sequence(2, [3] * 7, 30, expected=1),
+    ]
+    for seq in seqs:
+        scheduler.add(seq)
+    while not scheduler.num_preemptions:
+        _fake_model(scheduler.schedule(), scheduler, lambda _: 30)
+    assert [seq.num_preemptions for seq in seqs] == [0, 0, 1]
+    assert scheduler.preempted == [seqs[2]]
+    assert seqs[2].num_output_tokens > 0
+    assert seqs[2].row is None
+
+
+def test_after_a_preemption_nothing_is_admitted_until_something_ends() -> None:
+    scheduler = _scheduler(num_blocks=10, budget=64, caching=False)
+    seqs = [_sequence(0, [1] * 8, 12, expected=1), _sequence(1, [2] * 8, 20, expected=1), _sequence(2, [3] * 2, 2)]
+    for seq in seqs:
+        scheduler.add(seq)
+    batches = []
+    while not (batches and seqs[0].row is None):
+        batches.append(scheduler.schedule())
+        _fake_model(batches[-1], scheduler, lambda seq: seq.request.sampling.max_tokens)
+    assert scheduler.num_preemptions <= 1
+
+
+def test_admission_reserves_max_tokens_until_lengths_are_known() -> None:
+    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=16, budget=64, caching=False)
+    for number in range(60):
+        scheduler.add(_sequence(number, [1, 2, 3], 33))  # 36 tokens are 9 blocks: two fit into 20
+    batch = scheduler.schedule()
+    assert len(batch.seqs) == 2
+    _fake_model(batch, scheduler, lambda _: 2)
+    width = 0
+    while scheduler.running:
+        _fake_model(scheduler.schedule(), scheduler, lambda _: 2)  # but outputs are short
+        width = max(width, len(scheduler.running))
+    assert width > 8
+
+
+def test_expected_tokens_are_used_before_any_length_is_known() -> None:
+    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=16, budget=64, caching=False)
+    for number in range(16):
+        scheduler.add(_sequence(number, [1, 2, 3], 33, expected=2))
+    assert len(scheduler.schedule().seqs) >= 8
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_abort_frees_running_waiting_and_preempted(caching: bool) -> None:
+    scheduler = _scheduler(max_num_seqs=2, caching=caching)
+    for number in range(4):
+        scheduler.add(_sequence(number, [number + 1] * 5, 4))
+    scheduler.schedule()
+    dropped = scheduler.abort({"0", "3"})
+    assert sorted(seq.arrival for seq in dropped) == [0, 3]
+    assert [seq.arrival for seq in scheduler.running] == [1]
+    assert [seq.arrival for seq in scheduler.waiting] == [2]
+    assert scheduler.block_manager.num_used_blocks == 2
