@@ -1,1 +1,43 @@
-"""Functions of tensors: each op's contract and pure-torch reference; Triton kernels sit beside them. Knows no model."""
+"""Functions of tensors: each op's contract and pure-torch reference; Triton kernels sit beside them. Knows no model.
+
+Callers import ops from here. An op with a Triton twin (`<op>_triton.py`, same signature) is chosen here, by device.
+"""
+
+from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
+from bulkrun.ops.linear import linear, pack_linear_weight
+from bulkrun.ops.paged_attention import paged_attention, store_kv
+from bulkrun.ops.rms_norm import add_rms_norm, rms_norm
+from bulkrun.ops.rotary import apply_rotary, rotary_cos_sin
+from bulkrun.ops.sampling import (
+    apply_min_p,
+    apply_penalties,
+    apply_temperature,
+    apply_top_k_top_p,
+    chosen_logprobs,
+    gumbel_noise,
+    sample,
+    top_logprobs,
+)
+from bulkrun.ops.silu_mul import silu_mul
+
+__all__ = [
+    "NULL_BLOCK",
+    "AttentionMetadata",
+    "add_rms_norm",
+    "apply_min_p",
+    "apply_penalties",
+    "apply_rotary",
+    "apply_temperature",
+    "apply_top_k_top_p",
+    "chosen_logprobs",
+    "gumbel_noise",
+    "linear",
+    "pack_linear_weight",
+    "paged_attention",
+    "rms_norm",
+    "rotary_cos_sin",
+    "sample",
+    "silu_mul",
+    "store_kv",
+    "top_logprobs",
+]

@@ -7,9 +7,13 @@ K key/value heads, D head dim, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from bulkrun.ops.sequence_groups import SequenceGroup
 
 NULL_BLOCK = 0  # never allocated: padding in block tables points here, and padded tokens may write here
 
@@ -29,3 +33,5 @@ class AttentionMetadata:
     num_decode_seqs: int  # the first so many sequences have exactly one query token
     max_query_len: int
     max_context_len: int
+    # sliding window -> padding plan of the reference attention: made by the first layer, shared by the others
+    groups: dict[int | None, list[SequenceGroup]] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -1,0 +1,49 @@
+"""The paged KV cache as tensors: two per layer, [N, B, K, D]. Which block belongs to whom is the engine's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bulkrun.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of every layer; block 0 is the null block."""
+
+    k: list[torch.Tensor]  # per layer: [N, B, K, D]
+    v: list[torch.Tensor]
+
+    @classmethod
+    def allocate(
+        cls,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> KVCache:
+        """Zeroed blocks (a masked-out key must still be a finite number)."""
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+
+        def per_layer() -> list[torch.Tensor]:
+            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+
+        return cls(k=per_layer(), v=per_layer())
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.k[0].shape[1]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool, the null block included."""
+        return self.k[0].shape[0]
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes one block takes over all layers, keys and values."""
+    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize

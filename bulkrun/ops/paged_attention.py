@@ -1,0 +1,94 @@
+"""Attention over a paged KV cache, for steps that mix decode tokens and prefill chunks.
+
+The KV cache of a layer is two tensors [N, B, K, D]; token p of a sequence lies in block `block_tables[s, p // B]`
+at offset `p % B`. This is the contract and the pure-torch reference, which is also what runs on a CPU: it works
+group by group (see `sequence_groups`), never sequence by sequence. Knows no model and no scheduler.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.sequence_groups import SequenceGroup, group_sequences
+
+
+def store_kv(
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping_T: torch.Tensor,
+) -> None:
+    """Write each token's key and value to its slot, in place.
+
+    k_TKD, v_TKD: [T, K, D], any strides. k_cache, v_cache: [N, B, K, D] contiguous. slot_mapping_T: int64, block * B
+    + offset; a negative slot is padding and goes to the null block, which no sequence reads.
+    """
+    slots_T = slot_mapping_T.clamp_min(0)
+    _by_slot(k_cache).index_copy_(0, slots_T, k_TKD.flatten(1))
+    _by_slot(v_cache).index_copy_(0, slots_T, v_TKD.flatten(1))
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Causal attention of each query over its own sequence's keys in the cache; returns [T, H, D] in q's dtype.
+
+    q_THD: [T, H, D], H a multiple of K; query head h reads key head h // (H / K). k_cache, v_cache: [N, B, K, D], with
+    this step's tokens already stored. A query at position p sees (p - sliding_window, p], or [0, p] where it is
+    None. Rows that belong to no sequence come out as zeros.
+    """
+    if sliding_window not in meta.groups:
+        meta.groups[sliding_window] = group_sequences(
+            meta,
+            block_size=k_cache.shape[1],
+            kv_bytes=2 * k_cache[0, 0].numel() * k_cache.element_size(),
+            sliding_window=sliding_window,
+            dtype=q_THD.dtype,
+        )
+    num_tokens = q_THD.shape[0]
+    out_THD = q_THD.new_zeros(num_tokens + 1, *q_THD.shape[1:])  # one row more: padded queries write there
+    for group in meta.groups[sliding_window]:
+        attend = _attend_decode if group.num_queries == 1 else _attend_chunks
+        k_sKLD, v_sKLD = _gather(k_cache, group), _gather(v_cache, group)
+        out_THD.index_copy_(0, group.output_index, attend(q_THD, k_sKLD, v_sKLD, group, scale))
+    return out_THD[:num_tokens]
+
+
+def _by_slot(cache: torch.Tensor) -> torch.Tensor:
+    return cache.view(-1, cache.shape[2] * cache.shape[3])
+
+
+def _gather(cache: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    """The group's keys or values as a strided view [s, K, L, D] of one contiguous copy."""
+    rows = _by_slot(cache).index_select(0, group.key_slots)
+    return rows.view(group.num_seqs, group.num_keys, *cache.shape[2:]).transpose(1, 2)
+
+
+def _attend_decode(
+    q_THD: torch.Tensor, k_sKLD: torch.Tensor, v_sKLD: torch.Tensor, group: SequenceGroup, scale: float
+) -> torch.Tensor:
+    """One query per sequence: the query heads of one key head become the rows of one matrix product."""
+    num_heads, num_kv_heads = q_THD.shape[1], k_sKLD.shape[1]
+    q_sKGD = q_THD.index_select(0, group.query_index).unflatten(1, (num_kv_heads, num_heads // num_kv_heads))
+    mask = group.mask.expand(-1, -1, q_sKGD.shape[2], -1)
+    return F.scaled_dot_product_attention(q_sKGD, k_sKLD, v_sKLD, attn_mask=mask, scale=scale).flatten(1, 2)
+
+
+def _attend_chunks(
+    q_THD: torch.Tensor, k_sKLD: torch.Tensor, v_sKLD: torch.Tensor, group: SequenceGroup, scale: float
+) -> torch.Tensor:
+    """Q queries per sequence, padded; causality and windows are in the mask."""
+    q_sHQD = q_THD.index_select(0, group.query_index).unflatten(0, (group.num_seqs, -1)).transpose(1, 2)
+    out_sHQD = F.scaled_dot_product_attention(
+        q_sHQD, k_sKLD, v_sKLD, attn_mask=group.mask, scale=scale, enable_gqa=q_sHQD.shape[1] != k_sKLD.shape[1]
+    )
+    return out_sHQD.transpose(1, 2).flatten(0, 1)

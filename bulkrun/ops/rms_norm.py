@@ -1,0 +1,24 @@
+"""Root-mean-square normalization, alone and fused with the residual addition before it."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in x's dtype.
+
+    x: [..., E], any strides. weight: anything that broadcasts against x. The mean is taken in float32 and the
+    normalized value is rounded to x's dtype before the weight is applied, as transformers does.
+    """
+    x_float = x.float()
+    scale = torch.rsqrt(x_float.square().mean(-1, keepdim=True).add_(eps))
+    return (x_float * scale).to(x.dtype) * weight
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add x to the residual stream and normalize the sum; returns (normed, new residual), both like x."""
+    residual = x + residual
+    return rms_norm(residual, weight, eps), residual

@@ -1,0 +1,137 @@
+"""From logits to tokens, all on the device: penalties, filters, stateless noise, the draw, log-probabilities.
+
+Order (vLLM's): penalties -> temperature -> min_p -> top_k -> top_p -> draw. Every function works row by row, so
+that a row's result never depends on the rows beside it. Logits are float32 [S, V]. Knows no request and no policy.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_NEG_INF = float("-inf")
+
+
+def gumbel_noise(seed_S: torch.Tensor, position_S: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Standard Gumbel noise as a pure function of (seed, position, vocabulary index); float32 [S, V].
+
+    seed_S, position_S: int64. No state and no generator: the same sequence gets the same noise in any batch, after
+    any resume. A 64-bit key per row and a 32-bit hash per element, turned into an exponential variate whose small
+    values, the ones that win the draw, keep full float precision.
+    """
+    key_S = _mix64(_mix64(seed_S) ^ position_S)
+    low_S1, high_S1 = _low32(key_S)[:, None], _low32(key_S >> 32)[:, None]
+    index_V = torch.arange(vocab_size, dtype=torch.int32, device=seed_S.device) * -0x61C88647
+    bits = _xor_shift(index_V ^ low_S1, 16).mul_(-0x7A143595)
+    bits = _xor_shift(bits.add_(high_S1), 13).mul_(-0x3D4D51CB)
+    bits = _xor_shift(bits, 16).bitwise_and_(0x7FFFFFFF)
+    uniform = bits.float().add_(0.5).mul_(2.0**-31).clamp_max_(1.0 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def apply_penalties(
+    logits_SV: torch.Tensor,
+    token_ids_SP: torch.Tensor,
+    prompt_lens_S: torch.Tensor,
+    total_lens_S: torch.Tensor,
+    *,
+    presence_S: torch.Tensor,
+    frequency_S: torch.Tensor,
+    repetition_S: torch.Tensor,
+) -> torch.Tensor:
+    """Logits with vLLM's penalties: repetition over prompt and output, presence and frequency over output only.
+
+    token_ids_SP: int [S, P], each row's prompt, then output, then anything: only the first `total_lens_S` count.
+    Penalties: float32 [S]; 1, 0, 0 leave a row as it is.
+    """
+    position_P = torch.arange(token_ids_SP.shape[1], device=logits_SV.device)
+    valid_SP = position_P < total_lens_S[:, None]
+    output_SP = valid_SP & (position_P >= prompt_lens_S[:, None])
+    ids_SP = torch.where(valid_SP, token_ids_SP, 0).long()
+    output_counts_SV = torch.zeros_like(logits_SV).scatter_add_(1, ids_SP, output_SP.to(logits_SV.dtype))
+    seen_SV = torch.zeros_like(logits_SV).scatter_add_(1, ids_SP, valid_SP.to(logits_SV.dtype)) > 0
+
+    repetition_S1 = repetition_S[:, None]
+    repeated_SV = torch.where(logits_SV > 0, logits_SV / repetition_S1, logits_SV * repetition_S1)
+    penalized_SV = torch.where(seen_SV, repeated_SV, logits_SV)
+    penalized_SV -= frequency_S[:, None] * output_counts_SV
+    return penalized_SV - presence_S[:, None] * (output_counts_SV > 0)
+
+
+def apply_temperature(logits_SV: torch.Tensor, temperature_S: torch.Tensor) -> torch.Tensor:
+    """Logits divided by temperature; greedy rows (temperature 0) stay exactly as they are."""
+    return logits_SV / torch.where(temperature_S == 0, 1.0, temperature_S)[:, None]
+
+
+def apply_min_p(logits_SV: torch.Tensor, min_p_S: torch.Tensor) -> torch.Tensor:
+    """Drop (-inf) tokens less likely than `min_p` times the likeliest; 0 keeps all. Logits are scaled already."""
+    lowest_S1 = logits_SV.amax(-1, keepdim=True) + min_p_S.log()[:, None]
+    return logits_SV.masked_fill(logits_SV < lowest_S1, _NEG_INF)
+
+
+def apply_top_k_top_p(
+    logits_SV: torch.Tensor, top_k_S: torch.Tensor, top_p_S: torch.Tensor, *, max_top_k: int | None = None
+) -> torch.Tensor:
+    """Keep the k likeliest tokens, then of those the fewest whose probabilities reach p; drop (-inf) the others.
+
+    top_k_S: int64, 0 or below: all. top_p_S: float32, 1: all. Tokens that tie with the last one kept stay too, so
+    the result does not depend on a sort order. `max_top_k` is the host's bound where every row has a top_k: then
+    only so many tokens are sorted instead of the vocabulary.
+    """
+    vocab_size = logits_SV.shape[-1]
+    if max_top_k is not None and max_top_k < vocab_size:
+        sorted_SC = logits_SV.topk(max_top_k, dim=-1).values
+    else:
+        sorted_SC = logits_SV.sort(dim=-1, descending=True).values
+    top_k_S = torch.where(top_k_S <= 0, sorted_SC.shape[-1], top_k_S).clamp_max(sorted_SC.shape[-1])
+    kth_S1 = sorted_SC.gather(1, top_k_S[:, None] - 1)
+    kept_SV = logits_SV.masked_fill(logits_SV < kth_S1, _NEG_INF)
+
+    probs_SC = (sorted_SC - kept_SV.logsumexp(-1, keepdim=True)).exp()
+    likelier_SC = probs_SC.cumsum(-1) - probs_SC  # probability of all tokens before this one
+    in_nucleus_SC = (likelier_SC < top_p_S[:, None]) & (sorted_SC >= kth_S1)
+    last_S1 = in_nucleus_SC.sum(-1, keepdim=True).clamp_min(1) - 1
+    lowest_S1 = torch.where(top_p_S[:, None] < 1.0, sorted_SC.gather(1, last_S1), _NEG_INF)
+    return kept_SV.masked_fill_(kept_SV < lowest_S1, _NEG_INF)
+
+
+def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch.Tensor | None) -> torch.Tensor:
+    """The chosen token of each row, int64 [S]: argmax(logits + Gumbel noise) draws from softmax(logits).
+
+    logits_SV: penalized, scaled and filtered. Rows of temperature 0 take the plain argmax, without noise; where all
+    rows are greedy, `noise_SV` may be None.
+    """
+    if noise_SV is None:
+        return logits_SV.argmax(-1)
+    noisy_SV = torch.where(temperature_S[:, None] == 0, logits_SV, logits_SV + noise_SV)
+    return noisy_SV.argmax(-1)
+
+
+def chosen_logprobs(logits_SV: torch.Tensor, token_S: torch.Tensor) -> torch.Tensor:
+    """Natural log-probability of each row's token under the raw logits, float32 [S]."""
+    logits_SV = logits_SV.float()
+    return logits_SV.gather(1, token_S[:, None]).squeeze(1) - logits_SV.logsumexp(-1)
+
+
+def top_logprobs(logits_SV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k likeliest tokens under the raw logits: log-probabilities float32 [S, k], descending, and ids int64."""
+    logits_SV = logits_SV.float()
+    values, ids = logits_SV.topk(k, dim=-1)
+    return values - logits_SV.logsumexp(-1, keepdim=True), ids
+
+
+def _mix64(x: torch.Tensor) -> torch.Tensor:
+    """The splitmix64 finalizer: every input bit reaches every output bit. int64 arithmetic wraps."""
+    x = x + -0x61C8864680B583EB
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def _low32(x: torch.Tensor) -> torch.Tensor:
+    """The low 32 bits of an int64, as int32 of the same bits."""
+    return (((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
+
+
+def _xor_shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """`x ^= x >>> bits`, in place (the shift of a signed integer repeats the sign: it is masked off)."""
+    return x.bitwise_xor_((x >> bits).bitwise_and_((1 << (32 - bits)) - 1))
