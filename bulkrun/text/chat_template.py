@@ -1,0 +1,104 @@
+"""A model's chat template: messages to the text that the model was trained on.
+
+Renders what `transformers`' `apply_chat_template(..., tokenize=False)` renders, in the guarded sandbox. Knows the
+names that templates may use (`messages`, `add_generation_prompt`, special tokens, helpers); knows no token ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+from bulkrun.errors import ModelError
+from bulkrun.sandbox import Sandbox, TemplateFailed
+
+Message = Mapping[str, Any]
+# The names a message's reasoning comes under; templates read the first or the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    `special_tokens` (`bos_token`, `eos_token`...) are variables of the template. `now` is asked by templates that
+    write today's date: give a fixed time where the same prompt must come out tomorrow. Raises ModelError when
+    `source` is not valid Jinja; `name` says in the message which template it was.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        name: str = "the model's chat template",
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._sandbox = Sandbox(strict=False, trim_blocks=True, lstrip_blocks=True)
+        self._sandbox.add_extension(_GenerationTag)
+        self._sandbox.filters["tojson"] = _tojson
+        self._sandbox.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda form: now().strftime(form),
+        }
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = self._sandbox.compile_template(source)
+        except jinja2.TemplateSyntaxError as problem:
+            raise ModelError(f"{name}, line {problem.lineno}: {problem.message}") from None
+        except TemplateFailed as problem:
+            raise ModelError(f"{name}: {problem}") from None
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **options: Any) -> str:
+        """The prompt text of one conversation; `options` are passed on (`enable_thinking=False`).
+
+        Raises TemplateFailed with the template's own complaint or the cap it ran into.
+        """
+        variables = {
+            **self._special_tokens,
+            "tools": None,
+            "documents": None,
+            **options,
+            "messages": [_with_reasoning(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._sandbox.render_capped(self._template, variables)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant said, for training; rendering passes it through."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it a plain set)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+def _with_reasoning(message: Message) -> dict[str, Any]:
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    if reasoning is None:
+        return dict(message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes, as models were trained on it."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateFailed(message)

@@ -1,0 +1,177 @@
+"""A model directory's tokenizer: text to token ids and back, in batches, on every core.
+
+Reads `tokenizer.json` with the `tokenizers` library alone, so that planning never loads torch or transformers; only a
+directory without that file is given to transformers to convert. Ids and text equal transformers' AutoTokenizer.
+Knows the model's special tokens and chat template; knows no jobs and no rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from bulkrun.errors import ModelError
+from bulkrun.text.chat_template import ChatTemplate
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Token ids of texts, texts of token ids. Safe to use from several threads; the Rust side releases the GIL.
+
+    `special_tokens` maps names (`bos_token`) to their text; `chat_template` is the Jinja source or None.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        chat_template: str | None,
+        *,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._backend = backend
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._now = now
+        self.special_tokens = dict(special_tokens)
+        self.chat_template = chat_template
+        added = backend.get_added_tokens_decoder().items()
+        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+
+    @classmethod
+    def from_dir(cls, path: Path, *, now: Callable[[], datetime] = datetime.now) -> Tokenizer:
+        """The tokenizer of a model directory; `now` is the clock of chat templates that write the date.
+
+        Raises ModelError where there is none or it cannot be read.
+        """
+        if not (path / "tokenizer.json").is_file():
+            return _converted_by_transformers(path, now)
+        config = _read_json(path / "tokenizer_config.json")
+        tokens = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
+        backend = _load_backend(path / "tokenizer.json")
+        _add_missing_tokens(backend, config, tokens)
+        if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
+            _set_post_processor(backend, config, tokens)
+        return cls(backend, tokens, _chat_template_source(path, config), now=now)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.chat_template is not None
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token given by its text, None when the vocabulary does not have it."""
+        found = self._backend.token_to_id(token)
+        return None if found is None else int(found)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """The ids of each text; with `add_special_tokens` also what the model wants around a text (BOS...)."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """The text of each sequence of ids; bytes that are no UTF-8 become U+FFFD."""
+        ids = [list(sequence) for sequence in sequences]
+        return list(self._backend.decode_batch(ids, skip_special_tokens=skip_special_tokens))
+
+    def chat_renderer(self, source: str | None = None, name: str = "the model's chat template") -> ChatTemplate:
+        """The compiled chat template: the model's own, or another `source`. Raises ModelError when it is not Jinja."""
+        text = self.chat_template if source is None else source
+        assert text is not None, "the model has no chat template"
+        return ChatTemplate(text, self.special_tokens, name=name, now=self._now)
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as problem:  # the Rust side raises bare Exception for every defect of the file
+        raise ModelError(f"{path}: not a tokenizer file: {problem}") from problem
+
+
+def _converted_by_transformers(path: Path, now: Callable[[], datetime]) -> Tokenizer:
+    from transformers import AutoTokenizer  # slow to import, and needed by few models
+
+    try:
+        slow = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as problem:
+        raise ModelError(f"{path}: no tokenizer.json, and transformers cannot make one: {problem}") from problem
+    backend = getattr(slow, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(f"{path}: {type(slow).__name__} has no fast tokenizer; save one as tokenizer.json")
+    config = _read_json(path / "tokenizer_config.json")
+    return Tokenizer(backend, dict(slow.special_tokens_map), _chat_template_source(path, config), now=now)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ModelError(f"{path}: not valid JSON: {problem}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _special_tokens(config: Mapping[str, Any], legacy_map: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> text of the special tokens; the config wins over the older special_tokens_map.json."""
+    named = {**legacy_map, **{name: value for name, value in config.items() if value is not None}}
+    return {name: _text(named[name]) for name in _NAMED_TOKENS if named.get(name) is not None}
+
+
+def _text(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Tokens that only the config knows: listed ones first (in id order), then the special ones."""
+    for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(token["content"]) is None:
+            backend.add_tokens([AddedToken(**{key: value for key, value in token.items() if key != "__type"})])
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    listed = extra.values() if isinstance(extra, Mapping) else extra
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for text in dict.fromkeys([*named.values(), *map(_text, listed)]):
+        if text not in known:
+            backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+
+
+def _set_post_processor(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """What goes around a text when the config says so itself (`add_bos_token`, `add_eos_token`)."""
+    around = {key: named.get(key) if config.get(f"add_{key}") else None for key in ("bos_token", "eos_token")}
+    bos, eos = around["bos_token"], around["eos_token"]
+    tokens = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
+    single = [f"{bos}:0"] * (bos is not None) + ["$A:0"] + [f"{eos}:0"] * (eos is not None)
+    pair = single + [f"{bos}:1"] * (bos is not None) + ["$B:1"] + [f"{eos}:1"] * (eos is not None)
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+
+
+def _chat_template_source(path: Path, config: Mapping[str, Any]) -> str | None:
+    """The template's source: its own file, else the config's string, else the config's template named default."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return source if isinstance(source, str) else None
