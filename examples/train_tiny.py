@@ -13,6 +13,7 @@ import argparse
 import math
 import random
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -270,7 +271,9 @@ def export(folder: Path) -> None:
     model.config.dtype = torch.bfloat16
     model.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0, do_sample=False)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(STATE / "tokenizer").save_pretrained(folder)
+    shutil.copytree(STATE / "tokenizer", folder, dirs_exist_ok=True)
+    for path in folder.iterdir():
+        path.chmod(0o644)
     print(f"{folder}: {sum(param.numel() for param in model.parameters()):,} parameters")
 
 
