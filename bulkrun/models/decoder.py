@@ -14,6 +14,7 @@ from bulkrun import ops
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.layers import DecoderLayer, Linear, RMSNorm, empty_parameter
+from bulkrun.models.rotary_frequencies import rotary_frequencies
 from bulkrun.ops import AttentionMetadata
 
 
@@ -30,9 +31,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_weight
-        self.inv_freq = torch.tensor(config.rope.inv_freq(config.head_dim), dtype=torch.float32, device="cpu")
+        self.tie_weights()
+        self.inv_freq = rotary_frequencies(config.rope, config.head_dim)  # loader moves it to the device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,6 +65,11 @@ class Decoder(nn.Module):
     def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         """Logits float32 [S, V] of the rows that sample."""
         return self.lm_head(hidden_SE).float()
+
+    def tie_weights(self) -> None:
+        """Make the head the embedding, where the model says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_weight
 
     def pack_weights(self) -> None:
         """Lay every matrix out for this device's fastest product (a tied head becomes a second copy)."""

@@ -1,7 +1,6 @@
-"""Rotary frequencies: the variants a config.json can ask for, and the numbers they come to.
+"""The rotary embedding that a config.json asks for. Torch-free; `rotary_frequencies` turns it into numbers.
 
-Torch-free: frequencies are a few dozen numbers, rounded to float32 by the decoder. transformers 5 writes
-`rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`. Both are read.
+transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`. Both are read.
 """
 
 from __future__ import annotations
@@ -63,39 +62,6 @@ class RopeConfig:
             truncate=bool(rope.get("truncate", True)),
             attention_factor=_yarn_attention_factor(rope, factor) if rope_type == "yarn" else 1.0,
         )
-
-    def inv_freq(self, head_dim: int) -> list[float]:
-        """Radians per position of each pair of dimensions, head_dim / 2 of them."""
-        plain = [self.theta ** (-2.0 * i / head_dim) for i in range(head_dim // 2)]
-        if self.rope_type == "linear":
-            return [freq / self.factor for freq in plain]
-        if self.rope_type == "llama3":
-            return [self._llama3(freq) for freq in plain]
-        if self.rope_type == "yarn":
-            return self._yarn(plain, head_dim)
-        return plain
-
-    def _llama3(self, freq: float) -> float:
-        """High frequencies stay, low ones are stretched, those between are blended by wavelength."""
-        turns = self.original_max_position_embeddings * freq / (2 * math.pi)  # over the original context
-        keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        keep = min(max(keep, 0.0), 1.0)
-        return keep * freq + (1 - keep) * freq / self.factor
-
-    def _yarn(self, plain: list[float], head_dim: int) -> list[float]:
-        """Dimensions that turn more than beta_fast times stay, fewer than beta_slow are stretched, a ramp between."""
-        low, high = (self._dim_of_turns(turns, head_dim) for turns in (self.beta_fast, self.beta_slow))
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, head_dim - 1)
-        width = high - low if high != low else 0.001
-        stretched = [min(max((i - low) / width, 0.0), 1.0) for i in range(len(plain))]
-        return [freq / self.factor * s + freq * (1 - s) for freq, s in zip(plain, stretched, strict=True)]
-
-    def _dim_of_turns(self, turns: float, head_dim: int) -> float:
-        """The (fractional) pair of dimensions that turns so often over the original context."""
-        ratio = self.original_max_position_embeddings / (turns * 2 * math.pi)
-        return head_dim * math.log(ratio) / (2 * math.log(self.theta))
 
 
 def _yarn_attention_factor(rope: Mapping[str, Any], factor: float) -> float:

@@ -1,0 +1,148 @@
+"""A model as a directory: where it is, what it is (fingerprint), what it suggests (generation defaults).
+
+Torch-free, so that the job column's launcher can ask before anything heavy is loaded. Knows file names and JSON;
+weights are never read here, only the headers of their files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bulkrun.errors import ModelError
+
+BUNDLED_PREFIX = "bundled:"
+_HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+_FINGERPRINT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+_MAX_HEADER_BYTES = 100 * 2**20
+
+
+def resolve_model(name: str, *, bundled_root: Path) -> Path:
+    """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id.
+
+    Raises ModelError that says what was tried and what to do.
+    """
+    if name.startswith(BUNDLED_PREFIX):
+        return _bundled(name, bundled_root)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ModelError(f"model {name!r} is a file; give the directory that holds config.json and the safetensors")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"model {name!r}: no such directory; check the path (relative ones start here: {Path.cwd()})")
+    return _from_hub(name)
+
+
+def model_fingerprint(path: Path | str) -> str:
+    """A hash of what a model is: configs, tokenizer, and each safetensors file's name, size and header.
+
+    Milliseconds even for huge weights, because only headers are read (they hold every tensor's name, dtype, shape and
+    place). Raises ModelError for a torn safetensors file.
+    """
+    path = Path(path)
+    digest = hashlib.blake2b(digest_size=16)
+    for name in _FINGERPRINT_FILES:
+        file = path / name
+        if file.is_file():
+            _update(digest, name, file.read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        _update(digest, f"{file.name} {file.stat().st_size}", read_header(file))
+    return digest.hexdigest()
+
+
+def read_header(file: Path) -> bytes:
+    """The JSON header of a safetensors file. Raises ModelError where the file is torn or no safetensors file."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 0 < length <= min(size - 8, _MAX_HEADER_BYTES):
+            raise ModelError(f"{file}: torn or not a safetensors file ({size} bytes); download it again")
+        return stream.read(length)
+
+
+def generation_defaults(path: Path | str) -> dict[str, Any]:
+    """What generation_config.json suggests, under vLLM's names; empty where there is none.
+
+    Keys: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_ids (always a list).
+    `do_sample` false or absent means greedy, as it does in transformers: then temperature is 0 and the filters
+    are left out. Raises ModelError for a file that is no JSON object.
+    """
+    file = Path(path) / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file}: not readable as JSON ({error}); mend or remove it") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; mend or remove it")
+    defaults = dict(_defaults(raw))
+    return {key: value for key, value in defaults.items() if value is not None}
+
+
+def _defaults(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "max_tokens", raw.get("max_new_tokens")
+    yield "repetition_penalty", raw.get("repetition_penalty")
+    eos = raw.get("eos_token_id")
+    yield "eos_token_ids", [eos] if isinstance(eos, int) else eos
+    if not raw.get("do_sample", False):
+        yield "temperature", 0.0
+        return
+    for key in ("temperature", "top_k", "top_p", "min_p"):
+        yield key, raw.get(key)
+
+
+def _bundled(name: str, bundled_root: Path) -> Path:
+    path = bundled_root / name.removeprefix(BUNDLED_PREFIX)
+    if path.parent == bundled_root and (path / "config.json").is_file():
+        return path
+    have = sorted(p.parent.name for p in bundled_root.glob("*/config.json"))
+    known = ", ".join(BUNDLED_PREFIX + model for model in have) or "none in this installation"
+    raise ModelError(f"model {name!r} is not bundled; these are: {known}")
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    tried = f"no directory {name!r} here ({Path.cwd()}), and"
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+    except HFValidationError:
+        raise ModelError(f"model {name!r}: {tried} it is not a hub id (owner/name) either; check the name") from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"model {name!r}: {tried} the hub cannot be reached and the model is not in its local cache; download it "
+            f"where there is network (`hf download {name}`) and give the directory"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"model {name!r}: {tried} the hub did not give it: {first_line}; check the name, or log in with "
+            "`hf auth login` if the model is gated"
+        ) from None
+
+
+def _update(digest: hashlib.blake2b, name: str, content: bytes) -> None:
+    """Feed name and content with their lengths, so that no two files can pass for one."""
+    for part in (name.encode(), content):
+        digest.update(struct.pack("<Q", len(part)))
+        digest.update(part)
