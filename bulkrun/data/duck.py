@@ -1,0 +1,62 @@
+"""DuckDB with its doors shut: one SELECT over files that were named before, bounded memory, nothing else.
+
+Knows neither inputs nor runs. A query may come from a job file that somebody else wrote, so it can read only the files
+it was given, write nothing, load nothing and change no setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+
+MEMORY_LIMIT = "1GB"
+MAX_THREADS = 4
+
+
+class NotASelect(ValueError):
+    """The text is not exactly one SELECT statement."""
+
+
+def locked_connection(
+    *, files: Sequence[Path] = (), folders: Sequence[Path] = (), spill: Path | None = None
+) -> duckdb.DuckDBPyConnection:
+    """An in-memory database that can read `files` and what is in `folders`, spilling to the folder `spill` if any."""
+    connection = duckdb.connect(":memory:")
+    settings: dict[str, object] = {
+        "memory_limit": MEMORY_LIMIT,
+        "temp_directory": str(spill) if spill else "",
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allowed_paths": [str(path) for path in files],
+        "allowed_directories": [str(path) for path in folders],
+        "enable_external_access": False,
+    }
+    for name, value in settings.items():
+        connection.execute(f"SET {name} = $1", [value])
+    threads = connection.execute("SELECT current_setting('threads')").fetchall()[0][0]
+    connection.execute(f"SET threads = {min(MAX_THREADS, int(threads))}")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def single_select(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """The statement, parsed. Raises NotASelect, or duckdb.Error for a syntax error."""
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise NotASelect(f"exactly one SELECT is wanted, but there are {len(statements)} statements")
+    if statements[0].type != duckdb.StatementType.SELECT:
+        raise NotASelect(f"only SELECT is allowed, but this is {statements[0].type.name}")
+    return str(statements[0].query)
+
+
+def view_of_parquet(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path]) -> None:
+    """Make the Parquet `files` readable as the view `name`, columns matched by name."""
+    listed = ", ".join(quoted(str(path)) for path in files)
+    connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM read_parquet([{listed}], union_by_name = true)')
+
+
+def quoted(text: str) -> str:
+    """`text` as an SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,131 @@
+"""Which files an input path means, and how their bytes are read. Knows names and compression, not contents.
+
+A path is a file, a directory (read recursively), a glob (`**` included), or a list of these. Inside directories and
+globs, names that start with `.` or `_` are skipped, as every tool that writes datasets expects.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+import pyarrow as pa
+
+from bulkrun.errors import InputError
+
+Format = Literal["parquet", "jsonl", "csv"]
+Compression = Literal["gzip", "zstd"]
+
+FORMATS: dict[str, Format] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+WHAT_WORKS = "these work: .parquet .jsonl .ndjson .csv (the last three also with .gz or .zst)"
+_EDGE_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of rows. `path` is as the user would write it; `size` in bytes and `mtime_ns` are from discovery."""
+
+    path: Path
+    format: Format
+    compression: Compression | None
+    size: int
+    mtime_ns: int
+
+    def fingerprint(self) -> str:
+        """32 hex digits that change when the file does: its size, its mtime, and its first and last 64 KiB."""
+        digest = hashlib.blake2b(f"{self.size} {self.mtime_ns} ".encode(), digest_size=16)
+        try:
+            with self.path.open("rb") as stream:
+                digest.update(stream.read(_EDGE_BYTES))
+                stream.seek(max(0, self.size - _EDGE_BYTES))
+                digest.update(stream.read(_EDGE_BYTES))
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        return digest.hexdigest()
+
+
+def find_files(paths: str | Sequence[str]) -> list[InputFile]:
+    """The files that `paths` mean: in list order, sorted inside each pattern, each file once.
+
+    Raises InputError for a pattern that matches nothing and for a file of an unknown kind.
+    """
+    found: dict[Path, InputFile] = {}
+    for pattern in [paths] if isinstance(paths, str) else paths:
+        matches = [_describe(path) for path in _expand(pattern)]
+        if not matches:
+            raise InputError(f"input.path: nothing matches {pattern!r} (looked from {Path.cwd()})")
+        for file in matches:
+            found.setdefault(file.path.resolve(), file)
+    if not found:
+        raise InputError("input.path: the list is empty; name at least one file, directory or glob")
+    return list(found.values())
+
+
+def _expand(pattern: str) -> list[Path]:
+    if "://" in pattern:
+        raise InputError(f"input.path: {pattern!r} is not a local path; copy the files to a local or mounted directory")
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        return [file for file in _visible(path.rglob("*"), path.parts) if _classify(file) is not None]
+    if path.exists():
+        return [path]
+    if glob.has_magic(pattern):
+        inside = path.relative_to(path.anchor)
+        everything = inside / "*" if inside.name == "**" else inside  # pathlib's ** means folders alone
+        return _visible(Path(path.anchor).glob(str(everything)), path.parts)
+    raise InputError(f"input.path: {pattern!r} does not exist (looked from {Path.cwd()})")
+
+
+def _visible(paths: Iterable[Path], spelled_out: Sequence[str]) -> list[Path]:
+    """The regular files among `paths`, sorted, without hidden names that the user did not spell out."""
+
+    def hidden(path: Path) -> bool:
+        return any(part[0] in "._" and part not in spelled_out for part in path.parts if part != os.curdir)
+
+    return sorted(path for path in paths if path.is_file() and not hidden(path))
+
+
+def _classify(path: Path) -> tuple[Format, Compression | None] | None:
+    """Format and compression by the name's endings; None for a kind that cannot be read."""
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    format_ = FORMATS.get((path.with_suffix("") if compression else path).suffix.lower())
+    if format_ is None or (compression and format_ == "parquet"):
+        return None
+    return format_, compression
+
+
+def _describe(path: Path) -> InputFile:
+    kind = _classify(path)
+    if kind is None:
+        raise InputError(f"{path}: unknown kind of input file {''.join(path.suffixes)!r}; {WHAT_WORKS}")
+    if not path.is_file():
+        raise InputError(f"{path}: not a regular file (an input is read more than once, so it cannot be a pipe)")
+    stat = path.stat()
+    if kind[1] and stat.st_size == 0:
+        raise InputError(f"{path}: empty, so not a {kind[1]} file: it was cut off while it was written; make it again")
+    return InputFile(path, *kind, stat.st_size, stat.st_mtime_ns)
+
+
+@contextmanager
+def open_stream(file: InputFile) -> Iterator[BinaryIO]:
+    """The decompressed bytes of a text file. Raises InputError, naming the file, wherever reading them fails."""
+    try:
+        with file.path.open("rb") as raw:
+            if file.compression == "gzip":
+                yield cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+            elif file.compression == "zstd":
+                yield cast(BinaryIO, pa.CompressedInputStream(raw, "zstd"))
+            else:
+                yield raw
+    except (OSError, EOFError, zlib.error) as error:
+        what = f"cannot be read as {file.compression}" if file.compression else "cannot be read"
+        raise InputError(f"{file.path}: {what}: {error}") from error

@@ -1,0 +1,169 @@
+"""What type a JSON column has, from a sample of its values, and whether a value has that type. Knows no files.
+
+Numbers that are sometimes whole and sometimes not are doubles. Objects and lists become Arrow structs and lists when
+the sample agrees on their inside. A column whose values have no one type is kept as text: strings as they are,
+everything else as its JSON. So is a column that the sample knows nothing about (all null, all empty lists).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+Kind = Literal["null", "bool", "int", "bigint", "float", "string", "list", "object"]
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MAX_MINORITY = 0.1  # at most this share of values of other types are errors; more of them make the column text
+MAX_STRUCT_FIELDS = 64  # an object with more keys is a map in disguise
+_KINDS: dict[type, Kind] = {
+    type(None): "null",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "string",
+    list: "list",
+    dict: "object",
+}
+_WANTED = {"bool": "true or false", "int": "a 64-bit integer", "float": "a number", "string": "a string"}
+_WANTED |= {"list": "a list", "object": "an object"}
+
+
+def kind_of(value: Any) -> Kind:
+    """The JSON kind of a parsed value; an integer beyond 64 bits is a kind of its own."""
+    kind = _KINDS[type(value)]
+    return "bigint" if kind == "int" and not INT64_MIN <= value <= INT64_MAX else kind
+
+
+@dataclass(frozen=True)
+class JsonType:
+    """A declared type. `text` columns are strings that hold the JSON of values that are not strings."""
+
+    kind: Literal["bool", "int", "float", "string", "list", "object", "text"]
+    item: JsonType | None = None
+    fields: dict[str, JsonType] = field(default_factory=dict)
+
+    @property
+    def nested(self) -> bool:
+        return self.kind in ("list", "object")
+
+    def arrow(self) -> pa.DataType:
+        """The Arrow type of the column."""
+        if self.kind == "object":
+            return pa.struct([(name, inner.arrow()) for name, inner in self.fields.items()])
+        if self.kind == "list":
+            assert self.item is not None, "a list type has an item type"
+            return pa.list_(self.item.arrow())
+        return {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}.get(self.kind, pa.string())
+
+
+TEXT = JsonType("text")
+
+
+class Shape:
+    """What a sample showed of one column, or of one place inside it."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Kind] = Counter()
+        self.item: Shape | None = None
+        self.fields: dict[str, Shape] = {}
+
+    def add(self, value: Any) -> None:
+        """Count one value, and everything inside it."""
+        self.counts[kind_of(value)] += 1
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                self.fields.setdefault(name, Shape()).add(inner)
+        elif isinstance(value, list):
+            self.item = self.item or Shape()
+            for inner in value:
+                self.item.add(inner)
+
+    def resolve(self) -> JsonType:
+        """The column's type."""
+        known = self._majority() is not None and not (self.counts["list"] and not _known(self.item))
+        return (self._resolve() or TEXT) if known else TEXT
+
+    def _resolve(self) -> JsonType | None:
+        """The type of this place; None when the values in it do not agree on one."""
+        if not _known(self):
+            return JsonType("string")
+        kind = self._majority()
+        if kind == "list":
+            item = (self.item or Shape())._resolve()
+            return JsonType("list", item=item) if item else None
+        if kind == "object":
+            return self._resolve_object()
+        return JsonType(kind) if kind in ("bool", "int", "float", "string") else None
+
+    def _resolve_object(self) -> JsonType | None:
+        if not 0 < len(self.fields) <= MAX_STRUCT_FIELDS:
+            return None
+        fields = {name: shape._resolve() for name, shape in self.fields.items()}
+        agreed = {name: inner for name, inner in fields.items() if inner is not None}
+        return JsonType("object", fields=agreed) if len(agreed) == len(fields) else None
+
+    def _majority(self) -> Kind | None:
+        """The kind that all values but a small minority have."""
+        counts = Counter({kind: count for kind, count in self.counts.items() if kind != "null"})
+        if counts["float"]:
+            counts["float"] += counts.pop("int", 0)
+        if not counts.total():
+            return None
+        kind, count = counts.most_common(1)[0]
+        return kind if count >= (1 - MAX_MINORITY) * counts.total() else None
+
+
+def _known(shape: Shape | None) -> bool:
+    """Whether the sample had any value but null here."""
+    return shape is not None and shape.counts.total() > shape.counts["null"]
+
+
+class KeyCounts:
+    """Keys that the declared types do not have -> how often they came. Remembers a bounded number of names."""
+
+    MAX_NAMES = 1000
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, name: str) -> None:
+        if name in self.counts or len(self.counts) < self.MAX_NAMES:
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+
+def find_mismatch(value: Any, want: JsonType, place: str, undeclared: KeyCounts) -> str | None:
+    """Why `value` is not of type `want` (None: it is), and count the keys inside it that the type does not have."""
+    if value is None or want.kind == "text":
+        return None
+    kind = kind_of(value)
+    if want.kind == "object" and isinstance(value, dict):
+        for key in value.keys() - want.fields.keys():
+            undeclared.add(f"{place}.{key}")
+        inner = (find_mismatch(value.get(k), t, f"{place}.{k}", undeclared) for k, t in want.fields.items())
+        return next((problem for problem in inner if problem), None)
+    if want.kind == "list" and isinstance(value, list):
+        assert want.item is not None, "a list type has an item type"
+        inner = (find_mismatch(v, want.item, f"{place}[{i}]", undeclared) for i, v in enumerate(value))
+        return next((problem for problem in inner if problem), None)
+    if kind == want.kind or (want.kind == "float" and kind == "int") or (want.kind == "int" and _is_whole(value)):
+        return None
+    return f"column {place}: {describe(value)} where the other rows have {_WANTED[want.kind]}"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer() and INT64_MIN <= value <= INT64_MAX
+
+
+def describe(value: Any) -> str:
+    """A value for an error message: what it is, and its start (never more: logs hold no payloads)."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    text = json.dumps(value)
+    kind = {"bigint": "integer beyond 64 bits:", "int": "integer", "float": "number"}.get(
+        kind_of(value), kind_of(value)
+    )
+    return f"{kind} {text if len(text) <= 24 else text[:20] + '...'}"

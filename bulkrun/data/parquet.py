@@ -1,0 +1,189 @@
+"""Parquet: streamed in small batches, with every footer read before the first row. Knows no SQL.
+
+A file that is torn, is not Parquet, disagrees with the others on a type, or claims to unpack to something absurd is an
+InputError before anything runs. Pages are checked against their checksums where the writer left some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, blank_rows, record_batch
+from bulkrun.data.files import InputFile
+from bulkrun.errors import InputError
+from bulkrun.request import RowError
+
+_BOMB_BYTES = 512 * 2**20  # a row group this big ...
+_BOMB_RATIO = 500  # ... that is packed this tightly is not data
+_BUFFER_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    """What a file's footer says: the rows and uncompressed bytes of each row group, and the columns."""
+
+    group_rows: tuple[int, ...]
+    group_bytes: tuple[int, ...]
+    schema: pa.Schema
+
+
+class ParquetSource:
+    """Rows of Parquet files; a column that a file lacks is null there."""
+
+    def __init__(self, files: Sequence[InputFile], footers: list[_Footer], schema: pa.Schema, max_row_bytes: int):
+        self._files = files
+        self._footers = footers
+        self._max_row_bytes = max_row_bytes
+        self.schema = schema
+        self.undeclared_columns: dict[str, int] = {}
+
+    @classmethod
+    def open(cls, files: Sequence[InputFile], max_row_bytes: int) -> ParquetSource:
+        """Read all footers and unite their schemas. Raises InputError as the module says."""
+        footers = [_read_footer(file) for file in files]
+        return cls(files, footers, _unite(files, footers), max_row_bytes)
+
+    @property
+    def num_rows(self) -> int | None:
+        return sum(sum(footer.group_rows) for footer in self._footers)
+
+    def select(self, columns: Sequence[str]) -> ParquetSource:
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        return ParquetSource(self._files, self._footers, schema, self._max_row_bytes)
+
+    def batches(self, start: Position) -> Iterator[InputBatch]:
+        file, footer = self._files[start.file], self._footers[start.file]
+        with _open(file) as parquet:
+            first_rows = accumulate(footer.group_rows, initial=0)
+            for group, (first, count) in enumerate(zip(first_rows, footer.group_rows, strict=False)):
+                if start.row < first + count:
+                    for row, rows in self._group(parquet, file, footer, group, skip=max(0, start.row - first)):
+                        yield self._batch(file, Position(start.file, first + row), rows)
+
+    def _group(
+        self, parquet: pq.ParquetFile, file: InputFile, footer: _Footer, group: int, skip: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of one row group after the first `skip`, each batch with its first row's number in the group."""
+        columns = [name for name in self.schema.names if name in footer.schema.names]
+        bytes_per_row = footer.group_bytes[group] / max(1, footer.group_rows[group])
+        batch_rows = max(1, min(MAX_BATCH_ROWS, int(MAX_BATCH_BYTES / max(1.0, bytes_per_row))))
+        row = 0
+        try:
+            for rows in parquet.iter_batches(batch_rows, row_groups=[group], columns=columns, use_threads=False):
+                if row + rows.num_rows > skip:
+                    unread = max(0, skip - row)
+                    yield row + unread, self._declared(rows.slice(unread))
+                row += rows.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{file.path}: row group {group} cannot be read: {error}; get a good copy") from error
+
+    def _declared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """`rows` with exactly the declared columns and types."""
+        present = set(rows.schema.names)
+        arrays = [
+            rows.column(field.name).cast(field.type) if field.name in present else pa.nulls(rows.num_rows, field.type)
+            for field in self.schema
+        ]
+        return record_batch(arrays, self.schema, rows.num_rows)
+
+    def _batch(self, file: InputFile, position: Position, rows: pa.RecordBatch) -> InputBatch:
+        if rows.nbytes <= self._max_row_bytes:
+            return InputBatch(position, rows)
+        sizes = [rows.slice(row, 1).nbytes for row in range(rows.num_rows)]
+        errors = {
+            index: RowError(
+                "bad_input",
+                f"{file.path}: row {position.row + index} has {size} bytes, "
+                f"more than input.max_row_bytes {self._max_row_bytes}",
+            )
+            for index, size in enumerate(sizes)
+            if size > self._max_row_bytes
+        }
+        return InputBatch(position, blank_rows(rows, list(errors)) if errors else rows, errors)
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """The type without its encoding (dictionary, run-end, view, extension): what every Parquet reader understands."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return plain_type(type_.storage_type)
+    if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
+        return plain_type(type_.value_type)
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in type_])
+    if pa.types.is_list(type_) or pa.types.is_list_view(type_):
+        return pa.list_(type_.value_field.with_type(plain_type(type_.value_type)))
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.null(): pa.string()}.get(type_, type_)
+
+
+def _open(file: InputFile) -> pq.ParquetFile:
+    """The open file. Raises InputError where it is not Parquet, whole and readable."""
+    try:
+        return pq.ParquetFile(file.path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{file.path}: not a whole Parquet file ({error}); it was cut off while it was written or is something else"
+        ) from error
+
+
+def _read_footer(file: InputFile) -> _Footer:
+    with _open(file) as parquet:
+        metadata, schema = parquet.metadata, parquet.schema_arrow
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for number, group in enumerate(groups):
+        if group.total_byte_size > max(_BOMB_BYTES, _BOMB_RATIO * file.size):
+            raise InputError(
+                f"{file.path}: row group {number} would unpack to {group.total_byte_size / 2**30:.1f} GiB "
+                f"from a file of {file.size} bytes; that is not data but a decompression bomb"
+            )
+    if len(set(schema.names)) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise InputError(f"{file.path}: two columns are named {twice!r}; give each its own name")
+    return _Footer(tuple(g.num_rows for g in groups), tuple(g.total_byte_size for g in groups), schema)
+
+
+def _unite(files: Sequence[InputFile], footers: Sequence[_Footer]) -> pa.Schema:
+    """One schema for all files: every column that any has, in a type that holds them all."""
+    united: dict[str, pa.Field] = {}
+    origin: dict[str, InputFile] = {}
+    for file, footer in zip(files, footers, strict=True):
+        for field in footer.schema:
+            if field.name not in united:
+                origin[field.name] = file
+            seen = united.get(field.name, field)
+            united[field.name] = _wider(seen, field, origin[field.name], file)
+    fields = [pa.field(name, plain_type(field.type)) for name, field in united.items()]
+    for file, footer in zip(files, footers, strict=True):
+        _check_casts(file, footer, fields)
+    return pa.schema(fields)
+
+
+def _wider(one: pa.Field, other: pa.Field, one_file: InputFile, other_file: InputFile) -> pa.Field:
+    if one.type == other.type:
+        return one
+    # A null type stays null until another file knows better; encodings do not matter.
+    types = [type_ if pa.types.is_null(type_) else plain_type(type_) for type_ in (one.type, other.type)]
+    try:
+        schemas = [pa.schema([pa.field(one.name, type_)]) for type_ in types]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0)
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        raise InputError(
+            f"column {one.name!r} is {one.type} in {one_file.path} but {other.type} in {other_file.path}; "
+            f"read them as separate jobs, or cast the column so that both agree"
+        ) from None
+
+
+def _check_casts(file: InputFile, footer: _Footer, fields: Sequence[pa.Field]) -> None:
+    for field in fields:
+        if field.name in footer.schema.names:
+            here = footer.schema.field(field.name).type
+            try:
+                pa.nulls(0, here).cast(field.type)
+            except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
+                raise InputError(
+                    f"{file.path}: column {field.name!r} has the type {here}, which cannot be read as {field.type}"
+                ) from None

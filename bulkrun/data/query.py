@@ -1,0 +1,44 @@
+"""SQL over the results of a run, while it goes on or after. Knows file names, nothing of plans or journals.
+
+The query sees the view `results` (all parts) and, by path, the Parquet files of the run. It is one SELECT, and it can
+reach nothing outside the run's directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from bulkrun.data.duck import NotASelect, locked_connection, single_select, view_of_parquet
+from bulkrun.errors import RunError, UsageError
+
+PARTS = "part-*.parquet"
+
+
+def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.Schema | None = None) -> pa.Table:
+    """The result of `sql` (at most `limit` rows) over the parts that are committed now.
+
+    With no part yet, `results` is an empty table of `schema` (the run's declared output), if the caller knows it.
+    Raises RunError where there is nothing to query and UsageError, with DuckDB's message, for a query that fails.
+    """
+    root = run_root.resolve()
+    if not root.is_dir():
+        raise RunError(f"{run_root}: no such run directory")
+    parts = sorted(root.glob(PARTS))
+    if not parts and schema is None:
+        raise RunError(f"{run_root}: no results yet (no {PARTS}); `bulkrun status {run_root}` shows how far the run is")
+    connection = locked_connection(folders=[root])
+    try:
+        if parts:
+            view_of_parquet(connection, "results", parts)
+        else:
+            assert schema is not None, "checked above"
+            connection.register("results", schema.empty_table())
+        relation = connection.sql(single_select(connection, sql))
+        return (relation if limit is None else relation.limit(limit)).to_arrow_table()
+    except (duckdb.Error, NotASelect) as error:
+        raise UsageError(f"query: {error}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,128 @@
+"""One way to read an input, whatever its files are: declared schema first, then bounded batches from any position.
+
+    with open_input(["data/*.jsonl"]) as dataset:
+        for batch in dataset.batches(start=Position(0, 4096)): ...
+
+Knows which reader serves which format; the readers know the formats. Rows in = rows out: every line, record or Parquet
+row comes out exactly once, in order, as values or as an error.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from bulkrun.data.batch import InputBatch, Position, Source
+from bulkrun.data.csv_reader import CsvSource
+from bulkrun.data.files import InputFile, find_files
+from bulkrun.data.jsonl import JsonlSource
+from bulkrun.data.parquet import ParquetSource
+from bulkrun.data.sql import SnapshotSource, write_snapshot
+from bulkrun.errors import InputError
+
+MAX_ROW_BYTES = 16 * 2**20
+START = Position(0, 0)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An input: its files (to fingerprint) and its rows.
+
+    With `input.sql`, `files` are the files that the query read while the rows (and `Position.file`, always 0) are those
+    of the snapshot.
+    """
+
+    files: list[InputFile]
+    source: Source
+    num_sources: int
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The declared columns, known before the first row is read."""
+        return self.source.schema
+
+    @property
+    def num_rows(self) -> int | None:
+        """All rows, where that is known without reading them (Parquet), else None."""
+        return self.source.num_rows
+
+    @property
+    def undeclared_columns(self) -> dict[str, int]:
+        """Columns met while reading that the sample did not show -> rows that had them; their values are dropped."""
+        return self.source.undeclared_columns
+
+    def select(self, columns: Sequence[str]) -> Dataset:
+        """The same rows with only these columns (names of the schema), which is cheaper to read."""
+        return replace(self, source=self.source.select(columns))
+
+    def batches(self, start: Position = START, limit: int | None = None) -> Iterator[InputBatch]:
+        """All rows from `start` on, at most `limit`. Raises InputError where a file breaks in the middle."""
+        left = limit
+        for file in range(start.file, self.num_sources):
+            for batch in self.source.batches(start if file == start.file else Position(file, 0)):
+                if left is None:
+                    yield batch
+                    continue
+                if batch.rows.num_rows > left:
+                    batch = batch.head(left)
+                left -= batch.rows.num_rows
+                if batch.rows.num_rows:
+                    yield batch
+                if left == 0:
+                    return
+
+    def close(self) -> None:
+        """Remove what was only made for this reading (a snapshot that no run keeps)."""
+        if self._folder:
+            self._folder.cleanup()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_input(
+    paths: str | Sequence[str],
+    *,
+    sql: str | None = None,
+    sql_snapshot: Path | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES,
+) -> Dataset:
+    """Find the files and declare the schema.
+
+    With `sql`, its result is written once to `sql_snapshot` and read from there ever after; without a path it lives
+    until the dataset is closed. Raises InputError for everything that keeps the input from being read as a whole.
+    """
+    files = find_files(paths)
+    source = _open_files(files, max_row_bytes)
+    if sql is None:
+        return Dataset(files, source, len(files))
+    folder = None
+    if sql_snapshot is None:
+        folder = tempfile.TemporaryDirectory(prefix="bulkrun-")
+        sql_snapshot = Path(folder.name, "input.snapshot")
+    if not sql_snapshot.exists():
+        write_snapshot(Dataset(files, source, len(files)).batches(), source, files, sql, sql_snapshot)
+    return Dataset(files, SnapshotSource.open(sql_snapshot, max_row_bytes), 1, folder)
+
+
+def _open_files(files: list[InputFile], max_row_bytes: int) -> Source:
+    for file in files:
+        if file.format != files[0].format:
+            raise InputError(
+                f"input.path: {files[0].path} is {files[0].format} but {file.path} is {file.format}; "
+                "one input has one format: name the files you mean, for example data/*.jsonl"
+            )
+    readers = {"parquet": ParquetSource, "jsonl": JsonlSource, "csv": CsvSource}
+    source: Source = readers[files[0].format].open(files, max_row_bytes)  # type: ignore[attr-defined]
+    return source

@@ -1,0 +1,59 @@
+"""The columns of a result: the input's that pass through, then what the engine adds. Knows no files.
+
+Declared from the plan, before row one, so that every part has the same schema whatever its values are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+import pyarrow as pa
+
+from bulkrun.errors import InputError
+
+RESULT_FIELDS: tuple[pa.Field, ...] = (
+    pa.field("row", pa.int64(), nullable=False),  # position in the whole input, from 0
+    pa.field("sample", pa.int32(), nullable=False),  # 0 to sampling.n - 1
+    pa.field("response", pa.string()),
+    pa.field("finish_reason", pa.string()),
+    pa.field("prompt_tokens", pa.int32()),
+    pa.field("completion_tokens", pa.int32()),
+    pa.field("error_code", pa.string()),  # null if and only if the row has a response
+    pa.field("error_message", pa.string()),
+)
+RESULT_NAMES = frozenset(field.name for field in RESULT_FIELDS)
+
+
+def output_schema(passthrough: pa.Schema) -> pa.Schema:
+    """The schema of every part: the columns that pass through, then the result columns."""
+    assert not RESULT_NAMES & set(passthrough.names), "passthrough_schema refuses these names"
+    return pa.schema([*passthrough, *RESULT_FIELDS])
+
+
+def passthrough_schema(input_schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """The input columns that go to the output: those named in `input.columns`, or all.
+
+    Raises InputError for an unknown name and for a column that is named like a result column.
+    """
+    names = list(input_schema.names) if columns is None else list(dict.fromkeys(columns))
+    check_columns(input_schema, names, "input.columns")
+    taken = [name for name in names if name in RESULT_NAMES]
+    if taken:
+        others = [name for name in names if name not in RESULT_NAMES]
+        raise InputError(
+            f"input column {', '.join(map(repr, taken))} is named like a result column; choose the columns to pass "
+            f"through (input.columns: [{', '.join(others)}]) or rename it in input.sql "
+            f'(SELECT * RENAME ("{taken[0]}" AS "input_{taken[0]}") FROM input)'
+        )
+    # Nullable all: a row that could not be read is null in every column.
+    return pa.schema([input_schema.field(name).with_nullable(True).remove_metadata() for name in names])
+
+
+def check_columns(input_schema: pa.Schema, names: Iterable[str], key: str) -> None:
+    """Raise InputError, naming the job file's `key` and the nearest column, for a name that the input lacks."""
+    for name in names:
+        if name not in input_schema.names:
+            near = get_close_matches(name, input_schema.names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(input_schema.names) or 'no columns'}"
+            raise InputError(f"{key}: the input has no column {name!r}; {hint}")

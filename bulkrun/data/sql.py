@@ -1,0 +1,182 @@
+"""`input.sql`: a SELECT over the input files whose result is written once and is the input from then on.
+
+DuckDB promises no order from one run of a query to the next, so the result is fixed in a snapshot (Parquet with page
+checksums) that appears whole or not at all and is never made twice. Text files go through the project's own readers
+first, so that the query sees declared columns; a line that cannot be read cannot be selected either, and comes as an
+error row after the query's rows, so that no line vanishes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bulkrun.data.batch import MAX_BATCH_ROWS, InputBatch, Position, Source
+from bulkrun.data.duck import NotASelect, locked_connection, single_select, view_of_parquet
+from bulkrun.data.files import InputFile
+from bulkrun.data.parquet import ParquetSource, plain_type
+from bulkrun.errors import InputError
+from bulkrun.request import RowError
+
+_CODE, _MESSAGE = "bulkrun.error_code", "bulkrun.error_message"
+_ERROR_SCHEMA = pa.schema([(_CODE, pa.string()), (_MESSAGE, pa.string())])
+_ROWS_PER_GROUP = 16 * MAX_BATCH_ROWS
+_BYTES_PER_GROUP = 64 * 2**20
+
+
+class SnapshotSource:
+    """The rows of a snapshot; what its two error columns hold becomes errors again."""
+
+    undeclared_columns: dict[str, int]
+
+    def __init__(self, snapshot: Source) -> None:
+        self._snapshot = snapshot
+        self.undeclared_columns = {}
+        self.schema = pa.schema([field for field in snapshot.schema if field.name not in _ERROR_SCHEMA.names])
+
+    @classmethod
+    def open(cls, path: Path, max_row_bytes: int) -> SnapshotSource:
+        """The snapshot at `path`, which `write_snapshot` made."""
+        stat = path.stat()
+        return cls(
+            ParquetSource.open([InputFile(path, "parquet", None, stat.st_size, stat.st_mtime_ns)], max_row_bytes)
+        )
+
+    @property
+    def num_rows(self) -> int | None:
+        return self._snapshot.num_rows
+
+    def select(self, columns: Sequence[str]) -> SnapshotSource:
+        return SnapshotSource(self._snapshot.select([*columns, *_ERROR_SCHEMA.names]))
+
+    def batches(self, start: Position) -> Iterator[InputBatch]:
+        for batch in self._snapshot.batches(start):
+            codes, messages = (batch.rows.column(name).to_pylist() for name in _ERROR_SCHEMA.names)
+            unreadable = {
+                index: RowError(code, message)
+                for index, (code, message) in enumerate(zip(codes, messages, strict=True))
+                if code is not None
+            }
+            rows = batch.rows.select(self.schema.names)
+            yield InputBatch(batch.position, rows, unreadable | batch.errors)
+
+
+def write_snapshot(
+    rows: Iterable[InputBatch], source: Source, files: Sequence[InputFile], sql: str, path: Path
+) -> None:
+    """Run `sql` over `files` (read by `source` as `rows`) and publish its result at `path`, unless it is there by then.
+
+    Raises InputError with DuckDB's message for a query that cannot run.
+    """
+    temporary = path.parent / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=temporary, prefix="sql-") as name:
+        folder = Path(name)
+        tables, errors = [file.path.absolute() for file in files], folder / "errors.tmp"
+        if files[0].format != "parquet":
+            tables = [folder / "input.tmp"]
+            _text_to_parquet(rows, source.schema, tables[0], errors)
+        _write_result(sql, tables, errors, folder)
+        _publish(folder / "result.tmp", path)
+
+
+def _text_to_parquet(batches: Iterable[InputBatch], schema: pa.Schema, path: Path, errors_path: Path) -> None:
+    """Write the rows that can be read to `path` and the errors of the others to `errors_path`."""
+    if not schema.names:
+        raise InputError("input.sql: the input has no readable rows, so `input` has no columns to select")
+    with _writer(path, schema) as rows, _writer(errors_path, _ERROR_SCHEMA) as errors:
+        for batch in batches:
+            good = [index for index in range(batch.rows.num_rows) if index not in batch.errors]
+            rows.add(batch.rows.take(pa.array(good, pa.int64())))
+            if batch.errors:
+                columns = zip(*batch.errors.values(), strict=True)
+                errors.add(
+                    pa.RecordBatch.from_arrays([pa.array(c, pa.string()) for c in columns], schema=_ERROR_SCHEMA)
+                )
+
+
+def _write_result(sql: str, tables: list[Path], errors: Path, folder: Path) -> None:
+    """Write the query's rows, then the rows that could not be read, to result.tmp in `folder`."""
+    connection = locked_connection(files=tables, spill=folder / "spill")
+    try:
+        view_of_parquet(connection, "input", tables)
+        result = connection.sql(single_select(connection, sql)).to_arrow_reader(MAX_BATCH_ROWS)
+        schema = _snapshot_schema(result.schema)
+        with _writer(folder / "result.tmp", schema) as writer:
+            for batch in result:
+                writer.add(_fill(batch, schema))
+            if errors.exists():
+                for batch in pq.ParquetFile(errors).iter_batches(MAX_BATCH_ROWS):
+                    writer.add(_fill(batch, schema))
+    except (duckdb.Error, NotASelect) as error:
+        raise InputError(f"input.sql: {error}") from error
+    except pa.ArrowNotImplementedError as error:
+        raise InputError(f"input.sql: a column has a type that Parquet does not have: {error}; cast it") from error
+    finally:
+        connection.close()
+
+
+def _snapshot_schema(result: pa.Schema) -> pa.Schema:
+    if len(set(result.names)) < len(result.names):
+        twice = next(name for name in result.names if result.names.count(name) > 1)
+        raise InputError(f"input.sql: two columns of the result are named {twice!r}; rename one with AS")
+    return pa.schema([*(pa.field(field.name, plain_type(field.type)) for field in result), *_ERROR_SCHEMA])
+
+
+def _fill(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """`batch` in `schema`, null where it has no such column."""
+    present = set(batch.schema.names)
+    arrays = [
+        batch.column(field.name).cast(field.type) if field.name in present else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class _GroupedWriter:
+    """A Parquet file written in row groups bounded in rows and bytes, whatever the size of the batches."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer = writer
+        self._waiting: list[pa.RecordBatch] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        if (
+            sum(waiting.num_rows for waiting in self._waiting) >= _ROWS_PER_GROUP
+            or sum(waiting.nbytes for waiting in self._waiting) >= _BYTES_PER_GROUP
+        ):
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting))
+            self._waiting.clear()
+
+
+@contextmanager
+def _writer(path: Path, schema: pa.Schema) -> Iterator[_GroupedWriter]:
+    with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+        grouped = _GroupedWriter(writer)
+        yield grouped
+        grouped.flush()
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give the finished file its name, unless another process already has: then theirs is the snapshot."""
+    with temporary.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    with suppress(FileExistsError):
+        os.link(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
