@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
 
 import jinja2
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -24,6 +28,15 @@ PROMPT_TEXT = (
 @pytest.fixture(scope="module")
 def tokenizer():
     return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def tiny_data() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tiny_data", ROOT / "examples" / "tiny_data.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def job_prompt(source: str) -> str:
@@ -45,6 +58,51 @@ def test_the_job_and_the_chat_template_make_the_prompt_of_training(tokenizer):
     messages = [{"role": "user", "content": job_prompt(SOURCE)}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == PROMPT_TEXT
+
+
+def test_the_training_script_cuts_and_instructs_like_the_job(tiny_data, tmp_path):
+    source = SOURCE + "\n    # more" * 100
+    row = {"module": "m", "name": "f", "source": source, "docstring": "Whether it is empty."}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "f.parquet")
+    (pair,) = [
+        *tiny_data.read_split(tmp_path / "f.parquet").train,
+        *tiny_data.read_split(tmp_path / "f.parquet").held_out,
+    ]
+    assert pair.prompt == job_prompt(source)
+
+
+def test_held_out_modules_share_no_source_with_training(tiny_data, tmp_path):
+    def row(module: str, source: str) -> dict[str, str]:
+        return {
+            "module": module,
+            "name": "f",
+            "source": source,
+            "docstring": f"What the author of {module} says about it.",
+        }
+
+    modules = [f"m{i}" for i in range(300)]
+    rows = [row(module, f"def f(): return {at}") for at, module in enumerate(modules)]
+    rows += [row(module, "def  f():\n    return 1" + " " * at) for at, module in enumerate(modules)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "f.parquet")
+    split = tiny_data.read_split(tmp_path / "f.parquet")
+    assert {pair.module for pair in split.train}.isdisjoint(pair.module for pair in split.held_out)
+    sources = [{tiny_data.squeezed(pair.source) for pair in side} for side in split]
+    assert all(sources) and sources[0].isdisjoint(sources[1])
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "summary"),
+    [
+        ("Return the :class:`~a.b.Thing` of ``x``", "Return the a.b.Thing of x."),
+        ("Close the file. Args: name: it", "Close the file."),
+        ("Sort the list. " + "And so on it goes, " * 20, "Sort the list."),
+        ("Two words", None),
+        ("frob(a, b) -> c", None),
+        ("x = y ** 2 / 3 + 4 - 5 * 6 == 7", None),
+    ],
+)
+def test_a_summary_is_whole_sentences_without_markup(tiny_data, paragraph, summary):
+    assert tiny_data.summary_of(paragraph) == summary
 
 
 def test_chat_template_knows_system_and_assistant_turns(tokenizer):
