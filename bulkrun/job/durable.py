@@ -90,7 +90,7 @@ def publish_new(tmp: Path, final: Path) -> bool:
     """
     with disk_errors("publishing", final):
         _link_if_absent(tmp, final)
-        ours = _tail(tmp) == _tail(final)
+        ours = tmp.exists() and _tail(tmp) == _tail(final)  # a finished run's clean-up may have taken a late tmp
         fsync_dir(final.parent)
         tmp.unlink(missing_ok=True)
         return ours
@@ -130,7 +130,7 @@ def write_new_json(path: Path, document: dict[str, Any]) -> bool:
     Two writers of equal documents both own it: put a nonce in where that matters.
     """
     tmp = temporary(path)
-    write_file(tmp, _encode(document))
+    write_file(tmp, encode_json(document))
     return publish_new(tmp, path)
 
 
@@ -138,11 +138,11 @@ def replace_json(path: Path, document: dict[str, Any], *, sync: bool = True) -> 
     """Replace a JSON file atomically. `sync=False` is for what may be lost in a power cut (heartbeats)."""
     tmp = temporary(path)
     if sync:
-        write_file(tmp, _encode(document))
+        write_file(tmp, encode_json(document))
     with disk_errors("writing", path):
         try:
             if not sync:
-                tmp.write_bytes(_encode(document))
+                tmp.write_bytes(encode_json(document))
             tmp.replace(path)
         except OSError:
             tmp.unlink(missing_ok=True)
@@ -164,7 +164,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return document
 
 
-def _encode(document: dict[str, Any]) -> bytes:
+def encode_json(document: dict[str, Any]) -> bytes:
+    """A JSON object as the bytes of a file."""
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 

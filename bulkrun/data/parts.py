@@ -1,0 +1,100 @@
+"""Part files: the committed rows of one shard as Parquet, and what their footers say about themselves.
+
+Written with a declared schema, zstd, page checksums and a `bulkrun.part` entry in the footer's key-value metadata,
+so that a part can be checked and counted without any other file. Knows nothing of plans, journals or publishing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bulkrun.errors import RunError
+
+METADATA_KEY = b"bulkrun.part"
+_ROW_GROUP_BYTES = 64 * 2**20  # uncompressed; a writer's and a reader's memory is about one row group
+_ROW_GROUP_ROWS = 65536
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """A part's footer. `rows` counts output rows (input rows x samples); `attempt` is unique for each file written."""
+
+    run_id: str
+    plan_hash: str
+    shard: int
+    attempt: str
+    input_rows: int
+    rows: int
+    errors: dict[str, int]
+    prompt_tokens: int
+    completion_tokens: int
+    versions: dict[str, str]
+
+    @property
+    def error_rows(self) -> int:
+        return sum(self.errors.values())
+
+
+def write_part(path: Path, table: pa.Table, info: PartInfo) -> None:
+    """Write a whole part under a temporary name and fsync it. Raises OSError; half a file is removed."""
+    assert info.rows == table.num_rows, f"footer says {info.rows} rows, the table has {table.num_rows}"
+    try:
+        with path.open("xb") as sink:
+            with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
+                writer.write_table(table, row_group_size=_rows_per_group(table))
+                writer.add_key_value_metadata({METADATA_KEY: json.dumps(asdict(info)).encode()})
+            sink.flush()
+            os.fsync(sink.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _rows_per_group(table: pa.Table) -> int:
+    bytes_per_row: int = table.nbytes // max(table.num_rows, 1) + 1
+    return max(1, min(_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // bytes_per_row))
+
+
+def read_part_info(path: Path) -> PartInfo:
+    """The footer of a part. Raises RunError when the file is torn, or was not written by bulkrun."""
+    return _info(path, _metadata(path))
+
+
+def _metadata(path: Path) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise RunError(f"{path}: not a whole Parquet file ({error}); the disk or another program damaged it") from error
+
+
+def _info(path: Path, metadata: pq.FileMetaData) -> PartInfo:
+    entry = (metadata.metadata or {}).get(METADATA_KEY)
+    if entry is None:
+        raise RunError(f"{path}: a Parquet file that bulkrun did not write; move it out of the result directory")
+    info = PartInfo(**json.loads(entry))
+    if info.rows != metadata.num_rows:
+        raise RunError(f"{path}: holds {metadata.num_rows} rows, its footer declares {info.rows}; it is damaged")
+    return info
+
+
+def read_part_schema(path: Path) -> pa.Schema:
+    """The Arrow schema of a part, without its metadata. Raises RunError when the file is torn."""
+    return _metadata(path).schema.to_arrow_schema().remove_metadata()
+
+
+def read_part_columns(path: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of a part in row groups, every page's checksum verified. Raises RunError on a flipped bit."""
+    _metadata(path)
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise RunError(f"{path}: damaged ({error}); delete this file and run the same command again") from error

@@ -1,0 +1,56 @@
+"""What makes a run this run: the settings and facts its results depend on, as readable values and as hashes.
+
+The engine's settings, the pace of the run (`checkpoint_every`, `max_error_rate`) and texts for people are not part of
+it. Facts about files (input, model) are handed in as data: this module reads nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+Facts = Mapping[str, Any]
+
+# Keys whose change leaves every result as it was: --resume-anyway accepts them.
+HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.shard_rows")
+
+
+def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) -> dict[str, dict[str, Any]]:
+    """The part of a resolved job (as `JobSpec.model_dump()`) that results depend on, in sections.
+
+    `input_facts` and `model_facts` say what the files hold (sizes, hashes), so that an edited file under the same
+    name is noticed, and a moved one is not taken for a change.
+    """
+    given, run = job["input"], job["run"]
+    names = ("path", "sql", "id", "on_duplicate", "max_row_bytes")
+    return {
+        "model": {"name": job["model"], **model_facts},
+        "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
+        "prompt": {**job["prompt"], "on_too_long": run["on_too_long"]},
+        "sampling": dict(job["sampling"]),
+        "output": {"columns": given["columns"]},
+        "plan": {"window_rows": run["window_rows"], "shard_rows": run["shard_rows"]},
+    }
+
+
+def fingerprint(value: Any) -> str:
+    """A 128-bit hash of a JSON value, the same in every process."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ, with both values (None where there is none), in the order of `new`."""
+    flat_old, flat_new = dict(_flatten(old)), dict(_flatten(new))
+    keys = [*flat_new, *(key for key in flat_old if key not in flat_new)]
+    return {key: (flat_old.get(key), flat_new.get(key)) for key in keys if flat_old.get(key) != flat_new.get(key)}
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, entry in value.items():
+        if isinstance(entry, Mapping):
+            yield from _flatten(entry, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", entry
