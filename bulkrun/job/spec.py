@@ -6,7 +6,7 @@ into a `JobSpec` and problems into `file:line:col` messages; `bulkrun schema` pr
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -185,15 +185,12 @@ class RunSpec(_Section):
     """How the run goes on: limits, safety, progress."""
 
     limit: int | None = Field(None, ge=1, description="Only the first N rows of the input.")
-    checkpoint_every: Annotated[float, Field(gt=0)] = Field(
-        5.0, description="Seconds of finished work that a kill may lose at most.", strict=False
-    )
+    checkpoint_every: float = Field(5.0, gt=0, description="Seconds of finished work that a kill may lose at most.")
     max_error_rate: float = Field(
         0.5,
         ge=0,
         le=1,
         description="Stop the run when more than this share of the last 1000 rows failed.",
-        strict=False,
     )
     on_too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
         "error", description="A prompt that does not fit: an error row, or cut at its start or its end."
