@@ -13,16 +13,17 @@ from bulkrun.request import Request, StopMatcher, TokenLogprob
 
 
 class Sequence:
-    """A request on its way. Tokens that `Request.output_token_ids` brought along count as output.
+    """A request on its way. It starts with its prompt alone: whoever makes it appends tokens, old ones and new.
 
-    `stop_token_ids` are all ids that end it (end-of-sequence included unless ignored); `max_num_tokens` is where it
-    ends at the latest, prompt included.
+    `eos_token_ids` are empty where they are ignored; `stop_token_ids` are all ids that end it, those included;
+    `max_num_tokens` is where it ends at the latest, prompt included.
     """
 
     __slots__ = (
         "arrival",
         "block_hashes",
         "block_table",
+        "eos_token_ids",
         "logprobs",
         "max_num_tokens",
         "num_cached_tokens",
@@ -44,17 +45,17 @@ class Sequence:
         *,
         arrival: int,
         max_model_len: int,
-        stop_token_ids: frozenset[int] = frozenset(),
+        eos_token_ids: frozenset[int] = frozenset(),
         stop_matcher: StopMatcher | None = None,
     ) -> None:
         self.request = request
         self.arrival = arrival
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + request.sampling.max_tokens, max_model_len)
-        self.stop_token_ids = stop_token_ids
+        self.eos_token_ids = frozenset() if request.sampling.ignore_eos else eos_token_ids
+        self.stop_token_ids = self.eos_token_ids.union(request.sampling.stop_token_ids)
         self.stop_matcher = stop_matcher
         self.token_ids = array("i", request.prompt_token_ids)
-        self.token_ids.extend(request.output_token_ids)
         self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
         self.row: int | None = None  # its permanent row in the device tensors while it runs
         self.block_table: list[int] = []

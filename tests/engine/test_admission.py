@@ -17,11 +17,12 @@ def _sequence(num_output: int, max_tokens: int, *, expected: int | None = None, 
         "r",
         [1, 2, 3],
         SamplingParams(max_tokens=max_tokens),
-        output_token_ids=(5,) * num_output,
         expected_tokens=expected,
     )
-    stop_token_ids = frozenset([0]) if can_stop else frozenset()
-    return Sequence(request, arrival=0, max_model_len=10_000, stop_token_ids=stop_token_ids)
+    eos_token_ids = frozenset([0]) if can_stop else frozenset()
+    seq = Sequence(request, arrival=0, max_model_len=10_000, eos_token_ids=eos_token_ids)
+    seq.token_ids.extend([5] * num_output)
+    return seq
 
 
 def _simulated_peak(growths: list[Growth]) -> int:

@@ -27,8 +27,8 @@ def _scheduler(num_blocks: int = 65, max_num_seqs: int = 8, budget: int = 16, ca
 
 def _sequence(number: int, prompt: list[int], max_tokens: int, *, can_stop: bool = True, expected: int | None = None):
     request = Request(str(number), prompt, SamplingParams(max_tokens=max_tokens), expected_tokens=expected)
-    stop_token_ids = frozenset([0]) if can_stop else frozenset()
-    return Sequence(request, arrival=number, max_model_len=10_000, stop_token_ids=stop_token_ids)
+    eos_token_ids = frozenset([0]) if can_stop else frozenset()
+    return Sequence(request, arrival=number, max_model_len=10_000, eos_token_ids=eos_token_ids)
 
 
 def _fake_model(batch: ScheduledBatch, scheduler: Scheduler, length_of: Callable[[Sequence], int]) -> list[Sequence]:
@@ -217,7 +217,7 @@ def test_admission_reserves_max_tokens_until_lengths_are_known() -> None:
     assert len(batch.seqs) == 2
     _fake_model(batch, scheduler, lambda _: 2)
     width = 0
-    while scheduler.running:
+    while scheduler.running or scheduler.num_waiting:
         _fake_model(scheduler.schedule(), scheduler, lambda _: 2)  # but outputs are short
         width = max(width, len(scheduler.running))
     assert width > 8

@@ -1,0 +1,218 @@
+"""The engine: requests in, completions out, one forward pass per step.
+
+Wires the scheduler (which sequences, how many tokens), the model runner (tensors) and the endings (when to stop)
+together. Speaks token ids; knows no text, files, rows or jobs. Implements `bulkrun.request.Engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bulkrun.engine.block_manager import BlockManager
+from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.finishing import Ending, completion_of, ending_of, error_completion, refusal
+from bulkrun.engine.model_runner import ModelRunner, StepOutput
+from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
+from bulkrun.engine.sequence import Sequence
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.decoder import Decoder
+from bulkrun.models.loader import default_dtype, load_model
+from bulkrun.models.model_dir import generation_defaults
+from bulkrun.request import (
+    Completion,
+    EngineStats,
+    PartialOutput,
+    Request,
+    RowError,
+    StopMatcherFactory,
+)
+
+_NOT_NUMBERS = RowError(
+    "engine_error",
+    "the model's logits are not finite numbers for this row; try engine.dtype float32, or check the weights",
+)
+
+
+class LLMEngine:
+    """Continuous batching over a paged KV cache. Not thread-safe: one caller adds and steps."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: EngineConfig,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        stop_matcher_factory: StopMatcherFactory | None = None,
+    ) -> None:
+        self.config = config
+        self.scheduler = Scheduler(
+            BlockManager(config.num_blocks, config.block_size),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.model_runner = ModelRunner(model, config)
+        self._vocab_size = model.config.vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._stop_matcher_factory = stop_matcher_factory
+        self._ended: list[Completion] = []  # ended without a step; the next step returns them
+        self._num_added = 0
+        self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = self._num_output_tokens = 0
+
+    @classmethod
+    def from_model_dir(
+        cls,
+        path: Path | str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        stop_matcher_factory: StopMatcherFactory | None = None,
+        **engine_settings: Any,
+    ) -> LLMEngine:
+        """Load a Hugging Face model directory; `engine_settings` are those of `EngineConfig.resolve`.
+
+        dtype auto: the model's own, float32 on a CPU without bf16 units. Raises ModelError for a model that cannot be
+        used and UsageError for settings that cannot work.
+        """
+        torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        model_config = ModelConfig.from_dir(path)
+        torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
+        model = load_model(path, dtype=torch_dtype, device=torch_device)
+        config = EngineConfig.resolve(model_config, torch_dtype, torch_device, **engine_settings)
+        eos_token_ids = generation_defaults(path).get("eos_token_ids") or model_config.eos_token_ids
+        return cls(model, config, eos_token_ids=eos_token_ids, stop_matcher_factory=stop_matcher_factory)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens (prompt + output) one sequence may have."""
+        return self.config.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences that run at once."""
+        return self.config.max_num_seqs
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. One that cannot be served ends as an error completion of the next step.
+
+        Tokens in `request.output_token_ids` count as generated and generation goes on after them, except where
+        log-probabilities are wanted: those of the earlier tokens are not there, so it starts over.
+        """
+        error = refusal(
+            request,
+            max_model_len=self.config.max_model_len,
+            vocab_size=self._vocab_size,
+            has_stop_matcher=self._stop_matcher_factory is not None,
+        )
+        if error is not None:
+            self._ended.append(error_completion(request, error))
+            return
+        seq = self._new_sequence(request)
+        resumed = () if request.sampling.logprobs is not None else request.output_token_ids
+        for token_id in resumed:
+            ending = self._append_token(seq, token_id)
+            if ending is not None:
+                self._ended.append(completion_of(seq, ending))
+                return
+        self.scheduler.add(seq)
+
+    def step(self) -> list[Completion]:
+        """Run one forward pass and return the requests that ended in it (any order)."""
+        completions, self._ended = self._ended, []
+        batch = self.scheduler.schedule()
+        if batch.seqs:
+            self._count(batch)
+            output = self.model_runner.execute(batch)
+            completions += self._finish(output)
+        return completions
+
+    def has_unfinished(self) -> bool:
+        """Whether any added request has not been returned by `step` yet."""
+        return bool(self._ended or self.scheduler.running or self.scheduler.num_waiting)
+
+    def abort(self, request_ids: SequenceOf[str]) -> None:
+        """Drop requests without a completion."""
+        ids = set(request_ids)
+        self.scheduler.abort(ids)
+        self._ended = [completion for completion in self._ended if completion.request_id not in ids]
+
+    def partial_outputs(self) -> list[PartialOutput]:
+        """Output so far of every request that has some and has not ended."""
+        scheduler = self.scheduler
+        unfinished = [*scheduler.running, *scheduler.preempted, *scheduler.waiting]
+        return [PartialOutput(s.request.request_id, s.output_token_ids) for s in unfinished if s.num_output_tokens]
+
+    def stats(self) -> EngineStats:
+        """Counters and levels, cheap enough for every step."""
+        manager = self.scheduler.block_manager
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=self.scheduler.num_waiting,
+            kv_cache_usage=manager.num_used_blocks / (manager.num_blocks - 1),
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_preemptions=self.scheduler.num_preemptions,
+        )
+
+    def _new_sequence(self, request: Request) -> Sequence:
+        matcher = None
+        if request.sampling.stop:
+            assert self._stop_matcher_factory is not None, "such a request was refused"
+            matcher = self._stop_matcher_factory(request.sampling.stop)
+        self._num_added += 1
+        return Sequence(
+            request,
+            arrival=self._num_added,
+            max_model_len=self.config.max_model_len,
+            eos_token_ids=self._eos_token_ids,
+            stop_matcher=matcher,
+        )
+
+    def _append_token(self, seq: Sequence, token_id: int) -> Ending | None:
+        seq.token_ids.append(token_id)
+        return ending_of(seq)
+
+    def _finish(self, output: StepOutput) -> list[Completion]:
+        """Append the step's tokens and take out what ended with them."""
+        completions, ended, broken = [], [], []
+        self._num_output_tokens += len(output.seqs)
+        for seq, token_id, is_valid, logprob in zip(
+            output.seqs, output.token_ids, output.is_valid, output.logprobs, strict=True
+        ):
+            if not is_valid:
+                broken.append(seq)
+                completions.append(error_completion(seq.request, _NOT_NUMBERS, seq.output_token_ids))
+                continue
+            if seq.logprobs is not None and logprob is not None:
+                seq.logprobs.append(logprob)
+            ending = self._append_token(seq, token_id)
+            if ending is not None:
+                ended.append(seq)
+                completions.append(completion_of(seq, ending))
+        if ended:
+            self.scheduler.finish(ended)
+        if broken:
+            self._discard(broken)
+        return completions
+
+    def _discard(self, broken: list[Sequence]) -> None:
+        """Take out sequences whose KV holds no numbers, and make sure that nobody reads it."""
+        manager = self.scheduler.block_manager
+        blocks = {block_id for seq in broken for block_id in seq.block_table}
+        manager.forget(list(blocks))
+        self.scheduler.finish(broken, observe=False)
+        self.model_runner.clear_blocks([block_id for block_id in blocks if manager.ref_count(block_id) == 0])
+
+    def _count(self, batch: ScheduledBatch) -> None:
+        self._num_steps += 1
+        self._num_cached_tokens += sum(seq.num_cached_tokens for seq in batch.new_seqs if not seq.num_preemptions)
+        for seq, start, count in zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True):
+            if start < seq.num_prompt_tokens:
+                self._num_prompt_tokens += min(count, seq.num_prompt_tokens - start)

@@ -1,0 +1,123 @@
+"""Chooses the next tokens of a step on the device, and computes no more than somebody asked for.
+
+Whether anyone asks is decided on the host, from the sampling parameters of the sequences at hand: a batch that is
+all greedy is one maximum. Knows no stop conditions. All arithmetic is in `bulkrun.ops.sampling`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bulkrun import ops
+from bulkrun.engine.model_input import ModelInput, SequenceRows
+from bulkrun.engine.sequence import Sequence
+from bulkrun.request import SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token per sampling sequence S', on the device."""
+
+    token_ids: torch.Tensor  # int64 [S']
+    is_valid: torch.Tensor  # bool [S']: False where the logits are not numbers
+    chosen_logprobs: torch.Tensor | None = None  # float32 [S']
+    top_logprobs: torch.Tensor | None = None  # float32 [S', k], descending
+    top_token_ids: torch.Tensor | None = None  # int64 [S', k]
+
+    def logprobs_on_host(self, seqs: list[Sequence]) -> list[TokenLogprob | None]:
+        """Per sequence what it asked for; None for sequences that asked for none."""
+        if self.chosen_logprobs is None or self.top_logprobs is None or self.top_token_ids is None:
+            return [None] * len(seqs)
+        tokens, chosen = self.token_ids.tolist(), self.chosen_logprobs.tolist()
+        top_ids, top_values = self.top_token_ids.tolist(), self.top_logprobs.tolist()
+        result: list[TokenLogprob | None] = []
+        for i, seq in enumerate(seqs):
+            k = seq.request.sampling.logprobs
+            top = tuple(zip(top_ids[i][:k], top_values[i][:k], strict=True))
+            result.append(None if k is None else TokenLogprob(tokens[i], chosen[i], top))
+        return result
+
+
+def sample_tokens(logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows) -> SampledTokens:
+    """The next token of every sampling sequence. `logits_SV`: float32 [S', V], left as it is."""
+    seqs = model_input.sampling_seqs
+    distinct = list({id(seq.request.sampling): seq.request.sampling for seq in seqs}.values())
+    highest, token_ids = logits_SV.max(dim=-1)
+    if not all(_plain_greedy(params) for params in distinct):
+        shaped_SV = _shape_logits(logits_SV, model_input, rows, distinct)
+        token_ids = _draw(shaped_SV, model_input, rows, distinct)
+    sampled = SampledTokens(token_ids, highest.isfinite())
+    wanted = [params.logprobs for params in distinct if params.logprobs is not None]
+    return _with_logprobs(sampled, logits_SV, max(wanted)) if wanted else sampled
+
+
+def _plain_greedy(params: SamplingParams) -> bool:
+    return params.greedy and not _has_penalties(params) and params.min_tokens == 0
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
+
+
+def _shape_logits(
+    logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
+) -> torch.Tensor:
+    """Everything that makes tokens less likely: too early an end, penalties, temperature, filters."""
+    row_S = model_input.sampling_rows
+    if any(params.min_tokens for params in distinct):
+        logits_SV = _forbid_early_end(logits_SV, model_input.sampling_seqs)
+    if any(_has_penalties(params) for params in distinct):
+        width = max(seq.num_tokens for seq in model_input.sampling_seqs)
+        logits_SV = ops.apply_penalties(
+            logits_SV,
+            rows.token_ids_RL[row_S, :width],
+            rows.prompt_len[row_S],
+            model_input.num_tokens,
+            presence_S=rows.presence[row_S],
+            frequency_S=rows.frequency[row_S],
+            repetition_S=rows.repetition[row_S],
+        )
+    random = [params for params in distinct if not params.greedy]
+    if random:
+        logits_SV = ops.apply_temperature(logits_SV, rows.temperature[row_S])
+    if any(params.min_p for params in random):
+        logits_SV = ops.apply_min_p(logits_SV, rows.min_p[row_S])
+    if any(params.top_k > 0 or params.top_p < 1 for params in random):
+        top_ks = [params.top_k for params in random]  # greedy rows take their maximum, whatever else is cut
+        bound = max(top_ks) if min(top_ks) > 0 else None
+        logits_SV = ops.apply_top_k_top_p(logits_SV, rows.top_k[row_S], rows.top_p[row_S], max_top_k=bound)
+    return logits_SV
+
+
+def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence]) -> torch.Tensor:
+    """Take the ending tokens away from sequences that are below their `min_tokens`."""
+    pairs = [
+        (i, token_id)
+        for i, seq in enumerate(seqs)
+        if seq.num_output_tokens < seq.request.sampling.min_tokens
+        for token_id in seq.stop_token_ids
+    ]
+    if not pairs:
+        return logits_SV
+    row, token_id = torch.tensor(pairs, dtype=torch.int64).to(logits_SV.device).unbind(1)
+    logits_SV = logits_SV.clone()
+    logits_SV[row, token_id] = float("-inf")
+    return logits_SV
+
+
+def _draw(
+    logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
+) -> torch.Tensor:
+    row_S = model_input.sampling_rows
+    if all(params.greedy for params in distinct):
+        return logits_SV.argmax(-1)
+    noise_SV = ops.gumbel_noise(rows.seed[row_S], model_input.num_tokens, logits_SV.shape[-1])
+    return ops.sample(logits_SV, rows.temperature[row_S], noise_SV)
+
+
+def _with_logprobs(sampled: SampledTokens, logits_SV: torch.Tensor, k: int) -> SampledTokens:
+    values, ids = ops.top_logprobs(logits_SV, min(k, logits_SV.shape[-1]))
+    chosen = ops.chosen_logprobs(logits_SV, sampled.token_ids)
+    return SampledTokens(sampled.token_ids, sampled.is_valid, chosen, values, ids)
