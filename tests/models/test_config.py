@@ -1,0 +1,109 @@
+"""config.json in its dialects, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config import ModelConfig
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def test_absent_keys_have_transformers_defaults() -> None:
+    config = ModelConfig.from_dict(LLAMA)
+    assert (config.head_dim, config.rms_norm_eps, config.max_position_embeddings) == (16, 1e-6, 2048)
+    assert (config.rope.theta, config.rope.rope_type, config.dtype) == (10_000.0, "default", "float32")
+    assert (config.tie_word_embeddings, config.qkv_bias, config.qk_norm) == (False, False, False)
+    assert config.sliding_windows == (None, None)
+    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+
+
+def test_old_and_new_rope_keys_mean_the_same() -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
+    new = LLAMA | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **scaling}}
+    assert ModelConfig.from_dict(old).rope == ModelConfig.from_dict(new).rope
+    assert ModelConfig.from_dict(old).rope.theta == 5e5
+
+
+def test_old_and_new_dtype_keys_and_eos_lists() -> None:
+    old = ModelConfig.from_dict(LLAMA | {"torch_dtype": "bfloat16", "eos_token_id": [5, 6]})
+    new = ModelConfig.from_dict(LLAMA | {"dtype": "bfloat16", "eos_token_id": 5})
+    assert old.dtype == new.dtype == "bfloat16"
+    assert (old.eos_token_ids, new.eos_token_ids) == ((5, 6), (5,))
+
+
+def test_windows_by_family() -> None:
+    mistral, qwen2 = LLAMA | {"architectures": ["MistralForCausalLM"]}, LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+    assert ModelConfig.from_dict(mistral).sliding_windows == (4096, 4096)
+    assert ModelConfig.from_dict(mistral | {"sliding_window": None}).sliding_windows == (None, None)
+    assert ModelConfig.from_dict(LLAMA | {"sliding_window": 7}).sliding_windows == (None, None)
+    assert ModelConfig.from_dict(qwen2 | {"sliding_window": 7}).sliding_windows == (None, None)
+    switched = qwen2 | {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}
+    assert ModelConfig.from_dict(switched).sliding_windows == (None, 7)
+    by_type = switched | {"layer_types": ["sliding_attention", "full_attention"]}
+    assert ModelConfig.from_dict(by_type).sliding_windows == (7, None)
+
+
+def test_biases_by_family() -> None:
+    qwen2 = ModelConfig.from_dict(LLAMA | {"architectures": ["Qwen2ForCausalLM"]})
+    llama = ModelConfig.from_dict(LLAMA | {"attention_bias": True, "mlp_bias": True})
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
+    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel is not supported; these are: LlamaFor"),
+        ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; silu is"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized with gptq are not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope type 'dynamic' is not supported.*llama3, yarn"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, r"rope type 'longrope' is not supported"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported"),
+        ({"torch_dtype": "float8_e4m3fn"}, r"dtype float8_e4m3fn is not supported; these are: bfloat16"),
+        ({"num_key_value_heads": 3}, r"4 query heads over 3 key heads"),
+        ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "layer_types": ["chunked_attention"] * 2},
+         r"layer type 'chunked_attention' is not supported"),
+    ],
+)  # fmt: skip
+def test_unsupported_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))
+    with pytest.raises(ModelError, match=message) as error:
+        ModelConfig.from_dir(tmp_path)
+    assert str(error.value).startswith(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no such file"),
+        ("{", "not readable as JSON"),
+        ("[1]", "holds a list"),
+        ("{}", "unknown is not supported"),
+    ],
+)
+def test_broken_config_file_is_named(text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        ModelConfig.from_dir(tmp_path)
+
+
+def test_missing_size_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in LLAMA.items() if k != "hidden_size"}))
+    with pytest.raises(ModelError, match="key 'hidden_size' is missing"):
+        ModelConfig.from_dir(tmp_path)

@@ -1,0 +1,106 @@
+"""The decoder beside transformers, in float32: whole prompts, and step by step through a shuffled paged cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bulkrun.models.decoder import Decoder
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.models.loader import load_model
+from tests.models.paged_driver import forced_logits, make_metadata
+from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
+
+TOLERANCE = 1e-4
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+
+
+def random_tokens(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def load(tmp_path: Path, variant: str, dtype: torch.dtype = torch.float32, **overrides: object) -> Decoder:
+    return load_model(save_tiny_model(tmp_path / variant, variant, **overrides), dtype=dtype, device="cpu")
+
+
+@torch.inference_mode()
+def transformers_logits(variant: str, tokens: list[int], **overrides: object) -> torch.Tensor:
+    return make_tiny_model(variant, **overrides)(torch.tensor([tokens])).logits[0]
+
+
+@torch.inference_mode()
+def whole_prompt_logits(model: Decoder, tokens: list[int], block_size: int = 16) -> torch.Tensor:
+    table = list(range(1, 2 + len(tokens) // block_size))
+    cache = KVCache.allocate(model.config, len(table) + 1, block_size, model.dtype, "cpu")
+    meta = make_metadata([(0, len(tokens))], [table], block_size, num_decode_seqs=0)
+    return model.compute_logits(model(torch.tensor(tokens), torch.arange(len(tokens)), cache, meta))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_whole_prompt_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
+    tokens = random_tokens(77, seed=1)
+    ours, theirs = whole_prompt_logits(load(tmp_path, variant), tokens), transformers_logits(variant, tokens)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_paged_steps_of_a_mixed_batch_equal_transformers(variant: str, tmp_path: Path) -> None:
+    prompt_lens, lens = [41, 1, 17, 64, 9], [60, 23, 17, 81, 30]
+    sequences = [random_tokens(length, seed) for seed, length in enumerate(lens)]
+    paged = forced_logits(load(tmp_path, variant), sequences, prompt_lens)
+    for tokens, ours in zip(sequences, paged, strict=True):
+        theirs = transformers_logits(variant, tokens)
+        torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), atol=TOLERANCE, rtol=0)
+        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
+def test_any_block_size_gives_the_same_logits(block_size: int, tmp_path: Path) -> None:
+    tokens = random_tokens(50, seed=3)
+    (ours,) = forced_logits(load(tmp_path, "mistral_sliding"), [tokens], [31], block_size=block_size)
+    torch.testing.assert_close(ours, transformers_logits("mistral_sliding", tokens), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral_sliding", "qwen2_sliding", "qwen3"])
+def test_greedy_generation_equals_transformers_generate(variant: str, tmp_path: Path) -> None:
+    prompt, new_tokens = random_tokens(19, seed=7), 24
+    reference = make_tiny_model(variant)
+    expected = reference.generate(
+        torch.tensor([prompt]), max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, pad_token_id=0,
+        eos_token_id=VOCAB_SIZE + 1,
+    )[0].tolist()  # fmt: skip
+    (logits,) = forced_logits(load(tmp_path, variant), [expected], [len(prompt)])
+    assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == expected[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        YARN | {"attention_factor": 0.7},
+        YARN | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.5},
+        YARN | {"beta_fast": 16.0, "truncate": False},
+        {"rope_type": "default", "rope_theta": 500_000.0},
+    ],
+    ids=["attention_factor", "mscale", "no_truncate", "theta"],
+)
+def test_rope_options_equal_transformers(rope: dict[str, object], tmp_path: Path) -> None:
+    tokens = random_tokens(300, seed=5)
+    model = load(tmp_path, "llama_head_dim_16", rope_scaling=rope)
+    theirs = transformers_logits("llama_head_dim_16", tokens, rope_scaling=rope)
+    torch.testing.assert_close(whole_prompt_logits(model, tokens), theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_tied"])
+def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(variant: str, tmp_path: Path) -> None:
+    tokens = random_tokens(90, seed=11)
+    exact = transformers_logits(variant, tokens)
+    with torch.inference_mode():
+        theirs = make_tiny_model(variant).to(torch.bfloat16)(torch.tensor([tokens])).logits[0].float()
+    (ours,) = forced_logits(load(tmp_path, variant, dtype=torch.bfloat16), [tokens], [50])
+    assert ours.dtype == torch.float32
+    assert (ours - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
