@@ -1,0 +1,150 @@
+"""Commands about a job file: run it, check it, plan it, try it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bulkrun.cli.output import count, duration, json_option, note, print_facts, print_json, print_table
+
+if TYPE_CHECKING:
+    from bulkrun.job.plan.report import PlanReport
+    from bulkrun.job.spec import JobSpec
+    from bulkrun.launch.run import Submitted
+
+_Command = Callable[..., Any]
+_HISTOGRAM_WIDTH = 40
+
+
+def _job_options(command: _Command) -> _Command:
+    """JOB and --set, which every command about a job file takes."""
+    command = click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: --set sampling.temperature=0.7"
+    )(command)
+    return click.argument("job", type=click.Path(path_type=Path))(command)
+
+
+def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
+    from bulkrun.job.job_file import load_job
+
+    return load_job(job, overrides)
+
+
+@click.command()
+@_job_options
+@click.option("--fresh", is_flag=True, help="Start anew: an earlier run there is moved aside, never deleted.")
+@click.option("--resume-anyway", is_flag=True, help="Continue although settings changed that no result depends on.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing on success (for cron).")
+@json_option
+def submit(job: Path, overrides: tuple[str, ...], fresh: bool, resume_anyway: bool, quiet: bool, as_json: bool) -> None:
+    """Run JOB, or continue it where it stopped.
+
+    A second submit of the same job joins the first one as another worker. A finished run is left alone.
+    """
+    from bulkrun.cli.live import make_view
+    from bulkrun.launch.run import submit as submit_job
+
+    spec = _load(job, overrides)
+    view = make_view(quiet)
+    try:
+        done = submit_job(spec, view, job_file=job, fresh=fresh, resume_anyway=resume_anyway)
+    finally:
+        view.close()
+    if as_json:
+        print_json({"run": str(done.run.root), "worked": done.worked, **vars(done.totals)})
+    elif not quiet:
+        _print_summary(done)
+    sys.exit(done.exit_code)
+
+
+def _print_summary(done: Submitted) -> None:
+    totals, root = done.totals, done.run.root
+    if not done.worked:
+        note(f"{root} is finished already ({totals.status}); nothing to do. --fresh runs it again.")
+        return
+    tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
+    rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
+    note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
+    for code, rows_with in totals.errors.items():
+        note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
+    note(f"results  {root}/*.parquet ({totals.parts} parts)")
+    note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+@click.command()
+@_job_options
+@json_option
+def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check JOB, its input, model and prompt without running anything."""
+    from bulkrun.launch.preview import check_job
+
+    facts = check_job(_load(job, overrides))
+    print_json({"ok": True, **facts}) if as_json else print_facts(facts)
+    note(f"{job}: ok")
+
+
+@click.command()
+@_job_options
+@json_option
+def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show what JOB would do: rows, token histogram, duplicates, shared prefixes, shards. Runs and writes nothing."""
+    from bulkrun.launch.preview import plan_job
+
+    report = plan_job(_load(job, overrides))
+    print_json(report.to_json()) if as_json else _print_plan(report)
+
+
+def _print_plan(report: PlanReport) -> None:
+    counters = report.counters
+    prompts = max(1, counters.rows - sum(counters.errors.values()))
+    facts = {
+        "rows": f"{count(counters.rows)} ({count(report.samples)} output rows)",
+        "prompt tokens": f"{count(counters.prompt_tokens)} (mean {counters.prompt_tokens / prompts:.0f}, "
+        f"longest {count(counters.max_prompt_tokens)})",
+        "identical prompts": f"{count(counters.duplicate_prompts)} run once with another row: "
+        f"{count(counters.prompt_tokens - counters.unique_prompt_tokens)} prompt tokens saved",
+        "shared prefixes": f"{count(counters.shared_prefix_tokens)} prompt tokens saved",
+        "output tokens": f"at most {count(counters.expected_output_tokens)}",
+        "duplicate ids": count(report.duplicate_ids.get("count", 0)),
+        "too long": f"{count(counters.too_long)} error rows, {count(counters.truncated)} truncated",
+        "error rows": ", ".join(f"{code} {count(rows)}" for code, rows in counters.errors.items()) or "none",
+        "shards": f"{count(counters.shards)} in {count(report.windows)} windows",
+    }
+    print_facts(facts)
+    histogram = report.histogram()
+    top = max((rows for _, _, rows in histogram), default=0)
+    if top:
+        click.echo("\nprompt tokens")
+    for low, high, rows in histogram:
+        bar = "█" * round(_HISTOGRAM_WIDTH * rows / top) or ("▏" if rows else "")
+        name = f"{low:,}-{high - 1:,}" if high else f"{low:,}+"
+        click.echo(f"{name:>17} {count(rows):>11}  {bar}")
+
+
+@click.command()
+@_job_options
+@click.option("-n", "--rows", default=5, show_default=True, type=click.IntRange(1, 1000), help="How many rows.")
+@json_option
+def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> None:
+    """Run the first rows of JOB and show prompts and responses. Writes nothing."""
+    from bulkrun.launch.preview import preview_job
+
+    shown = preview_job(_load(job, overrides), rows)
+    if as_json:
+        print_json({"rows": [row._asdict() for row in shown]})
+        return
+    for row in shown:
+        click.secho(f"row {row.row_id}", bold=True)
+        print_table(["", ""], [("prompt", row.prompt), ("response", row.response), ("ended by", row.ended_by)])
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON schema of a job file, for editors."""
+    from bulkrun.job.job_file import job_schema
+
+    print_json(job_schema())

@@ -1,0 +1,1 @@
+"""Where the two columns meet: a job becomes tokenizer, planner process, engine and runner. Prints nothing."""

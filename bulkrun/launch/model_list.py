@@ -1,0 +1,47 @@
+"""Which models can be run, as data. Torch-free: reads configs, never weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bulkrun.launch.prepare import BUNDLED_ROOT
+from bulkrun.models.config import FAMILIES, ModelConfig
+from bulkrun.models.model_dir import BUNDLED_PREFIX, generation_defaults, model_fingerprint, resolve_model
+
+_NOTES = {
+    "LlamaForCausalLM": (
+        "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",
+        "RoPE: default, linear, llama3, yarn",
+    ),
+    "MistralForCausalLM": ("Mistral", "sliding window"),
+    "Qwen2ForCausalLM": ("Qwen2, Qwen2.5", "biases, sliding window layers"),
+    "Qwen3ForCausalLM": ("Qwen3 (dense)", "QK-norm"),
+}
+
+
+def supported_models() -> dict[str, Any]:
+    """The architectures that run and the models that come with bulkrun."""
+    rows = [(name, *_NOTES[name]) for name in FAMILIES]
+    return {
+        "architectures": [dict(zip(("architecture", "family", "notes"), row, strict=True)) for row in rows],
+        "bundled": sorted(BUNDLED_PREFIX + path.parent.name for path in BUNDLED_ROOT.glob("*/config.json")),
+    }
+
+
+def describe_model(name: str) -> dict[str, Any]:
+    """What a model is. Raises ModelError when it cannot be found or cannot be run."""
+    path = resolve_model(name, bundled_root=BUNDLED_ROOT)
+    config = ModelConfig.from_dir(path)
+    return {
+        "model": name,
+        "directory": str(path),
+        "architecture": config.architecture,
+        "layers": config.num_layers,
+        "hidden size": config.hidden_size,
+        "heads": f"{config.num_heads} query, {config.num_kv_heads} key/value of {config.head_dim}",
+        "vocabulary": config.vocab_size,
+        "max_model_len": config.max_position_embeddings,
+        "dtype": config.dtype,
+        "sampling defaults": generation_defaults(path),
+        "fingerprint": model_fingerprint(path),
+    }

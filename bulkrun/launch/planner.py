@@ -1,0 +1,117 @@
+"""Planning in a process of its own, so that templates and tokenizing never take time from the engine's thread.
+
+The child (`python -m bulkrun.launch.planner RUN`) loads no torch. It claims the plan, so that of several workers'
+planners one plans and the others stand by to take over; it ends when the plan is complete, when it is told to stop
+(SIGTERM), or when its parent is gone. An error travels to the parent as one JSON line on its stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from bulkrun import errors
+from bulkrun.errors import BulkrunError, RunError
+from bulkrun.job.claims import Claims
+from bulkrun.job.plan.planner import Planner
+from bulkrun.job.run_dir import RunDir
+from bulkrun.job.run_record import RunRecord, read_record
+from bulkrun.job.spec import JobSpec
+from bulkrun.job.workers import Heartbeat, LifeWatch, Worker
+from bulkrun.launch.prepare import PreparedJob, prepare
+
+_LOOK_AGAIN_S = 1.0
+_STOP_GRACE_S = 5.0
+
+
+class PlannerProcess:
+    """The parent's side: starts the child when the plan is not complete, and notices how it ends."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._child: subprocess.Popen[str] | None = None
+        if not run.plan_complete.exists():
+            command = [sys.executable, "-m", "bulkrun.launch.planner", str(run.root)]
+            # A session of its own: Ctrl-C reaches the parent alone, which then stops the child in order.
+            self._child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    def check(self) -> None:
+        """Raise what ended the child, if it failed."""
+        if self._child is None or (code := self._child.poll()) in (None, 0):
+            return
+        output = self._child.stdout.read() if self._child.stdout else ""
+        self._child = None
+        raise _error_of(output, code)
+
+    def stop(self) -> None:
+        """End the child; what it published stays."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(_STOP_GRACE_S)
+            self._child.kill()
+            self._child.wait()
+
+
+def _error_of(output: str, code: int) -> BulkrunError:
+    try:
+        said = json.loads(output.strip().splitlines()[-1])
+        kind = getattr(errors, said["error"])
+    except (ValueError, IndexError, KeyError, AttributeError):
+        return RunError(f"the planner ended with exit status {code}; run the same command again")
+    error: BulkrunError = kind.__new__(kind)
+    Exception.__init__(error, said["message"])
+    return error
+
+
+def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Worker) -> None:
+    """Plan the run to its end, or wait while a live worker does."""
+    claims = Claims(run, worker, LifeWatch(run))
+    told_to_stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: told_to_stop.append(number))
+    parent = os.getppid()
+
+    def should_stop() -> bool:
+        return bool(told_to_stop) or os.getppid() != parent
+
+    while not run.plan_complete.exists() and not should_stop():
+        if not claims.take("plan"):
+            time.sleep(_LOOK_AGAIN_S)
+            continue
+        with prepared.open_dataset(run.sql_snapshot) as dataset:
+            Planner(
+                run,
+                JobSpec.model_validate(record.job),
+                dataset,
+                prepared.tokenizer,
+                max_model_len=prepared.max_model_len,
+                should_stop=should_stop,
+            ).plan()
+
+
+def main(root: Path) -> None:
+    """The child: plan `root`, tell the parent of an error."""
+    run = RunDir(root)
+    record = read_record(run)
+    worker = Worker.this_process()
+    heartbeat = Heartbeat(run, worker, dict, role="planner")
+    heartbeat.start()
+    ended = "failed"
+    try:
+        plan_run(run, record, prepare(JobSpec.model_validate(record.job)), worker)
+        ended = "completed" if run.plan_complete.exists() else "interrupted"
+    except BulkrunError as error:
+        sys.stdout.write(json.dumps({"error": type(error).__name__, "message": str(error)}) + "\n")
+        sys.exit(error.exit_code)
+    finally:
+        heartbeat.stop(ended)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,101 @@
+"""A job file's promises checked against the world, before anything heavy is loaded: model, input, prompt.
+
+Loads no torch. Knows how facts become a run's record; knows no engine.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import bulkrun
+from bulkrun.data.files import InputFile, find_files
+from bulkrun.data.reader import Dataset, open_input
+from bulkrun.errors import InputError
+from bulkrun.job.run_dir import RunDir
+from bulkrun.job.run_record import RunRecord, new_record
+from bulkrun.job.spec import JobSpec
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
+from bulkrun.text.tokenizer import Tokenizer
+
+BUNDLED_ROOT = Path(bulkrun.__file__).parent / "bundled"
+_VERSIONS_OF = ("torch", "transformers", "tokenizers", "pyarrow", "duckdb")
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A job whose model and input are there. `spec` is resolved: the model's own sampling defaults are filled in."""
+
+    spec: JobSpec
+    model_dir: Path
+    model: ModelConfig
+    tokenizer: Tokenizer
+    files: list[InputFile]
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(Path(self.spec.output.path))
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together that the plan allows."""
+        limit = self.model.max_position_embeddings
+        return min(self.spec.engine.max_model_len or limit, limit)
+
+    def open_dataset(self, snapshot: Path | None = None) -> Dataset:
+        """The input's rows. With `input.sql` they are fixed in `snapshot` once, or for this reading only."""
+        given = self.spec.input
+        return open_input(given.path, sql=given.sql, sql_snapshot=snapshot, max_row_bytes=given.max_row_bytes)
+
+    def record(self, job_file: Path | None) -> RunRecord:
+        """What a new run of this job would be recorded as."""
+        return new_record(
+            self.spec.model_dump(mode="json"),
+            input_facts={"files": [[file.size, file.mtime_ns, file.fingerprint()] for file in self.files]},
+            model_facts={"fingerprint": model_fingerprint(self.model_dir)},
+            versions=versions(),
+            job_file=str(job_file) if job_file else None,
+        )
+
+
+def prepare(spec: JobSpec) -> PreparedJob:
+    """Resolve the model, its sampling defaults and the input files.
+
+    Raises ModelError or InputError that says what is missing and how to get it.
+    """
+    files = _find_input(spec)
+    model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
+    return PreparedJob(
+        spec=with_defaults(spec, generation_defaults(model_dir)),
+        model_dir=model_dir,
+        model=ModelConfig.from_dir(model_dir),
+        tokenizer=Tokenizer.from_dir(model_dir),
+        files=files,
+    )
+
+
+def with_defaults(spec: JobSpec, defaults: dict[str, Any]) -> JobSpec:
+    """The spec with each sampling key that the job leaves open taken from the model's `generation_config.json`."""
+    sampling = spec.sampling
+    given = {key: value for key, value in defaults.items() if key in type(sampling).model_fields}
+    missing = {key: value for key, value in given.items() if getattr(sampling, key) is None}
+    return spec.model_copy(update={"sampling": sampling.model_copy(update=missing)})
+
+
+def versions() -> dict[str, str]:
+    """What made the results: bulkrun, Python and the packages that matter."""
+    packages = {name: version(name) for name in _VERSIONS_OF}
+    return {"bulkrun": bulkrun.__version__, "python": platform.python_version(), **packages}
+
+
+def _find_input(spec: JobSpec) -> list[InputFile]:
+    try:
+        return find_files(spec.input.path)
+    except InputError as error:
+        if spec.input.hint is None:
+            raise
+        raise InputError(f"{error}\n  how to make it: {spec.input.hint}") from None

@@ -1,0 +1,108 @@
+"""A job without a run: checked, planned in a scratch directory, or tried on its first rows. Writes no results."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bulkrun.data.batch import InputBatch
+from bulkrun.data.schema import output_schema, passthrough_schema
+from bulkrun.job.plan.planner import Planner
+from bulkrun.job.plan.report import PlanReport
+from bulkrun.job.prompts import Prompt, PromptBuilder
+from bulkrun.job.run_dir import RunDir
+from bulkrun.job.shard_work import row_seed
+from bulkrun.job.spec import JobSpec, SamplingSpec
+from bulkrun.launch.prepare import PreparedJob, prepare
+from bulkrun.launch.run import engine_factory
+from bulkrun.request import Completion, Request, RowError
+from bulkrun.text.stop import cut_at_stop
+
+
+class PreviewedRow(NamedTuple):
+    """One row as it would go through the job."""
+
+    row_id: str
+    prompt: str | None
+    response: str | None
+    ended_by: str  # stop, length, or the error
+
+
+def check_job(spec: JobSpec) -> dict[str, Any]:
+    """Everything that can be checked without running: input, columns, prompt, model. Raises what `submit` would."""
+    prepared = prepare(spec)
+    with prepared.open_dataset() as dataset:
+        PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
+        declared = output_schema(passthrough_schema(dataset.schema, spec.input.columns))
+    return {
+        "job": spec.name,
+        "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
+        "input files": len(prepared.files),
+        "input columns": ", ".join(f"{field.name} {field.type}" for field in dataset.schema),
+        "output columns": ", ".join(declared.names),
+        "output": spec.output.path,
+    }
+
+
+def plan_job(spec: JobSpec) -> PlanReport:
+    """Plan the whole input in a scratch directory, which is gone afterwards."""
+    prepared = prepare(spec)
+    with tempfile.TemporaryDirectory(prefix="bulkrun-plan-") as scratch, prepared.open_dataset() as dataset:
+        run = RunDir(Path(scratch))
+        for folder in (run.plan, run.tmp):
+            folder.mkdir(parents=True)
+        planner = Planner(run, prepared.spec, dataset, prepared.tokenizer, max_model_len=prepared.max_model_len)
+        return planner.plan()
+
+
+def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
+    """Run the first rows, one sample each."""
+    prepared = prepare(spec)
+    with prepared.open_dataset() as dataset:
+        builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
+        batches = list(dataset.batches(limit=num_rows))
+    prompts = [prompt for batch in batches for prompt in builder.build(batch)]
+    return _generate(prepared, _row_ids(batches, spec.input.id), prompts)
+
+
+def _row_ids(batches: list[InputBatch], column: str | None) -> list[str]:
+    """As in the plan: the id column's value as text, the row's number where there is none."""
+    if column is None:
+        return [str(row) for row in range(sum(batch.rows.num_rows for batch in batches))]
+    values = [value for batch in batches for value in batch.rows[column].to_pylist()]
+    return [str(row) if value is None else str(value) for row, value in enumerate(values)]
+
+
+def _generate(prepared: PreparedJob, row_ids: list[str], prompts: list[Prompt | RowError]) -> list[PreviewedRow]:
+    engine = engine_factory(prepared)()
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, Prompt):
+            engine.add_request(_request(str(index), row_ids[index], prompt, prepared.spec.sampling))
+    done: dict[str, Completion] = {}
+    while engine.has_unfinished():
+        done |= {completion.request_id: completion for completion in engine.step()}
+    pairs = zip(row_ids, prompts, strict=True)
+    return [_shown(prepared, *pair, done.get(str(index))) for index, pair in enumerate(pairs)]
+
+
+def _request(request_id: str, row_id: str, prompt: Prompt, sampling: SamplingSpec) -> Request:
+    own = json.loads(prompt.sampling.overrides or "{}")
+    seed = row_seed(own.get("seed", sampling.seed), row_id, sample=0)
+    return Request(request_id, prompt.token_ids, sampling.to_params(own), seed)
+
+
+def _shown(
+    prepared: PreparedJob, row_id: str, prompt: Prompt | RowError, completion: Completion | None
+) -> PreviewedRow:
+    if isinstance(prompt, RowError):
+        return PreviewedRow(row_id, None, None, f"{prompt.code}: {prompt.message}")
+    assert completion is not None, "every request that was added has ended"
+    text = prepared.tokenizer.decode_batch([prompt.token_ids], skip_special_tokens=False)[0]
+    if completion.error:
+        return PreviewedRow(row_id, text, None, ": ".join(completion.error))
+    response = prepared.tokenizer.decode_batch([completion.token_ids])[0]
+    if isinstance(completion.stop_reason, str):
+        response = cut_at_stop(response, completion.stop_reason)
+    return PreviewedRow(row_id, text, response, completion.finish_reason)
