@@ -1,0 +1,81 @@
+"""Tiny checkpoints on disk, engines over them, and transformers as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.request import Completion, Request
+from tests.models.tiny_models import make_tiny_model, save_tiny_model
+
+EngineFactory = Callable[..., LLMEngine]
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a variant's checkpoint, written once per session."""
+    made: dict[str, Path] = {}
+
+    def get(variant: str) -> Path:
+        if variant not in made:
+            made[variant] = save_tiny_model(tmp_path_factory.mktemp(variant), variant)
+        return made[variant]
+
+    return get
+
+
+@pytest.fixture
+def make_engine(model_dir: Callable[[str], Path]) -> EngineFactory:
+    """An engine over a variant, float32 on the CPU, with a small pool unless told otherwise."""
+
+    def make(variant: str = "llama", **settings: Any) -> LLMEngine:
+        defaults = {"dtype": "float32", "device": "cpu", "kv_cache_memory_bytes": 8 * 2**20, "block_size": 4}
+        return LLMEngine.from_model_dir(model_dir(variant), **(defaults | settings))
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(engine: LLMEngine, requests: Sequence[Request], *, max_steps: int = 5000) -> dict[str, Completion]:
+    """Every request's completion, by id; fails when one is missing, doubled or blocks are left over."""
+    for request in requests:
+        engine.add_request(request)
+    completions: dict[str, Completion] = {}
+    for _ in range(max_steps):
+        if not engine.has_unfinished():
+            break
+        for completion in engine.step():
+            assert completion.request_id not in completions
+            completions[completion.request_id] = completion
+    assert not engine.has_unfinished(), "did not finish"
+    assert sorted(completions) == sorted(request.request_id for request in requests)
+    assert engine.stats().kv_cache_usage == 0
+    return completions
+
+
+@torch.no_grad()
+def generate_with_transformers(variant: str, prompt: Sequence[int], max_tokens: int, **options: Any) -> list[int]:
+    """Greedy output of transformers for one prompt, without the end-of-sequence token."""
+    model = make_tiny_model(variant)
+    input_ids = torch.tensor([list(prompt)])
+    output = model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        pad_token_id=0,
+        **options,
+    )
+    return output[0, len(prompt) :].tolist()
