@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.errors import JobFileError
+from bulkrun.job.fit import PromptFrame
 from bulkrun.job.overrides import Overrides, RowSampling
 from bulkrun.job.spec import JobSpec, PromptSpec
 from bulkrun.job.templates import RowTemplate, unknown_column
@@ -91,6 +92,14 @@ class PromptBuilder:
         """The input columns that prompts and per-row sampling need."""
         return self._reads
 
+    def frame(self) -> PromptFrame:
+        """The token ids around every prompt, found by building two with different contents."""
+        probes = [self._prompt_text([{"role": "user", "content": content}]) for content in ("a", "b")]
+        if any(isinstance(probe, RowError) for probe in probes):
+            return PromptFrame()
+        one, other = self._text.encode_batch([str(probe) for probe in probes], add_special_tokens=self._chat is None)
+        return PromptFrame.between(one, other)
+
     def build(self, batch: InputBatch) -> list[Prompt | RowError]:
         """One prompt or error per row of `batch`."""
         return self.encode(self.render(batch))
@@ -128,7 +137,7 @@ class PromptBuilder:
         messages = self._conversation(row)
         if isinstance(messages, RowError):
             return messages
-        if not any(message["content"].strip() for message in messages):
+        if not any(message["content"].strip() for message in messages if message["role"] != "system"):
             return RowError("empty_prompt", "the prompt is empty")
         text = self._prompt_text(messages)
         if isinstance(text, RowError):

@@ -1,0 +1,73 @@
+"""Prompts that do not fit the model: refused, or cut at their start or end.
+
+A prompt is too long when not even one token of output fits after it. A prompt that is kept leaves `max_tokens` less
+room than it asked for where the model's length ends first. A cut prompt leaves room for all of `max_tokens`, but
+never loses more than to half of the model's length. Knows token ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bulkrun.request import RowError
+
+OnTooLong = Literal["error", "truncate_left", "truncate_right"]
+
+
+@dataclass(frozen=True)
+class PromptFrame:
+    """Token ids that every prompt of a job begins and ends with: BOS and a chat template's header and closing.
+
+    Cutting keeps as much of them as a prompt has, or else the model would see half a conversation.
+    """
+
+    head: Sequence[int] = ()
+    tail: Sequence[int] = ()
+
+    @classmethod
+    def between(cls, one: Sequence[int], other: Sequence[int]) -> PromptFrame:
+        """What two prompts with entirely different contents have in common."""
+        head = _common(one, other)
+        tail = _common(one[head:][::-1], other[head:][::-1])
+        return cls(one[:head], one[len(one) - tail :])
+
+
+class PromptFitter:
+    """Makes prompts fit `max_model_len` tokens the way `run.on_too_long` says."""
+
+    def __init__(self, max_model_len: int, on_too_long: OnTooLong, frame: PromptFrame) -> None:
+        self._max_model_len = max_model_len
+        self._on_too_long = on_too_long
+        self._frame = frame
+
+    def fit(self, token_ids: list[int], max_tokens: int) -> list[int] | RowError:
+        """The ids themselves when they fit, a cut list, or a `too_long` error."""
+        if self._on_too_long == "error":
+            return token_ids if len(token_ids) < self._max_model_len else self._refusal(len(token_ids))
+        room = self._max_model_len - min(max_tokens, self._max_model_len // 2)
+        return token_ids if len(token_ids) <= room else self._cut(token_ids, room)
+
+    def _cut(self, token_ids: list[int], room: int) -> list[int]:
+        head = _common(token_ids, self._frame.head)
+        tail = _common(token_ids[head:][::-1], self._frame.tail[::-1])
+        keep = room - head - tail
+        if keep <= 0:  # the frame itself is too long: cut it like any text
+            head, tail, keep = 0, 0, room
+        middle = token_ids[head : len(token_ids) - tail]
+        middle = middle[-keep:] if self._on_too_long == "truncate_left" else middle[:keep]
+        return [*token_ids[:head], *middle, *token_ids[len(token_ids) - tail :]]
+
+    def _refusal(self, length: int) -> RowError:
+        return RowError(
+            "too_long",
+            f"the prompt has {length} tokens and the model takes {self._max_model_len}, output included; "
+            "run.on_too_long can cut it",
+        )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two sequences have in common at their start."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

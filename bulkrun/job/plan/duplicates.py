@@ -1,0 +1,102 @@
+"""What a plan says about ids that repeat: refused before anything is published, or counted and shown.
+
+Finds the texts of a few examples; the counting itself is `ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bulkrun.data.reader import Dataset
+from bulkrun.errors import InputError
+from bulkrun.job.plan.ids import DuplicateIds, IdArray, find_duplicates, hash_ids, write_ids
+from bulkrun.job.plan.rows import id_texts
+from bulkrun.job.run_dir import RunDir
+from bulkrun.job.spec import JobSpec
+
+
+def id_file(run: RunDir, window: int) -> Path:
+    """Where the hashes of a window's ids are until the plan is complete."""
+    return run.plan / f"ids-{window:05d}.u64"
+
+
+class DuplicateCounter:
+    """Counts repeated ids of an input without a run: hashes go to files in `folder`."""
+
+    def __init__(self, dataset: Dataset, id_column: str | None, folder: Path) -> None:
+        self._dataset = dataset
+        self._id_column = id_column
+        self._folder = folder
+        self._paths: list[Path] = []
+
+    def add(self, ids: Sequence[IdArray]) -> None:
+        """The ids of some rows, in a file of their own."""
+        path = self._folder / f"ids-{len(self._paths)}"
+        write_ids(path, ids)
+        self._paths.append(path)
+
+    def report(self) -> dict[str, Any]:
+        """`count` of rows that repeat an id, and `examples` of those ids with their rows."""
+        found = find_duplicates(self._paths)
+        if self._id_column is None or not found.repeats:
+            return _described(DuplicateIds(0, []), [])
+        texts = self._texts(self._id_column, {rows[0] for rows in found.examples})
+        return _described(found, [texts[rows[0]] for rows in found.examples])
+
+    def _texts(self, name: str, rows: set[int]) -> dict[int, str | None]:
+        batches = self._dataset.select([name]).batches(limit=max(rows) + 1)
+        texts = chain.from_iterable(id_texts(batch.rows.column(name), name) for batch in batches)
+        return {row: text for row, text in enumerate(texts) if row in rows}
+
+
+def refuse_duplicate_ids(dataset: Dataset, spec: JobSpec, folder: Path) -> None:
+    """Read the id column once, when the job wants no duplicates. Raises InputError with examples when there are any."""
+    if spec.input.id is None or spec.input.on_duplicate != "fail":
+        return
+    name, counter, row = spec.input.id, DuplicateCounter(dataset, spec.input.id, folder), 0
+    chunk: list[IdArray] = []
+    for batch in dataset.select([name]).batches(limit=spec.run.limit):
+        chunk.append(hash_ids(id_texts(batch.rows.column(name), name), row))
+        row += batch.rows.num_rows
+        if sum(map(len, chunk)) >= spec.run.window_rows:
+            counter.add(chunk)
+            chunk = []
+    counter.add(chunk)
+    found = counter.report()
+    if found["count"]:
+        shown = "; ".join(f"{each['id']!r} in rows {', '.join(map(str, each['rows']))}" for each in found["examples"])
+        raise InputError(
+            f"input.id: {found['count']} rows have an id of column {name!r} that an earlier row has: {shown}; "
+            "make the ids unique, or set input.on_duplicate: keep"
+        )
+
+
+def report_duplicate_ids(run: RunDir, markers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many rows repeat an id, and a few of those ids with their rows; all zero where there is no id column."""
+    paths = [path for window in range(len(markers)) if (path := id_file(run, window)).exists()]
+    found = find_duplicates(paths) if paths else DuplicateIds(0, [])
+    texts = [_text_in_shards(run, markers, rows[0]) for rows in found.examples]
+    return _described(found, texts)
+
+
+def _described(found: DuplicateIds, texts: Sequence[str | None]) -> dict[str, Any]:
+    examples = [{"id": text, "rows": rows} for text, rows in zip(texts, found.examples, strict=True)]
+    return {"count": found.repeats, "examples": examples}
+
+
+def _text_in_shards(run: RunDir, markers: Sequence[dict[str, Any]], row: int) -> str:
+    """The id of a planned row, from the shards of its window."""
+    marker = next(marker for marker in markers if row < marker["first_row"] + marker["rows"])
+    columns = pa.ipc.IpcReadOptions(included_fields=[0, 2])  # row, row_id
+    for shard in range(marker["first_shard"], marker["first_shard"] + marker["shards"]):
+        with pa.memory_map(str(run.shard(shard))) as source, pa.ipc.open_file(source, options=columns) as reader:
+            table = reader.read_all()
+        found = table.column("row").to_pylist()
+        if row in found:
+            return str(table.column("row_id")[found.index(row)].as_py())
+    raise AssertionError(f"row {row} is in no shard of window {marker['window']}")

@@ -1,0 +1,245 @@
+"""The planner: streams once over the input and publishes shards, window by window.
+
+Everything it publishes is decided by the input and the job alone, and published only if absent, so a planner that was
+killed goes on after its last whole window, and two planners on one run are harmless. Memory holds one window's index,
+never its rows.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from bulkrun.data.batch import Position
+from bulkrun.data.reader import Dataset
+from bulkrun.data.schema import passthrough_schema
+from bulkrun.errors import Interrupted, RunError
+from bulkrun.job.durable import make_dirs, publish_new, read_json, write_file, write_new_json
+from bulkrun.job.fit import PromptFitter
+from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
+from bulkrun.job.plan.ids import write_ids
+from bulkrun.job.plan.report import Counters, PlanReport
+from bulkrun.job.plan.rows import RowMaker
+from bulkrun.job.plan.spool import Spool
+from bulkrun.job.plan.window import Arrangement, Window
+from bulkrun.job.prompts import PromptBuilder, TextCodec
+from bulkrun.job.run_dir import RunDir
+from bulkrun.job.shard_file import ShardInfo, shard_schema
+from bulkrun.job.spec import JobSpec
+
+
+class PlanPoint(NamedTuple):
+    """Where planning goes on: the numbers of the next window, row and shard, and the next row's address."""
+
+    window: int = 0
+    row: int = 0
+    shard: int = 0
+    position: Position = Position(0, 0)
+
+    @classmethod
+    def after(cls, marker: dict[str, Any]) -> PlanPoint:
+        """The point after a finished window, from its marker."""
+        row, shard = marker["first_row"] + marker["rows"], marker["first_shard"] + marker["shards"]
+        return cls(marker["window"] + 1, row, shard, Position(*marker["next"]))
+
+
+def _ignore(rows: int) -> None:
+    """The progress callback of a caller that shows none."""
+
+
+class PlanInput:
+    """What planning needs of the input, ready to stream: the same for a real plan and a dry one.
+
+    Raises JobFileError or InputError for what is wrong before the first row (unknown columns, templates).
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        dataset: Dataset,
+        text: TextCodec,
+        max_model_len: int,
+        progress: Callable[[int], None] = _ignore,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.spec = spec
+        self.dataset = dataset
+        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns)
+        self._prompts = PromptBuilder(spec, dataset.schema.names, text)
+        fitter = PromptFitter(max_model_len, spec.run.on_too_long, self._prompts.frame())
+        self._maker = RowMaker(self.passthrough, fitter, max_model_len, spec.sampling.n, spec.input.id)
+        self._progress = progress
+        self._should_stop = should_stop
+
+    def rows_wanted(self, at: PlanPoint) -> int:
+        """Most rows of the window that begins at `at`; 0 when `run.limit` is reached."""
+        window, limit = self.spec.run.window_rows, self.spec.run.limit
+        return window if limit is None else min(window, limit - at.row)
+
+    def read_window(self, at: PlanPoint, keep: Callable[[pa.RecordBatch], None]) -> tuple[Window, Position]:
+        """Read the window that begins at `at`; where the next one begins. Raises Interrupted when told to stop."""
+        window, position = Window(at.row, self._maker, keep), at.position
+        for batch, prompts in self._prompts.stream(self.dataset.batches(at.position, self.rows_wanted(at))):
+            if self._should_stop():
+                raise Interrupted("planning was stopped; run the same command again and it goes on")
+            window.add(batch, prompts)
+            position = batch.next
+            self._progress(at.row + window.rows)
+        return window, position
+
+    def arrange(self, window: Window) -> Arrangement:
+        """Order and cut a window that was read."""
+        total, limit = self.dataset.num_rows, self.spec.run.limit
+        known = total if limit is None or total is None else min(total, limit)
+        return window.arrange(known, self.spec.run.shard_rows)
+
+
+class Planner:
+    """Plans one run into `run.plan`.
+
+    `max_model_len` is in tokens. `progress` is called with the number of rows planned so far; `should_stop` is asked
+    between batches.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: JobSpec,
+        dataset: Dataset,
+        text: TextCodec,
+        max_model_len: int,
+        *,
+        progress: Callable[[int], None] = _ignore,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._run = run
+        self._input = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
+
+    def plan(self) -> PlanReport:
+        """Plan what is not planned yet; the report over the whole plan.
+
+        Raises Interrupted when told to stop, InputError when the input breaks or ids repeat that must not, RunError
+        when the run directory cannot be written or holds the shards of another plan.
+        """
+        if (complete := read_json(self._run.plan_complete)) is not None:
+            return PlanReport.from_json(complete)
+        make_dirs(self._run.plan)
+        markers = self._finished_windows()
+        with _attempt_folder(self._run.spool) as folder:
+            if not markers:
+                refuse_duplicate_ids(self._input.dataset, self._input.spec, folder)
+            while (marker := self._plan_window(_next_point(markers), folder)) is not None:
+                markers.append(marker)
+        report = self._report(markers)
+        write_new_json(self._run.plan_complete, report.to_json())
+        return report
+
+    def _finished_windows(self) -> list[dict[str, Any]]:
+        markers: list[dict[str, Any]] = []
+        while (marker := read_json(self._run.window(len(markers)))) is not None:
+            markers.append(marker)
+        return markers
+
+    def _plan_window(self, at: PlanPoint, folder: Path) -> dict[str, Any] | None:
+        """Publish the shards of one window and then its marker, which is returned; None at the end of the input."""
+        if self._input.rows_wanted(at) == 0:
+            return None
+        with Spool(folder, shard_schema(self._input.passthrough)) as spool:
+            window, position = self._input.read_window(at, spool.append)
+            if not window.rows:
+                return None
+            arrangement = self._input.arrange(window)
+            for shard, table in spool.shards(arrangement.shard_of_row, arrangement.num_shards):
+                self._publish(at, shard, table, arrangement, folder)
+        if window.ids:
+            write_ids(id_file(self._run, at.window), window.ids)
+        place = {"window": at.window, "first_row": at.row, "first_shard": at.shard, "next": list(position)}
+        marker = {**vars(arrangement.counters), **place}
+        write_new_json(self._run.window(at.window), marker)
+        return marker
+
+    def _publish(self, at: PlanPoint, shard: int, table: pa.Table, arrangement: Arrangement, folder: Path) -> None:
+        """Write shard number `shard` of the window, if nobody has yet."""
+        rows = table.column("row").to_numpy() - at.row
+        ranks = pa.array(arrangement.rank_in_shard[rows], pa.int32())
+        tokens, cost = int(arrangement.prompt_tokens[shard]), int(arrangement.costs[shard])
+        info = ShardInfo(at.shard + shard, at.window, len(rows), tokens, cost)
+        schema = shard_schema(self._input.passthrough, info)
+        table = table.set_column(table.schema.get_field_index("order"), schema.field("order"), ranks).cast(schema)
+        temporary, final = folder / f"shard-{info.shard:05d}.tmp", self._run.shard(info.shard)
+        write_file(temporary, _ipc_bytes(table))
+        if not publish_new(temporary, final):
+            raise RunError(
+                f"{final}: another plan's shard is in the way (the input, the job or the version of bulkrun changed "
+                "while it was planned); start again with --fresh"
+            )
+
+    def _report(self, markers: list[dict[str, Any]]) -> PlanReport:
+        counters = [Counters(**{name: marker[name] for name in Counters.__dataclass_fields__}) for marker in markers]
+        total = Counters.total(counters)
+        samples = total.rows * self._input.spec.sampling.n
+        return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers))
+
+
+def dry_plan(
+    spec: JobSpec,
+    dataset: Dataset,
+    text: TextCodec,
+    max_model_len: int,
+    *,
+    progress: Callable[[int], None] = _ignore,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> PlanReport:
+    """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder."""
+    source = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
+    at, windows = PlanPoint(), list[Counters]()
+    with tempfile.TemporaryDirectory(prefix="bulkrun-") as name:
+        duplicates = DuplicateCounter(dataset, spec.input.id, Path(name))
+        while source.rows_wanted(at):
+            window, position = source.read_window(at, lambda rows: None)
+            if not window.rows:
+                break
+            windows.append(source.arrange(window).counters)
+            duplicates.add(window.ids)
+            at = PlanPoint(at.window + 1, at.row + window.rows, at.shard + windows[-1].shards, position)
+        total = Counters.total(windows)
+        return PlanReport(total, len(windows), total.rows * spec.sampling.n, duplicates.report())
+
+
+def _next_point(markers: list[dict[str, Any]]) -> PlanPoint:
+    return PlanPoint.after(markers[-1]) if markers else PlanPoint()
+
+
+def _ipc_bytes(table: pa.Table) -> bytes:
+    """The table as an Arrow IPC file of one zstd batch."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table.combine_chunks())
+    contents: bytes = sink.getvalue().to_pybytes()
+    return contents
+
+
+@contextmanager
+def _attempt_folder(spool: Path) -> Iterator[Path]:
+    """A folder of this process alone; folders of planners of this machine that are gone are removed."""
+    host = socket.gethostname()
+    make_dirs(spool)
+    for stale in spool.glob(f"{host}.*.*"):
+        if not Path("/proc", stale.name.split(".")[-2]).exists():
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = spool / f"{host}.{os.getpid()}.{secrets.token_hex(4)}"
+    make_dirs(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,179 @@
+"""One batch of prompts as rows of a shard file, and what the index needs of them.
+
+This is where a row gets its number, its id as text, and its final token ids (fitted to the model's length). Knows the
+columns of a shard; knows nothing of windows, order or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bulkrun.data.batch import InputBatch
+from bulkrun.errors import InputError
+from bulkrun.job.fit import PromptFitter
+from bulkrun.job.plan.index import I64, U64
+from bulkrun.job.prompts import Prompt
+from bulkrun.job.shard_file import shard_schema
+from bulkrun.request import RowError
+
+_FIXED_ROW_BYTES = 64  # row, order, offsets and validity of the columns that every shard has
+
+
+@dataclass(frozen=True)
+class PlannedRows:
+    """Rows of one batch: `table` has the shard columns (`order` not known yet), the arrays are per row.
+
+    `tokens` are all prompts one after the other. `ids` is None where rows have no id column.
+    """
+
+    table: pa.RecordBatch
+    tokens: npt.NDArray[np.int32]
+    lengths: I64
+    outputs: I64
+    nbytes: I64
+    variants: U64
+    mergeable: npt.NDArray[np.bool_]
+    error_codes: list[str]
+    truncated: int
+    ids: list[str | None] | None
+
+
+class RowMaker:
+    """Makes the shard rows of one job: `num_samples` generations each, `id_column` names rows (None: their number)."""
+
+    def __init__(
+        self, passthrough: pa.Schema, fitter: PromptFitter, max_model_len: int, num_samples: int, id_column: str | None
+    ) -> None:
+        self.schema = shard_schema(passthrough)
+        self._passthrough = passthrough
+        self._fitter = fitter
+        self._max_model_len = max_model_len
+        self._num_samples = num_samples
+        self._id_column = id_column
+
+    def make(self, batch: InputBatch, prompts: Sequence[Prompt | RowError], first_row: int) -> PlannedRows:
+        """The rows of `batch`, the first of which is row `first_row` of the input."""
+        fitted = [self._fitted(prompt) for prompt in prompts]
+        ids = None if self._id_column is None else id_texts(batch.rows.column(self._id_column), self._id_column)
+        tokens, lengths = _flat([prompt.token_ids if isinstance(prompt, Prompt) else [] for prompt in fitted])
+        payload = _struct(batch.rows, self._passthrough)
+        pairs = list(zip(prompts, fitted, strict=True))
+        return PlannedRows(
+            table=self._table(fitted, tokens, lengths, payload, first_row, ids),
+            tokens=tokens,
+            lengths=lengths,
+            outputs=np.array([self._expected_output(prompt) for prompt in fitted], np.int64),
+            nbytes=_row_bytes(payload) + 4 * lengths + _FIXED_ROW_BYTES,
+            variants=np.array([_variant(prompt) for prompt in fitted], np.uint64),
+            mergeable=np.array([isinstance(prompt, Prompt) and prompt.sampling.greedy for prompt in fitted], np.bool_),
+            error_codes=[prompt.code for prompt in fitted if isinstance(prompt, RowError)],
+            truncated=sum(isinstance(old, Prompt) and isinstance(new, Prompt) and old is not new for old, new in pairs),
+            ids=ids,
+        )
+
+    def _fitted(self, prompt: Prompt | RowError) -> Prompt | RowError:
+        if isinstance(prompt, RowError):
+            return prompt
+        token_ids = self._fitter.fit(prompt.token_ids, prompt.sampling.max_tokens)
+        if isinstance(token_ids, RowError):
+            return token_ids
+        return prompt if token_ids is prompt.token_ids else Prompt(token_ids, prompt.sampling)
+
+    def _expected_output(self, prompt: Prompt | RowError) -> int:
+        if isinstance(prompt, RowError):
+            return 0
+        room = self._max_model_len - len(prompt.token_ids)
+        return self._num_samples * min(prompt.sampling.max_tokens, room)
+
+    def _table(
+        self,
+        prompts: Sequence[Prompt | RowError],
+        tokens: npt.NDArray[np.int32],
+        lengths: I64,
+        payload: pa.StructArray,
+        first_row: int,
+        ids: Sequence[str | None] | None,
+    ) -> pa.RecordBatch:
+        rows = np.arange(first_row, first_row + len(prompts))
+        numbers = [str(row) for row in rows]
+        names = numbers if ids is None else [text if text is not None else numbers[k] for k, text in enumerate(ids)]
+        failed = [isinstance(prompt, RowError) for prompt in prompts]
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        columns = [
+            pa.array(rows),
+            pa.array(np.zeros(len(rows), np.int32)),
+            pa.array(names, pa.string()),
+            pa.ListArray.from_arrays(offsets, pa.array(tokens), mask=pa.array(failed, pa.bool_())),
+            pa.array([p.sampling.overrides if isinstance(p, Prompt) else None for p in prompts], pa.string()),
+            pa.array([p.code if isinstance(p, RowError) else None for p in prompts], pa.string()),
+            pa.array([p.message if isinstance(p, RowError) else None for p in prompts], pa.string()),
+            payload,
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def id_texts(column: pa.Array, name: str) -> list[str | None]:
+    """The ids of a batch as text, None where null. Raises InputError for a column whose values have no plain text."""
+    try:
+        texts: list[str | None] = pc.cast(column, pa.string()).to_pylist()
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        raise InputError(
+            f"input.id: column {name!r} is {column.type}, which cannot name a row; use text or numbers"
+        ) from None
+    return texts
+
+
+def _struct(rows: pa.RecordBatch, passthrough: pa.Schema) -> pa.StructArray:
+    if not len(passthrough):
+        return pa.array([{}] * rows.num_rows, pa.struct([]))
+    return pa.StructArray.from_arrays([rows.column(name) for name in passthrough.names], fields=list(passthrough))
+
+
+def _flat(prompts: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], I64]:
+    lengths = np.array([len(ids) for ids in prompts], np.int64)
+    return np.fromiter(chain.from_iterable(prompts), np.int32, int(lengths.sum())), lengths
+
+
+@lru_cache(4096)
+def _text_hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _variant(prompt: Prompt | RowError) -> int:
+    """A number for the row's own sampling values: 0 when it has none."""
+    return _text_hash(prompt.sampling.overrides) if isinstance(prompt, Prompt) and prompt.sampling.overrides else 0
+
+
+def _row_bytes(array: pa.Array) -> I64:
+    """Bytes that each entry takes in Arrow's memory, about: strings and lists by their own length."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return sum((_row_bytes(child) for child in array.flatten()), np.ones(len(array), np.int64))
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    ):
+        return _filled(pc.binary_length(array)) + 8
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = _filled(pc.list_value_length(array))
+        until: I64 = np.concatenate([[0], np.cumsum(_row_bytes(array.flatten()))])
+        ends = np.cumsum(lengths)
+        sizes: I64 = until[ends] - until[ends - lengths] + 8
+        return sizes
+    return np.full(len(array), -(-array.nbytes // max(1, len(array))), np.int64)
+
+
+def _filled(lengths: pa.Array) -> I64:
+    filled: I64 = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return filled

@@ -1,0 +1,84 @@
+"""One window of the input: rows go in as they are read, the order and the shards come out.
+
+Holds the index and the counters, and hands the rows themselves on as they come. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bulkrun.data.batch import InputBatch
+from bulkrun.job.plan.cut import Limits, cut
+from bulkrun.job.plan.ids import IdArray, hash_ids
+from bulkrun.job.plan.index import I64, IndexBuilder
+from bulkrun.job.plan.order import run_order, shared_prefix_tokens
+from bulkrun.job.plan.report import Counters
+from bulkrun.job.plan.rows import RowMaker
+from bulkrun.job.prompts import Prompt
+from bulkrun.request import RowError
+
+
+class Arrangement(NamedTuple):
+    """Where each row of a window goes, all per row in input order except the per-shard `prompt_tokens` and `costs`."""
+
+    shard_of_row: I64
+    rank_in_shard: I64
+    prompt_tokens: I64
+    costs: I64
+    counters: Counters
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.costs)
+
+
+class Window:
+    """Collects rows from row `first_row` on; `keep` is given each batch of them in the shard columns."""
+
+    def __init__(self, first_row: int, maker: RowMaker, keep: Callable[[pa.RecordBatch], None]) -> None:
+        self.rows = 0
+        self.ids: list[IdArray] = []
+        self._first_row = first_row
+        self._maker = maker
+        self._keep = keep
+        self._index = IndexBuilder(first_row)
+        self._counters = Counters()
+
+    def add(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> None:
+        """The next rows of the input with their prompts."""
+        first = self._first_row + self.rows
+        rows = self._maker.make(batch, prompts, first)
+        self._index.add(rows.tokens, rows.lengths, rows.outputs, rows.nbytes, rows.variants, rows.mergeable)
+        self._counters.add_lengths(rows.lengths[rows.lengths > 0])
+        self._counters.add_errors(rows.error_codes)
+        self._counters.truncated += rows.truncated
+        if rows.ids is not None:
+            self.ids.append(hash_ids(rows.ids, first))
+        self._keep(rows.table)
+        self.rows += len(prompts)
+
+    def arrange(self, total_rows: int | None, shard_rows: int | None) -> Arrangement:
+        """Order and cut the window; `total_rows` of the whole input where that is known."""
+        index = self._index.finish()
+        order = run_order(index)
+        borders = cut(order, index.costs, index.nbytes, Limits.of(total_rows or self.rows, self.rows, shard_rows))
+        place = np.empty(self.rows, np.int64)
+        place[order.rows] = np.arange(self.rows)
+        shard_of_row = np.searchsorted(borders, place, "right") - 1
+        unique = order.rows[order.first]
+        counters = self._counters
+        counters.rows, counters.shards = self.rows, len(borders) - 1
+        counters.unique_prompt_tokens = int(index.lengths[unique].sum())
+        counters.expected_output_tokens = int(index.outputs[unique].sum())
+        counters.duplicate_prompts = self.rows - len(unique)
+        counters.shared_prefix_tokens = shared_prefix_tokens(index, order)
+
+        def per_shard(values: I64) -> I64:
+            return np.bincount(shard_of_row[unique], values[unique], minlength=counters.shards).astype(np.int64)
+
+        rank = place - borders[shard_of_row]
+        return Arrangement(shard_of_row, rank, per_shard(index.lengths), per_shard(index.costs), counters)
