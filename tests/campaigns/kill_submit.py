@@ -1,0 +1,209 @@
+"""The kill campaign on the real thing: `bulkrun submit` with the bundled model, killed at random moments, resumed.
+
+    python -m tests.campaigns.kill_submit --kills 30 --rows 1200 [--second-worker] [--seed 7] [--work DIR]
+
+One unbroken run is the truth. A second run of the same job is killed with -9 (and, every third time, with SIGTERM,
+which must exit 75) at random times and right after chosen files appear, so that planning, running, committing and
+finishing are all hit. All the while a reader counts rows with DuckDB over `<out>/*.parquet`. In the end every row must
+be there exactly once, equal to the unbroken run's, and no read may have failed. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+JOB = """\
+name: killed
+model: bundled:tiny
+input: {{path: {input}, id: name}}
+prompt: {{template: "Summarize this Python code in one sentence:\\n{{{{ source[:400] }}}}"}}
+sampling: {{max_tokens: 24, temperature: 0, n: {samples}}}
+output: {{path: {output}}}
+engine: {{dtype: float32, max_num_seqs: 32}}
+run: {{shard_rows: 48, window_rows: {window_rows}, checkpoint_every: 0.3}}
+"""
+MARKS = {
+    "plan": ".bulkrun/plan/shard-*.arrow",
+    "window": ".bulkrun/plan/window-*.json",
+    "journal": ".bulkrun/journal/*.jsonl",
+    "part": "part-*.parquet",
+}
+
+
+@dataclass
+class Reader(threading.Thread):
+    """Reads all parts again and again, as a user's notebook would."""
+
+    out: Path
+    reads: int = 0
+    failures: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        super().__init__(daemon=True)
+
+    __hash__ = threading.Thread.__hash__
+
+    def run(self) -> None:
+        while not self.stop.wait(0.1):
+            if not any(self.out.glob("*.parquet")):
+                continue
+            try:
+                sql = f"SELECT count(*), count(DISTINCT (row, sample)) FROM '{self.out}/*.parquet'"
+                rows, distinct = duckdb.connect().execute(sql).fetchone() or (0, 0)
+                self.reads += 1
+                if rows != distinct:
+                    self.failures.append(f"{rows} rows, {distinct} distinct")
+            except duckdb.Error as error:
+                self.failures.append(str(error))
+
+
+def write_input(path: Path, rows: int, seed: int) -> None:
+    """Small functions with some identical ones, some long ones, and a few rows that cannot run."""
+    rng = random.Random(seed)
+    words = ["read", "write", "parse", "merge", "split", "count", "check", "open", "close", "sort", "find", "load"]
+    nouns = ["file", "line", "token", "block", "row", "tree", "graph", "cache", "queue", "buffer", "index", "table"]
+    sources: list[str | None] = []
+    for _ in range(rows):
+        name, noun = rng.choice(words), rng.choice(nouns)
+        body = "\n".join(f"    {noun}_{i} = {name}({noun}, {i})" for i in range(rng.choice([1, 2, 3, 9])))
+        sources.append(f"def {name}_{noun}({noun}):\n{body}\n    return {noun}")
+    sources[rows // 2] = None
+    pq.write_table(pa.table({"name": [f"f{i}" for i in range(rows)], "source": sources}), path)
+
+
+def job_file(folder: Path, name: str, args: argparse.Namespace) -> Path:
+    path = folder / f"{name}.yaml"
+    values = {"input": folder / "input.parquet", "output": folder / name, "samples": args.samples}
+    path.write_text(JOB.format(**values, window_rows=max(1, args.rows // 3)))
+    return path
+
+
+def start(job: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bulkrun", "submit", str(job)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_moment(process: subprocess.Popen[str], out: Path, rng: random.Random, parts: int) -> str:
+    """Sleep until a random moment: a time, or a little after one more file of some kind (or the last part) is there."""
+    kind = rng.choice(["time", *MARKS, "last part"])
+    pattern, delay = MARKS.get(kind), rng.expovariate(1 / 0.05)
+    before = {path.name for path in out.glob(pattern)} if pattern else set()
+    deadline = time.monotonic() + (rng.uniform(0.2, 6.0) if kind == "time" else 30.0)
+    while process.poll() is None and time.monotonic() < deadline:
+        if pattern and {path.name for path in out.glob(pattern)} - before:
+            break
+        if kind == "last part" and sum(1 for _ in out.glob("part-*.parquet")) >= parts:
+            delay /= 10
+            break
+        time.sleep(0.005)
+    time.sleep(delay)
+    return kind
+
+
+def results(out: Path) -> dict[tuple[int, int], tuple[object, ...]]:
+    """(row, sample) -> everything the row says. Fails on a row that is there twice."""
+    table = pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
+    rows = {(row["row"], row["sample"]): tuple(row.values()) for row in table.to_pylist()}
+    assert len(rows) == table.num_rows, f"{table.num_rows - len(rows)} rows are there twice"
+    return rows
+
+
+def end_by_signal(process: subprocess.Popen[str], number: signal.Signals) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+    code = process.wait(60)
+    stderr = process.stderr.read() if process.stderr else ""
+    allowed = {-9, 0, 3} if number == signal.SIGKILL else {75, 0, 3}
+    assert code in allowed, f"exit status {code} after {number.name}:\n{stderr[-3000:]}"
+    return code
+
+
+def campaign(folder: Path, args: argparse.Namespace) -> dict[str, object]:
+    """Run it; returns what to report. Raises AssertionError for anything that is wrong."""
+    rng = random.Random(args.seed)
+    write_input(folder / "input.parquet", args.rows, args.seed)
+    unbroken = start(job_file(folder, "unbroken", args))
+    _, stderr = unbroken.communicate()
+    assert unbroken.returncode == 3, stderr[-3000:]
+    truth = results(folder / "unbroken")
+    parts = len(list((folder / "unbroken").glob("part-*.parquet")))
+
+    runs = 1
+    job, out = job_file(folder, "killed-1", args), folder / "killed-1"
+    reader = Reader(out)
+    reader.start()
+    moments: dict[str, int] = {}
+    exits: dict[int, int] = {}
+    for kill in range(args.kills):
+        process = start(job)
+        helper = start(job) if args.second_worker and kill % 2 else None
+        moment = wait_for_moment(process, out, rng, parts)
+        number = signal.SIGTERM if kill % 3 == 2 else signal.SIGKILL
+        code = end_by_signal(process, number)
+        if helper:
+            end_by_signal(helper, signal.SIGKILL)
+        moments[moment], exits[code] = moments.get(moment, 0) + 1, exits.get(code, 0) + 1
+        if (out / "_SUCCESS").exists():  # done before the kills were used up: break a new run of the same job
+            assert results(out) == truth
+            runs += 1
+            job, out = job_file(folder, f"killed-{runs}", args), folder / f"killed-{runs}"
+            reader.out = out
+    last = start(job)
+    _, stderr = last.communicate()
+    assert last.returncode in (0, 3), f"exit status {last.returncode}:\n{stderr[-3000:]}"
+    reader.stop.set()
+    reader.join()
+    assert results(out) == truth
+    assert not reader.failures, reader.failures[:5]
+    verified = subprocess.run([sys.executable, "-m", "bulkrun", "verify", str(out)], capture_output=True, text=True)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    return {
+        "kills": args.kills,
+        "rows": len(truth),
+        "runs_finished": runs,
+        "moments": moments,
+        "exits": {str(code): times for code, times in exits.items()},
+        "duckdb_reads": reader.reads,
+        "failed_reads": len(reader.failures),
+    }
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--rows", type=int, default=1200)
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--second-worker", action="store_true", help="every other time a second process works along")
+    parser.add_argument("--work", type=Path, help="keep everything in this folder")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    args = parse()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.work or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        start_s = time.monotonic()
+        report = campaign(folder, args)
+        print(json.dumps({**report, "seconds": round(time.monotonic() - start_s)}))
+
+
+if __name__ == "__main__":
+    main()
