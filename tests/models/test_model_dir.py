@@ -1,0 +1,134 @@
+"""Finding a model, fingerprinting it, and reading what it suggests: all without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from bulkrun.errors import ModelError
+from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
+from tests.models.tiny_models import save_tiny_model
+
+
+def test_no_torch_is_loaded() -> None:
+    code = "import sys, bulkrun.models.model_dir, bulkrun.models.config; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_bundled_and_local_names_are_directories(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    assert resolve_model("bundled:tiny", bundled_root=tmp_path) == tmp_path / "tiny"
+    assert resolve_model(str(tmp_path / "tiny"), bundled_root=tmp_path / "nowhere") == tmp_path / "tiny"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bundled:huge", r"'bundled:huge' is not bundled; these are: bundled:tiny"),
+        ("bundled:../tiny", r"is not bundled"),
+        ("./nothing", r"no such directory"),
+        ("/nothing/at/all", r"no such directory"),
+        ("tiny/config.json", r"is a file; give the directory"),
+        ("not a name", r"not a hub id"),
+    ],
+)
+def test_a_name_that_leads_nowhere(name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        resolve_model(name, bundled_root=tmp_path)
+
+
+def test_hub_models_are_asked_for_safe_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(repo: str, **options: Any) -> str:
+        asked.update(options, repo=repo)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=tmp_path) == tmp_path
+    assert asked["repo"] == "Qwen/Qwen3-0.6B"
+    assert "*.safetensors" in asked["allow_patterns"]
+    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in asked["allow_patterns"])
+
+
+def test_offline_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repo: str, **options: Any) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError, match=r"no directory 'a/b' here .* hub cannot be reached.*hf download a/b"):
+        resolve_model("a/b", bundled_root=tmp_path)
+
+
+def test_fingerprint_sees_every_part_of_the_model(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "model", "llama")
+    seen = {model_fingerprint(path)}
+    assert model_fingerprint(path) in seen
+    for name, text in (("tokenizer.json", "{}"), ("config.json", "{}"), ("generation_config.json", "{}")):
+        (path / name).write_text(text)
+        assert model_fingerprint(path) not in seen
+        seen.add(model_fingerprint(path))
+    save_tiny_model(tmp_path / "other", "llama", num_hidden_layers=2)
+    (path / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    assert model_fingerprint(path) not in seen
+
+
+def test_fingerprint_of_a_huge_file_costs_milliseconds(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    header = json.dumps({"x": {"dtype": "U8", "shape": [8 * 2**30], "data_offsets": [0, 8 * 2**30]}}).encode()
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + 8 * 2**30)  # sparse: takes no disk
+    started = time.perf_counter()
+    assert model_fingerprint(tmp_path)
+    assert time.perf_counter() - started < 0.5
+
+
+def test_fingerprint_refuses_torn_weights(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(ModelError, match=r"model\.safetensors: torn or not a safetensors file \(40 bytes\)"):
+        model_fingerprint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0.6, "top_k": 50}, {"temperature": 0.0}),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "eos_token_id": [7, 8]},
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "eos_token_ids": [7, 8]},
+        ),
+        ({"do_sample": True}, {}),
+        (
+            {"max_new_tokens": 99, "repetition_penalty": 1.05, "eos_token_id": 7, "do_sample": True},
+            {"max_tokens": 99, "repetition_penalty": 1.05, "eos_token_ids": [7]},
+        ),
+    ],
+)
+def test_generation_defaults(raw: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(raw))
+    assert generation_defaults(tmp_path) == expected
+
+
+def test_no_generation_config_suggests_nothing(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_broken_generation_config_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        generation_defaults(tmp_path)
