@@ -8,6 +8,7 @@ everything else as its JSON. So is a column that the sample knows nothing about 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,6 +20,7 @@ Kind = Literal["null", "bool", "int", "bigint", "float", "string", "list", "obje
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_MINORITY = 0.1  # at most this share of values of other types are errors; more of them make the column text
 MAX_STRUCT_FIELDS = 64  # an object with more keys is a map in disguise
+_LIST_INDEX = re.compile(r"\[\d+\]")
 _KINDS: dict[type, Kind] = {
     type(None): "null",
     bool: "bool",
@@ -84,7 +86,8 @@ class Shape:
 
     def resolve(self) -> JsonType:
         """The column's type."""
-        known = self._majority() is not None and not (self.counts["list"] and not _known(self.item))
+        only_empty_lists = self._majority() == "list" and not _known(self.item)
+        known = _known(self) and not only_empty_lists
         return (self._resolve() or TEXT) if known else TEXT
 
     def _resolve(self) -> JsonType | None:
@@ -131,6 +134,7 @@ class KeyCounts:
         self.counts: dict[str, int] = {}
 
     def add(self, name: str) -> None:
+        name = _LIST_INDEX.sub("", name)
         if name in self.counts or len(self.counts) < self.MAX_NAMES:
             self.counts[name] = self.counts.get(name, 0) + 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -91,8 +91,8 @@ class JsonlSource:
         values = [row.get(name) for row in rows]
         if type_.kind == "text":
             values = [v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
-        elif type_.kind == "float" and any(value is True or value is False for value in values):
-            return None  # Arrow would make these 1.0 and 0.0, and a string given for a list a list of characters
+        elif type_.kind in _BENT and any(map(_BENT[type_.kind], values)):
+            return None
         elif type_.nested and any(find_mismatch(value, type_, name, undeclared) for value in values):
             return None
         try:
@@ -122,6 +122,14 @@ class JsonlSource:
         if not row.keys() <= self._all_names:
             for name in row.keys() - self._all_names:
                 self._undeclared.add(name)
+
+
+# Values that pa.array would take and change: 1.5 to 1 in a column of integers, true to 1.0 in one of doubles.
+# (A string for a list becomes its letters: nested columns are looked through value by value.)
+_BENT: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: isinstance(value, float) and not value.is_integer(),
+    "float": lambda value: isinstance(value, bool),
+}
 
 
 def infer_types(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, JsonType]:

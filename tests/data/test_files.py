@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from bulkrun.data.files import find_files, open_stream
+from bulkrun.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("d/b.jsonl", "d/a.jsonl", "d/sub/c.ndjson", "d/.hidden.jsonl", "d/_SUCCESS.jsonl", "d/_tmp/x.jsonl"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text('{"a": 1}\n')
+    Path("d/README.md").write_text("not rows")
+    return tmp_path
+
+
+def names(paths: str | list[str]) -> list[str]:
+    return [str(file.path) for file in find_files(paths)]
+
+
+def test_a_directory_is_read_recursively_and_sorted_without_hidden_underscored_or_other_files(folder: Path) -> None:
+    assert names("d") == ["d/a.jsonl", "d/b.jsonl", "d/sub/c.ndjson"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("d/*.jsonl", ["d/a.jsonl", "d/b.jsonl"]),
+        ("d/**/*.ndjson", ["d/sub/c.ndjson"]),
+        ("./d/../d/a.*", ["d/../d/a.jsonl"]),
+        ("d/[ab].jsonl", ["d/a.jsonl", "d/b.jsonl"]),
+    ],
+)
+def test_a_glob_is_sorted_and_skips_hidden_names(folder: Path, pattern: str, expected: list[str]) -> None:
+    assert names(pattern) == expected
+
+
+def test_an_absolute_glob_in_a_folder_with_a_hidden_parent_works(folder: Path) -> None:
+    hidden = folder / ".cache"
+    hidden.mkdir()
+    (hidden / "x.csv").write_text("a\n1\n")
+    assert names(str(hidden / "*.csv")) == [str(hidden / "x.csv")]
+
+
+def test_a_hidden_file_that_is_named_is_read(folder: Path) -> None:
+    assert names("d/.hidden.jsonl") == ["d/.hidden.jsonl"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(folder: Path) -> None:
+    Path("d/x[1].jsonl").write_text("{}\n")
+    assert names("d/x[1].jsonl") == ["d/x[1].jsonl"]
+
+
+def test_a_list_keeps_its_order_and_reads_a_file_matched_twice_once(folder: Path) -> None:
+    assert names(["d/b.jsonl", "d/*.jsonl", str(folder / "d/a.jsonl")]) == ["d/b.jsonl", "d/a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nothing.jsonl", ["nothing.jsonl", "does not exist"]),
+        ("no/*.jsonl", ["no/*.jsonl", "nothing matches"]),
+        ("d/README.md", ["README.md", ".parquet .jsonl"]),
+        ("d/*.md", ["README.md", "unknown kind"]),
+        ("s3://bucket/x.parquet", ["s3://bucket/x.parquet", "not a local path"]),
+        ([], ["empty"]),
+    ],
+)
+def test_a_path_that_means_nothing_readable_is_an_error_that_names_it(
+    folder: Path, path: str | list[str], words: list[str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        find_files(path)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_directory_without_input_files_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("x")
+    with pytest.raises(InputError, match="nothing matches"):
+        find_files(str(tmp_path))
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(InputError, match="not a regular file"):
+        find_files(str(tmp_path / "pipe.jsonl"))
+
+
+def test_compressed_parquet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet.gz").write_bytes(b"x")
+    with pytest.raises(InputError, match="unknown kind"):
+        find_files(str(tmp_path / "x.parquet.gz"))
+
+
+def test_an_empty_compressed_file_is_torn(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl.gz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"x\.jsonl\.gz"):
+        find_files(str(tmp_path / "x.jsonl.gz"))
+
+
+def test_a_torn_gzip_stream_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 1000)[:-9])
+    [file] = find_files(str(tmp_path / "x.jsonl.gz"))
+    with pytest.raises(InputError, match=r"x\.jsonl\.gz.*gzip"), open_stream(file) as stream:
+        stream.read()
+
+
+@pytest.mark.parametrize("offset", [0, 70_000, 199_999])
+def test_the_fingerprint_sees_a_change_at_either_end_and_any_new_mtime(tmp_path: Path, offset: int) -> None:
+    path = tmp_path / "x.jsonl"
+    data = bytearray(b"x" * 200_000)
+    path.write_bytes(data)
+    [before] = find_files(str(path))
+    data[offset] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.mtime_ns, before.mtime_ns))
+    [after] = find_files(str(path))
+    in_the_middle = offset == 70_000
+    assert (before.fingerprint() == after.fingerprint()) == in_the_middle or before == after
+    os.utime(path, ns=(0, 12345))
+    [touched] = find_files(str(path))
+    assert touched.fingerprint() != after.fingerprint()
