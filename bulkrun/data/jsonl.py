@@ -91,9 +91,8 @@ class JsonlSource:
         values = [row.get(name) for row in rows]
         if type_.kind == "text":
             values = [v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
-        elif type_.kind in _BENT and any(map(_BENT[type_.kind], values)):
-            return None
-        elif type_.nested and any(find_mismatch(value, type_, name, undeclared) for value in values):
+        bent = type_.kind in _BENT and any(map(_BENT[type_.kind], values))
+        if bent or (type_.nested and any(find_mismatch(value, type_, name, undeclared) for value in values)):
             return None
         try:
             return pa.array(values, type_.arrow())

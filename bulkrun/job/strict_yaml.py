@@ -64,7 +64,7 @@ def parse_yaml(text: str) -> Document:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         document.problems.append(
-            Problem(line, 1, "", f"not valid YAML: the character {error.character!r} is not allowed")
+            Problem(line, 1, "", f"not valid YAML: the character {chr(error.character)!r} is not allowed")
         )
     except RecursionError:
         document.problems.append(Problem(1, 1, "", "nested too deeply"))

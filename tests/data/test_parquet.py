@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bulkrun.data.batch import Position
+from bulkrun.data.reader import open_input
+from bulkrun.errors import InputError
+from tests.data.reading import read, read_all
+
+
+def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:
+    pq.write_table(pa.table(columns), path, **options)
+    return path
+
+
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    "cut in the middle": lambda data: data[: len(data) // 2],
+    "last byte missing": lambda data: data[:-1],
+    "four bytes": lambda data: data[:4],
+    "empty": lambda data: b"",
+    "text": lambda data: b'{"a": 1}\n' * 100,
+    "zeros in the footer": lambda data: data[:-60] + bytes(52) + data[-8:],
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_torn_file_is_an_error_that_names_it_before_any_row_is_read(tmp_path: Path, case: str) -> None:
+    write(tmp_path / "good.parquet", {"a": list(range(999))})
+    torn = write(tmp_path / "torn.parquet", {"a": list(range(999))})
+    torn.write_bytes(BROKEN[case](torn.read_bytes()))
+    with pytest.raises(InputError, match=r"torn\.parquet: not a whole Parquet file"):
+        open_input(str(tmp_path))
+
+
+def test_a_flipped_bit_in_a_page_with_a_checksum_names_file_and_row_group(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "x.parquet",
+        {"a": pa.array(range(3000), pa.int64())},
+        row_group_size=1000,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+    )
+    data = bytearray(path.read_bytes())
+    data[pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset + 500] ^= 4
+    path.write_bytes(data)
+    with open_input(str(path)) as dataset:
+        batches = dataset.batches()
+        assert next(batches).rows.num_rows == 1000
+        with pytest.raises(InputError, match=r"x\.parquet: row group 1 .*CRC"):
+            next(batches)
+        assert read_all(dataset, Position(0, 2000))[0][0] == {"a": 2000}
+
+
+@pytest.mark.parametrize("start", [0, 1, 699, 700, 701, 1399, 2099, 2100])
+def test_reading_starts_at_any_row_of_any_row_group(tmp_path: Path, start: int) -> None:
+    path = write(tmp_path / "x.parquet", {"a": list(range(2100))}, row_group_size=700)
+    with open_input(str(path)) as dataset:
+        assert dataset.num_rows == 2100
+        assert [row["a"] for row in read_all(dataset, Position(0, start))[0]] == list(range(start, 2100))
+
+
+def test_a_column_that_a_file_lacks_is_null_and_types_widen(tmp_path: Path) -> None:
+    write(tmp_path / "1.parquet", {"a": pa.array([1], pa.int32()), "n": pa.nulls(1)})
+    write(tmp_path / "2.parquet", {"b": ["x"], "a": pa.array([2**40], pa.int64()), "n": [7]})
+    with open_input(str(tmp_path)) as dataset:
+        assert dataset.schema == pa.schema([("a", pa.int64()), ("n", pa.int64()), ("b", pa.string())])
+        rows, errors = read_all(dataset)
+    assert rows == [{"a": 1, "n": None, "b": None}, {"a": 2**40, "n": 7, "b": "x"}]
+    assert errors == {}
+
+
+def test_a_type_conflict_names_both_files_the_column_and_the_types(tmp_path: Path) -> None:
+    write(tmp_path / "1.parquet", {"ok": [1], "a": [1]})
+    write(tmp_path / "2.parquet", {"ok": [2], "a": ["x"]})
+    with pytest.raises(InputError) as caught:
+        open_input(str(tmp_path))
+    assert all(word in str(caught.value) for word in ("1.parquet", "2.parquet", "'a'", "int64", "string"))
+
+
+def test_encodings_are_read_as_plain_types(tmp_path: Path) -> None:
+    columns = {
+        "category": pa.array(["x", "y", None, "x"]).dictionary_encode(),
+        "view": pa.array(["x", None, "z", ""], pa.string_view()),
+        "nothing": pa.nulls(4),
+        "inside": pa.array([{"k": "a"}, None, {"k": None}, {"k": "b"}]),
+    }
+    with open_input(str(write(tmp_path / "x.parquet", columns))) as dataset:
+        assert dataset.schema.types[:3] == [pa.string()] * 3
+        assert read_all(dataset)[0] == pa.table(columns).to_pylist()
+
+
+def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.data.parquet._BOMB_BYTES", 2**20)
+    zeros = pa.repeat(pa.scalar(0, pa.int64()), 1_000_000)
+    path = write(tmp_path / "x.parquet", {"a": zeros}, use_dictionary=False, compression="zstd")
+    with pytest.raises(InputError, match=r"x\.parquet: row group 0 would unpack to 0\.0 GiB from a file of \d+ bytes"):
+        open_input(str(path))
+
+
+def test_a_row_of_too_many_bytes_is_an_error_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"id": [1, 2, 3], "a": ["x", "y" * 5000, "z"]})
+    rows, errors = read(path, max_row_bytes=4000)
+    assert rows == [{"id": 1, "a": "x"}, {"id": None, "a": None}, {"id": 3, "a": "z"}]
+    assert list(errors) == [1] and "row 1 has 50" in errors[1].message
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="two columns are named 'a'"):
+        open_input(str(tmp_path))
+
+
+def test_an_empty_table_has_a_schema_and_no_rows(tmp_path: Path) -> None:
+    with open_input(str(write(tmp_path / "x.parquet", {"a": pa.array([], pa.string())}))) as dataset:
+        assert dataset.schema.names == ["a"] and dataset.num_rows == 0 and read_all(dataset) == ([], {})
+
+
+def test_choosing_columns_keeps_the_rows_even_where_a_file_has_none_of_them(tmp_path: Path) -> None:
+    write(tmp_path / "1.parquet", {"a": [1, 2]})
+    write(tmp_path / "2.parquet", {"b": [3], "a.x": [4]})
+    with open_input(str(tmp_path)) as dataset:
+        assert read_all(dataset.select(["b"]))[0] == [{"b": None}, {"b": None}, {"b": 3}]
+        assert read_all(dataset.select(["a.x", "a"]))[0] == [
+            {"a.x": None, "a": 1},
+            {"a.x": None, "a": 2},
+            {"a.x": 4, "a": None},
+        ]
+        assert read_all(dataset.select([]))[0] == [{}, {}, {}]
+
+
+rows_of_table = st.lists(
+    st.fixed_dictionaries(
+        {
+            "i": st.none() | st.integers(-(2**63), 2**63 - 1),
+            "t": st.none() | st.text(max_size=5),
+            "l": st.none() | st.lists(st.floats(allow_nan=False), max_size=3),
+        }
+    ),
+    max_size=40,
+)
+SCHEMA = pa.schema([("i", pa.int64()), ("t", pa.string()), ("l", pa.list_(pa.float64()))])
+
+
+@given(table=rows_of_table, group=st.integers(1, 13), start=st.integers(0, 41), limit=st.integers(0, 41))
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_table_comes_back_from_any_position_up_to_any_limit(
+    tmp_path: Path, table: list[dict[str, Any]], group: int, start: int, limit: int
+) -> None:
+    pq.write_table(pa.Table.from_pylist(table, SCHEMA), tmp_path / "x.parquet", row_group_size=group)
+    with open_input(str(tmp_path)) as dataset:
+        assert read_all(dataset)[0] == table
+        assert read_all(dataset, Position(0, start), limit=limit)[0] == table[start : start + limit]

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bulkrun.data.batch import Position
+from bulkrun.data.reader import open_input
+from bulkrun.data.sql import _publish
+from bulkrun.errors import InputError
+from tests.data.reading import read, read_all, write_lines
+
+ROWS = [{"id": number, "lang": "en" if number % 3 else "de", "text": f"row {number}"} for number in range(3001)]
+
+
+@pytest.fixture(params=["parquet", "jsonl", "csv"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    source = tmp_path / "in"
+    source.mkdir()
+    for number, rows in enumerate((ROWS[:1234], ROWS[1234:])):
+        if request.param == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), source / f"{number}.parquet")
+        elif request.param == "jsonl":
+            write_lines(source / f"{number}.jsonl", rows)
+        else:
+            lines = [f"{row['id']},{row['lang']},{row['text']}" for row in rows]
+            (source / f"{number}.csv").write_text("\n".join(["id,lang,text", *lines]) + "\n")
+    return source
+
+
+def test_the_rows_are_those_of_the_query_for_every_format(folder: Path) -> None:
+    sql = "SELECT id::BIGINT AS id, upper(text) AS t FROM input WHERE lang = 'de' ORDER BY id::BIGINT DESC;"
+    want = [{"id": row["id"], "t": str(row["text"]).upper()} for row in ROWS if row["lang"] == "de"][::-1]
+    assert read(folder, sql=sql) == (want, {})
+
+
+def test_the_snapshot_is_made_once_and_fixes_the_rows(folder: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "run" / ".bulkrun" / "input.snapshot"
+    sql = "SELECT *, random() AS noise FROM input USING SAMPLE 50 ROWS"
+    first = read(folder, sql=sql, sql_snapshot=snapshot)
+    assert len(first[0]) == 50
+    assert read(folder, sql=sql, sql_snapshot=snapshot) == first
+    assert [path.name for path in snapshot.parent.rglob("*")] in (["input.snapshot", "tmp"], ["tmp", "input.snapshot"])
+
+
+def test_a_second_process_that_publishes_later_keeps_the_first_snapshot(folder: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "input.snapshot"
+    with open_input(str(folder), sql="SELECT 1 AS a FROM input", sql_snapshot=snapshot) as dataset:
+        before = snapshot.read_bytes()
+        other = tmp_path / "other.tmp"
+        other.write_bytes(b"something else")
+        _publish(other, snapshot)
+        assert snapshot.read_bytes() == before and dataset.num_rows == 3001
+
+
+def test_a_snapshot_without_a_run_is_gone_when_the_dataset_is_closed(folder: Path) -> None:
+    with open_input(str(folder), sql="SELECT id FROM input") as dataset:
+        assert dataset._folder is not None
+        temporary = Path(dataset._folder.name)
+        assert temporary.exists() and len(dataset.files) == 2
+    assert not temporary.exists()
+
+
+def test_lines_that_cannot_be_read_come_as_error_rows_after_the_querys(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [*ROWS[:40], b"{broken", *ROWS[40:50], b""])
+    rows, errors = read(path, sql="SELECT id FROM input WHERE id < 3")
+    assert [row["id"] for row in rows] == [0, 1, 2, None, None]
+    assert [error.message.split(": ")[0] for error in errors.values()] == [f"{path}:41", f"{path}:52"]
+    assert {error.code for error in errors.values()} == {"bad_input"}
+
+
+def test_a_snapshot_reads_from_any_position_and_with_chosen_columns(folder: Path) -> None:
+    with open_input(str(folder), sql="SELECT id::BIGINT AS id, lang FROM input ORDER BY id::BIGINT") as dataset:
+        assert dataset.schema.names == ["id", "lang"] and dataset.num_rows == 3001
+        for start in (0, 1, 1024, 2999, 3001):
+            rows, _ = read_all(dataset.select(["id"]), Position(0, start), limit=1025)
+            assert rows == [{"id": number} for number in range(start, min(start + 1025, 3001))]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT idd FROM input", '"idd" not found'),
+        ("SELEC 1", "syntax error"),
+        ("SELECT 1; SELECT 2", "exactly one SELECT is wanted, but there are 2"),
+        ("", "exactly one SELECT is wanted, but there are 0"),
+        ("DROP VIEW input", "only SELECT is allowed, but this is DROP"),
+        ("COPY input TO 'stolen.csv'", "only SELECT is allowed, but this is COPY"),
+        ("SET memory_limit = '1TB'", "only SELECT is allowed, but this is SET"),
+        ("ATTACH 'x.db'", "only SELECT is allowed, but this is ATTACH"),
+        ("SELECT * FROM read_text('/etc/hostname')", "Permission Error"),
+        ("SELECT * FROM read_csv('../*.csv')", "Permission Error"),
+        ("SELECT * FROM '/etc/hostname'", "does not exist"),
+        ("SELECT id AS a, text AS a FROM input", "two columns of the result are named 'a'"),
+        ("SELECT INTERVAL 1 DAY AS i FROM input", "cast it"),
+        ("SELECT 'x'::INTEGER AS i FROM input", "Could not convert"),
+    ],
+)
+def test_a_query_that_cannot_run_says_why_and_leaves_nothing(
+    folder: Path, tmp_path: Path, sql: str, message: str
+) -> None:
+    snapshot = tmp_path / "run" / "input.snapshot"
+    with pytest.raises(InputError, match=r"^input\.sql: ") as caught:
+        open_input(str(folder), sql=sql, sql_snapshot=snapshot)
+    assert message in str(caught.value)
+    assert list((tmp_path / "run").rglob("*.*")) == []
