@@ -80,7 +80,7 @@ for _commands in _TOPICS.values():
 def run() -> None:
     """Entry point: a reader that went away (`bulkrun ... | head`) is not an error."""
     try:
-        main()
+        main(prog_name="bulkrun")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -91,7 +91,10 @@ def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 @_job_options
 @json_option
 def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show what JOB would do: rows, token histogram, duplicates, shared prefixes, shards. Runs and writes nothing."""
+    """Show what JOB would do: rows, tokens, duplicates, prefixes, shards.
+
+    Runs and writes nothing.
+    """
     from bulkrun.launch.preview import plan_job
 
     report = plan_job(_load(job, overrides))

@@ -1,18 +1,15 @@
-"""A job without a run: checked, planned in a scratch directory, or tried on its first rows. Writes no results."""
+"""A job without a run: checked, planned, or tried on its first rows. Writes no results."""
 
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.data.schema import output_schema, passthrough_schema
-from bulkrun.job.plan.planner import Planner
+from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.prompts import Prompt, PromptBuilder
-from bulkrun.job.run_dir import RunDir
 from bulkrun.job.shard_work import row_seed
 from bulkrun.job.spec import JobSpec, SamplingSpec
 from bulkrun.launch.prepare import PreparedJob, prepare
@@ -47,14 +44,10 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
 
 
 def plan_job(spec: JobSpec) -> PlanReport:
-    """Plan the whole input in a scratch directory, which is gone afterwards."""
+    """Plan the whole input, and keep nothing of it but the numbers."""
     prepared = prepare(spec)
-    with tempfile.TemporaryDirectory(prefix="bulkrun-plan-") as scratch, prepared.open_dataset() as dataset:
-        run = RunDir(Path(scratch))
-        for folder in (run.plan, run.tmp):
-            folder.mkdir(parents=True)
-        planner = Planner(run, prepared.spec, dataset, prepared.tokenizer, max_model_len=prepared.max_model_len)
-        return planner.plan()
+    with prepared.open_dataset() as dataset:
+        return dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
 
 
 def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:

@@ -1,0 +1,148 @@
+"""Commands about a run: how far it is, what failed, what came out, whether it is whole. RUN is the output directory."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bulkrun.cli.output import cell_text, count, duration, json_option, note, print_facts, print_json, print_table
+
+if TYPE_CHECKING:
+    from bulkrun.job.run_dir import RunDir
+    from bulkrun.job.status import RunStatus
+
+_run_argument = click.argument("run", type=click.Path(path_type=Path))
+
+
+def _run_dir(path: Path) -> RunDir:
+    from bulkrun.job.run_dir import RunDir
+
+    return RunDir(path)
+
+
+@click.command()
+@_run_argument
+@json_option
+def status(run: Path, as_json: bool) -> None:
+    """How far RUN is: rows, speed, time left, workers. Reads files only, from any terminal or node."""
+    from bulkrun.job.status import read_status
+
+    found = read_status(_run_dir(run))
+    print_json(asdict(found)) if as_json else _print_status(found)
+
+
+def _print_status(found: RunStatus) -> None:
+    shards = found.shards_total if found.shards_total is not None else "?"
+    total = count(found.rows_total) if found.rows_total is not None else "? (still planning)"
+    facts = {
+        "run": f"{found.root} ({found.name})",
+        "state": found.state + (f": {found.message}" if found.message else ""),
+        "rows": f"{count(found.rows_done)} of {total}, {count(found.error_rows)} with errors",
+        "shards": f"{found.shards_committed} of {shards} committed",
+        "tokens": f"{count(found.prompt_tokens)} in, {count(found.completion_tokens)} out (committed)",
+    }
+    if found.state == "running":
+        facts["speed"] = f"{found.rows_per_s:,.1f} rows/s, {count(found.tokens_per_s)} tok/s, "
+        facts["speed"] += f"{duration(found.eta_s)} left"
+    if found.last_commit_age_s is not None:
+        facts["last commit"] = f"{duration(found.last_commit_age_s)} ago"
+    live = [worker for worker in found.workers if worker.alive]
+    facts["workers"] = ", ".join(f"{worker.role} {worker.id} (process {worker.pid})" for worker in live) or "none"
+    facts["next"] = found.next_command
+    print_facts(facts)
+
+
+@click.command()
+@_run_argument
+@click.option("-n", "--examples", default=3, show_default=True, type=click.IntRange(1), help="Rows to show per code.")
+@json_option
+def errors(run: Path, examples: int, as_json: bool) -> None:
+    """The error rows of RUN: how many of each code, and some of each."""
+    from bulkrun.job.row_errors import read_row_errors
+    from bulkrun.job.run_record import read_record
+
+    read_record(_run_dir(run))
+    report = read_row_errors(_run_dir(run), examples=examples)
+    if as_json:
+        print_json(asdict(report))
+        return
+    if not report.counts:
+        note(f"{run}: no error rows")
+        return
+    print_table(["code", "rows"], report.counts.items())
+    rows = [(error.row, error.code, error.message) for shown in report.examples.values() for error in shown]
+    print_table(["row", "code", "message"], rows)
+
+
+@click.command()
+@_run_argument
+@click.argument("sql")
+@click.option("--csv", "as_csv", is_flag=True, help="CSV on stdout.")
+@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1), help="Most rows to show.")
+@json_option
+def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
+    """Ask DuckDB about the results of RUN, also while it runs.
+
+    The view is `results`; one SELECT, read-only.
+    """
+    from bulkrun.data.query import run_query
+    from bulkrun.job.run_record import read_record
+
+    read_record(_run_dir(run))
+    table = run_query(run, sql, limit=limit + 1)
+    if table.num_rows > limit:
+        note(f"the first {count(limit)} rows; --limit shows more")
+        table = table.slice(0, limit)
+    if as_json:
+        print_json({"columns": table.column_names, "rows": table.to_pylist()})
+    elif as_csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(table.column_names)
+        writer.writerows([_csv_cell(cell) for cell in row.values()] for row in table.to_pylist())
+    else:
+        print_table(table.column_names, [list(row.values()) for row in table.to_pylist()])
+
+
+def _csv_cell(cell: object) -> object:
+    """A spreadsheet takes text that starts with = + - @ for a formula; a quote in front makes it text again."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
+
+
+@click.command()
+@_run_argument
+@json_option
+def verify(run: Path, as_json: bool) -> None:
+    """Check RUN: every checksum, every row exactly once, all totals. Exits 1 when something is wrong."""
+    from bulkrun.job.verify import verify_run
+
+    report = verify_run(_run_dir(run))
+    if as_json:
+        print_json(asdict(report))
+    else:
+        for problem in report.problems:
+            click.echo(cell_text(problem))
+        state = "finished" if report.finished else "not finished"
+        verdict = f"{len(report.problems)} problems" if report.problems else "all is well"
+        note(f"{run} ({state}): {report.parts} parts, {count(report.rows)} rows read: {verdict}")
+    sys.exit(0 if report.ok else 1)
+
+
+@click.command("list")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path())
+@json_option
+def list_runs(folder: Path, as_json: bool) -> None:
+    """The runs in FOLDER (default: here) and below."""
+    from bulkrun.job.listing import find_runs
+    from bulkrun.job.status import read_status
+
+    found = [read_status(run) for run in find_runs(folder)]
+    if as_json:
+        print_json({"runs": [asdict(status) for status in found]})
+        return
+    rows = [(str(s.root), s.name, s.state, s.rows_done, s.rows_total, s.error_rows, s.created) for s in found]
+    print_table(["run", "job", "state", "done", "rows", "errors", "created"], rows)
