@@ -82,8 +82,9 @@ def generation_defaults(path: Path | str) -> dict[str, Any]:
     """What generation_config.json suggests, under vLLM's names; empty where there is none.
 
     Keys: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_ids (always a list).
-    `do_sample` false or absent means greedy, as it does in transformers: then temperature is 0 and the filters
-    are left out. Raises ModelError for a file that is no JSON object.
+    Without `do_sample` the model is greedy, as in transformers: temperature is 0 and the filters are left out. Where
+    the key is absent but a temperature is given, sampling is what was meant. Raises ModelError for a file that is
+    no JSON object.
     """
     file = Path(path) / "generation_config.json"
     if not file.is_file():
@@ -103,7 +104,7 @@ def _defaults(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "repetition_penalty", raw.get("repetition_penalty")
     eos = raw.get("eos_token_id")
     yield "eos_token_ids", [eos] if isinstance(eos, int) else eos
-    if not raw.get("do_sample", False):
+    if not raw.get("do_sample", raw.get("temperature") is not None):
         yield "temperature", 0.0
         return
     for key in ("temperature", "top_k", "top_p", "min_p"):

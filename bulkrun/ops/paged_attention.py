@@ -57,7 +57,7 @@ def paged_attention(
     num_tokens = q_THD.shape[0]
     out_THD = q_THD.new_zeros(num_tokens + 1, *q_THD.shape[1:])  # one row more: padded queries write there
     for group in meta.groups[sliding_window]:
-        attend = _attend_decode if group.num_queries == 1 else _attend_chunks
+        attend = _attend_folded if _pays_to_fold(group, q_THD, k_cache) else _attend_by_head
         k_sKLD, v_sKLD = _gather(k_cache, group), _gather(v_cache, group)
         out_THD.index_copy_(0, group.output_index, attend(q_THD, k_sKLD, v_sKLD, group, scale))
     return out_THD[:num_tokens]
@@ -73,7 +73,13 @@ def _gather(cache: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     return rows.view(group.num_seqs, group.num_keys, *cache.shape[2:]).transpose(1, 2)
 
 
-def _attend_decode(
+def _pays_to_fold(group: SequenceGroup, q_THD: torch.Tensor, k_cache: torch.Tensor) -> bool:
+    """Whether one-query sequences go as matrices: in half precision, below 4 rows, torch is faster row by row."""
+    heads_per_kv_head = q_THD.shape[1] // k_cache.shape[2]
+    return group.num_queries == 1 and (q_THD.dtype == torch.float32 or heads_per_kv_head >= 4)
+
+
+def _attend_folded(
     q_THD: torch.Tensor, k_sKLD: torch.Tensor, v_sKLD: torch.Tensor, group: SequenceGroup, scale: float
 ) -> torch.Tensor:
     """One query per sequence: the query heads of one key head become the rows of one matrix product."""
@@ -83,7 +89,7 @@ def _attend_decode(
     return F.scaled_dot_product_attention(q_sKGD, k_sKLD, v_sKLD, attn_mask=mask, scale=scale).flatten(1, 2)
 
 
-def _attend_chunks(
+def _attend_by_head(
     q_THD: torch.Tensor, k_sKLD: torch.Tensor, v_sKLD: torch.Tensor, group: SequenceGroup, scale: float
 ) -> torch.Tensor:
     """Q queries per sequence, padded; causality and windows are in the mask."""

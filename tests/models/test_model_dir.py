@@ -112,6 +112,7 @@ def test_fingerprint_refuses_torn_weights(tmp_path: Path) -> None:
             {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "eos_token_ids": [7, 8]},
         ),
         ({"do_sample": True}, {}),
+        ({"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.8, "top_p": 0.9}),
         (
             {"max_new_tokens": 99, "repetition_penalty": 1.05, "eos_token_id": 7, "do_sample": True},
             {"max_tokens": 99, "repetition_penalty": 1.05, "eos_token_ids": [7]},
