@@ -25,6 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_RENDER_SECONDS = 1.0  # CPU time of the rendering thread: a loaded machine changes no result
 MAX_RENDER_CHARS = 32 * 2**20  # of any string a template makes, the output included
 MAX_ITEMS = 2**20  # of any list, tuple or dict a template makes
+_TICKS_PER_LOOK = 32  # the thread's clock is a system call
 _WIDE_FORMAT = re.compile(r"\d{6}|\*")
 
 
@@ -48,7 +49,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for functions in (self.filters, self.tests):
             functions.update({name: self._guarded(name, function) for name, function in functions.items()})
         self._lock = threading.RLock()
-        self._deadline = 0.0
+        self._deadline: float | None = None
         self._ticks = 0
 
     def compile_template(self, source: str) -> jinja2.Template:
@@ -78,7 +79,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def tick(self) -> None:
         """Called by compiled templates on every loop turn and call: ends a render that takes too long."""
         self._ticks += 1
-        if self._ticks % 16 == 0 and time.thread_time() > self._deadline:
+        if self._ticks % _TICKS_PER_LOOK:
+            return
+        now = time.thread_time()
+        if self._deadline is None:
+            self._deadline = now + MAX_RENDER_SECONDS
+        elif now > self._deadline:
             raise TemplateFailed(f"rendering took more than {MAX_RENDER_SECONDS:g} s and was ended")
 
     def concat(self, parts: Iterable[str]) -> str:
@@ -104,7 +110,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return _checked(super().call(context, obj, *args, **kwargs))
 
     def _start_clock(self) -> None:
-        self._deadline = time.thread_time() + MAX_RENDER_SECONDS
+        self._deadline = None  # set at the first look: most templates end before it and never ask the clock
         self._ticks = 0
 
     def _guarded(self, name: str, function: Any) -> Callable[..., Any]:

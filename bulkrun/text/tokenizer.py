@@ -1,7 +1,8 @@
 """A model directory's tokenizer: text to token ids and back, in batches, on every core.
 
 Reads `tokenizer.json` with the `tokenizers` library alone, so that planning never loads torch or transformers; only a
-directory without that file is given to transformers to convert. Ids and text equal transformers' AutoTokenizer.
+directory without that file is given to transformers to convert. Ids and text equal transformers' AutoTokenizer; what
+goes around a text (BOS) is tokenizer.json's to say, as it is there.
 Knows the model's special tokens and chat template; knows no jobs and no rows.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from bulkrun.errors import ModelError
 from bulkrun.text.chat_template import ChatTemplate
@@ -57,8 +58,6 @@ class Tokenizer:
         tokens = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
         backend = _load_backend(path / "tokenizer.json")
         _add_missing_tokens(backend, config, tokens)
-        if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
-            _set_post_processor(backend, config, tokens)
         return cls(backend, tokens, _chat_template_source(path, config), now=now)
 
     @property
@@ -154,16 +153,6 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]
     for text in dict.fromkeys([*named.values(), *map(_text, listed)]):
         if text not in known:
             backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
-
-
-def _set_post_processor(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """What goes around a text when the config says so itself (`add_bos_token`, `add_eos_token`)."""
-    around = {key: named.get(key) if config.get(f"add_{key}") else None for key in ("bos_token", "eos_token")}
-    bos, eos = around["bos_token"], around["eos_token"]
-    tokens = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
-    single = [f"{bos}:0"] * (bos is not None) + ["$A:0"] + [f"{eos}:0"] * (eos is not None)
-    pair = single + [f"{bos}:1"] * (bos is not None) + ["$B:1"] + [f"{eos}:1"] * (eos is not None)
-    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
 
 
 def _chat_template_source(path: Path, config: Mapping[str, Any]) -> str | None:

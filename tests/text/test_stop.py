@@ -1,0 +1,96 @@
+"""The oracle decodes everything after every token and searches it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulkrun.text.stop import cut_at_stop, stop_matcher_factory
+from bulkrun.text.tokenizer import Tokenizer
+from tests.text.small_tokenizers import byte_level, metaspace
+
+PIECES = ["the", " the", "end", " ", "\n", "\n\n", "é", "日本", "🎉", "x", "###", "</s", "a b", "ö\n"]
+
+
+@cache
+def tokenizer(kind: str) -> Tokenizer:
+    return Tokenizer.from_dir({"byte level": byte_level, "metaspace": metaspace}[kind](Path(mkdtemp())))
+
+
+def first_match(kind: str, ids: list[int], stop: list[str]) -> int | None:
+    """How many tokens there are when the decoded text first holds a stop string."""
+    texts = ((count, tokenizer(kind).decode_batch([ids[:count]])[0]) for count in range(1, len(ids) + 1))
+    return next((count for count, text in texts if any(string in text for string in stop)), None)
+
+
+def run_matcher(kind: str, ids: list[int], stop: list[str]) -> tuple[int | None, str | None]:
+    matcher = stop_matcher_factory(tokenizer(kind))(stop)
+    for count, token_id in enumerate(ids, 1):
+        if (found := matcher.append(token_id)) is not None:
+            return count, found
+    return None, None
+
+
+stops = st.lists(st.sampled_from(PIECES) | st.text("the \né日🎉x#", min_size=1, max_size=6), min_size=1, max_size=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=25), stop=stops)
+@pytest.mark.parametrize("kind", ["byte level", "metaspace"])
+def test_matches_at_the_token_where_the_whole_text_first_holds_a_stop_string(
+    kind: str, pieces: list[str], stop: list[str]
+) -> None:
+    ids = tokenizer(kind).encode_batch(["".join(pieces)], False)[0]
+    count, found = run_matcher(kind, ids, stop)
+    assert count == first_match(kind, ids, stop)
+    if found is not None:
+        assert found in stop and found in tokenizer(kind).decode_batch([ids[:count]])[0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), stop=stops)
+def test_random_bytes_and_special_tokens_neither_hide_nor_invent_a_match(data: st.DataObject, stop: list[str]) -> None:
+    vocab = tokenizer("byte level").vocab_size
+    known = tokenizer("byte level").encode_batch(["".join(stop)], False)[0]
+    ids = data.draw(st.lists(st.integers(0, vocab - 1) | st.sampled_from(known), max_size=40))
+    assert run_matcher("byte level", ids, stop)[0] == first_match("byte level", ids, stop)
+
+
+def test_a_match_that_was_not_acted_on_is_not_reported_again() -> None:
+    ids = tokenizer("byte level").encode_batch(["a###bcd###e"], False)[0]
+    matcher = stop_matcher_factory(tokenizer("byte level"))(["###"])
+    assert [matcher.append(token_id) for token_id in ids].count("###") == 2
+
+
+def test_of_two_stop_strings_that_one_token_completes_the_earlier_one_is_reported() -> None:
+    ids = tokenizer("byte level").encode_batch(["the end"], False)[0]
+    assert run_matcher("byte level", ids, ["nd", "end"])[1] == "end"
+
+
+def test_the_tail_is_bounded_however_long_the_output_is() -> None:
+    calls: list[int] = []
+
+    class Counting:
+        special_ids: frozenset[int] = frozenset()
+
+        def decode_batch(self, sequences: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+            calls.append(len(sequences[0]))
+            return ["".join(chr(97 + token_id % 26) for token_id in sequences[0])]
+
+    matcher = stop_matcher_factory(Counting())(["never!"])
+    for token_id in range(5000):
+        assert matcher.append(token_id) is None
+    assert max(calls) <= len("never!") + 4 and len(calls) == 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "cut"),
+    [("abc###d###", "###", "abc"), ("abc", "###", "abc"), ("a\nb##", ["##", "\n"], "a"), ("", "x", ""), ("x", [], "x")],
+)
+def test_cut_at_stop_keeps_what_is_before_the_first_stop_string(text: str, stop: str | list[str], cut: str) -> None:
+    assert cut_at_stop(text, stop) == cut

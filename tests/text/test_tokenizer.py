@@ -1,0 +1,129 @@
+"""The oracle is transformers' AutoTokenizer on the same directory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from bulkrun.errors import ModelError
+from bulkrun.text.tokenizer import Tokenizer
+from tests.text.small_tokenizers import byte_level, metaspace
+
+NEW_TOKEN = {"content": "<|new|>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+MAKERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "byte level": (byte_level, {}),
+    "byte level, adds bos": (byte_level, {"add_bos_token": True}),
+    "byte level, adds bos and eos": (byte_level, {"add_bos_token": True, "add_eos_token": True}),
+    "byte level, token in the config only": (byte_level, {"pad_token": "<|pad|>", "extra_special_tokens": ["<|x|>"]}),
+    "byte level, added_tokens_decoder": (byte_level, {"added_tokens_decoder": {"420": {**NEW_TOKEN, "special": True}}}),
+    "byte level, bos as object": (byte_level, {"bos_token": {"__type": "AddedToken", **NEW_TOKEN, "content": "<s>"}}),
+    "metaspace, bos": (metaspace, {}),
+    "metaspace, config switches bos off": (metaspace, {"add_bos_token": False}),
+}
+TEXTS = [
+    "The fox",
+    " leading and trailing ",
+    "<s>user</s> <|im_start|>system\n<|im_end|>",
+    "<|new|> a<|x|>b <|pad|>",
+    "naïve 日本語 🎉 e\u0301 \u200b",
+    "line\nbreaks\r\n\ttabs",
+    "\x00\x01",
+    "",
+]
+
+
+@cache
+def both(name: str) -> tuple[Tokenizer, Any]:
+    make, config = MAKERS[name]
+    folder = make(Path(mkdtemp()), config)
+    return Tokenizer.from_dir(folder), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+@pytest.mark.parametrize("name", MAKERS)
+def test_ids_and_texts_equal_transformers(name: str, add_special_tokens: bool) -> None:
+    ours, theirs = both(name)
+    ids = ours.encode_batch(TEXTS, add_special_tokens)
+    assert ids == [theirs.encode(text, add_special_tokens=add_special_tokens) for text in TEXTS]
+    for skip in (True, False):
+        assert ours.decode_batch(ids, skip) == [theirs.decode(row, skip_special_tokens=skip) for row in ids]
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5))
+@pytest.mark.parametrize("name", ["byte level, adds bos and eos", "metaspace, bos"])
+def test_any_text_equals_transformers(name: str, texts: list[str]) -> None:
+    ours, theirs = both(name)
+    ids = ours.encode_batch(texts, True)
+    assert ids == [theirs.encode(text) for text in texts]
+    assert ours.decode_batch(ids) == [theirs.decode(row, skip_special_tokens=True) for row in ids]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_special_tokens_and_size_equal_transformers(name: str) -> None:
+    ours, theirs = both(name)
+    assert ours.special_tokens == theirs.special_tokens_map
+    assert ours.vocab_size == len(theirs)
+    assert (ours.bos_token, ours.eos_token) == (theirs.bos_token, theirs.eos_token)
+    assert all(ours.token_id(token) == theirs.convert_tokens_to_ids(token) for token in theirs.all_special_tokens)
+
+
+def test_padding_and_truncation_saved_in_the_file_are_ignored(tmp_path: Path) -> None:
+    saved = json.loads((byte_level(tmp_path) / "tokenizer.json").read_text())
+    saved["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    long, short = Tokenizer.from_dir(tmp_path).encode_batch(["a longer text than three tokens", "x"], True)
+    assert len(long) > 3 and len(short) == 1
+
+
+@pytest.mark.parametrize("form", ["file", "config", "named list"])
+def test_chat_template_is_found_in_every_form(tmp_path: Path, form: str) -> None:
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": template}]
+    byte_level(tmp_path, {"config": {"chat_template": template}, "named list": {"chat_template": named}}.get(form))
+    if form == "file":
+        (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    messages = [{"role": "user", "content": "hi"}]
+    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, tokenize=False)
+    assert tokenizer.has_chat_template
+    assert tokenizer.chat_renderer().render(messages, add_generation_prompt=False) == theirs == "<s>[user]hi"
+
+
+def test_a_directory_without_a_tokenizer_is_a_model_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        Tokenizer.from_dir(tmp_path)
+
+
+def test_a_directory_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
+    model = json.loads((byte_level(tmp_path / "whole") / "tokenizer.json").read_text())["model"]
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (old / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+    (old / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>"}))
+    ours, theirs = Tokenizer.from_dir(old), AutoTokenizer.from_pretrained(old)
+    assert ours.encode_batch(TEXTS, True) == [theirs.encode(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_broken_file_is_a_model_error_that_names_it(tmp_path: Path, file: str) -> None:
+    (byte_level(tmp_path) / file).write_text('{"version": ')
+    with pytest.raises(ModelError, match=file):
+        Tokenizer.from_dir(tmp_path)
+
+
+def test_importing_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, bulkrun.text.tokenizer, bulkrun.text.stop; print({'torch', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
