@@ -5,7 +5,6 @@ Knows files and places. `strict_yaml` knows YAML, `spec` the keys, `spec_problem
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +77,7 @@ class _Job:
             self._put(path, value.value)
 
     def _put(self, path: strict_yaml.Path, value: Any) -> None:
-        section = self.document.value = copy.deepcopy(self.document.value)  # an alias may share sections
+        section = self.document.value
         for depth, part in enumerate(path[:-1], start=1):
             if section.get(part) is None:
                 section[part] = {}
