@@ -52,8 +52,10 @@ def find_duplicates(paths: Sequence[Path]) -> DuplicateIds:
     for ids in _slices(arrays):
         repeats = np.flatnonzero(ids["hash"][1:] == ids["hash"][:-1]) + 1
         count += len(repeats)
-        for value in np.unique(ids["hash"][repeats])[:MAX_EXAMPLES]:
-            examples.append([int(row) for row in ids["row"][ids["hash"] == value][:MAX_EXAMPLES]])
+        starts = np.searchsorted(ids["hash"], np.unique(ids["hash"][repeats]))
+        for start in starts[np.argsort(ids["row"][starts])[:MAX_EXAMPLES]]:
+            end = np.searchsorted(ids["hash"], ids["hash"][start], "right")
+            examples.append([int(row) for row in ids["row"][start:end][:MAX_EXAMPLES]])
         examples = sorted(examples)[:MAX_EXAMPLES]
     return DuplicateIds(count, examples)
 
