@@ -48,9 +48,12 @@ def group_sequences(
 
     groups = []
     all_rows = torch.arange(contexts_S.numel(), device=contexts_S.device)
-    for phase in (all_rows[: meta.num_decode_seqs], all_rows[meta.num_decode_seqs :]):
+    decode, chunks = all_rows[: meta.num_decode_seqs], all_rows[meta.num_decode_seqs :]
+    for phase, max_query_len in ((decode, 1), (chunks, meta.max_query_len)):
         for rows in _split_by_length(phase, query_lens_S, num_keys_S, kv_bytes):
-            lens = _padded_lens(rows, query_lens_S, num_keys_S, meta)
+            lens = max_query_len, max(meta.max_context_len, 1)  # bounds, where asking the device would stall
+            if rows.device.type == "cpu":
+                lens = max(int(query_lens_S[rows].max()), 1), int(num_keys_S[rows].max())
             groups.append(_make_group(rows, lens, meta, first_key_S, block_size, sliding_window, dtype))
     return groups
 
@@ -76,15 +79,6 @@ def _split_by_length(
 
 def _ceil_log2(lengths: torch.Tensor) -> torch.Tensor:
     return lengths.clamp_min(1).double().log2().ceil().long()
-
-
-def _padded_lens(
-    rows: torch.Tensor, query_lens_S: torch.Tensor, num_keys_S: torch.Tensor, meta: AttentionMetadata
-) -> tuple[int, int]:
-    """The group's longest query and key counts: exact on a CPU, the step's bounds where asking would stall."""
-    if rows.device.type == "cpu":
-        return max(int(query_lens_S[rows].max()), 1), int(num_keys_S[rows].max())
-    return meta.max_query_len, max(meta.max_context_len, 1)
 
 
 def _make_group(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.ops import AttentionMetadata, paged_attention, store_kv
+from bulkrun.ops import AttentionMetadata, paged_attention, sequence_groups, store_kv
 
 
 def make_step(
@@ -114,9 +114,28 @@ def test_heavy_tailed_lengths_fall_into_several_groups() -> None:
     check([1] * 24 + [64, 5], [*lens, 300, 900], heads=(4, 2, 64), block_size=16)
 
 
+@pytest.mark.parametrize("window", [None, 7])
+def test_one_group_per_phase_where_the_host_knows_no_lengths(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU does, played on the CPU: no splitting by length, padding to more keys than any sequence has."""
+    made = []
+
+    def pad_more(rows, lens, *rest):  # type: ignore[no-untyped-def]
+        made.append(lens)
+        return make_group(rows, (lens[0], lens[1] + 9), *rest)
+
+    make_group = sequence_groups._make_group
+    monkeypatch.setattr(sequence_groups, "_split_by_length", lambda rows, *_: [rows])
+    monkeypatch.setattr(sequence_groups, "_make_group", pad_more)
+    check([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], window=window)
+    assert [queries for queries, _ in made] == [1, 17]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
-    check([1, 1, 40], [90, 13, 70], dtype=dtype, tolerance=2e-2)
+    for heads in ((6, 2, 16), (8, 2, 64)):  # below and above the row count from which heads are folded
+        check([1, 1, 40], [90, 13, 70], heads=heads, dtype=dtype, tolerance=2e-2)
 
 
 @settings(max_examples=40, deadline=None)
