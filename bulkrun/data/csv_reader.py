@@ -117,7 +117,9 @@ class _Records:
         text = "".join(record)
         if "\0" in text:
             return self.error("text with a NUL character")
-        if not text.isascii() and any("\udc80" <= char <= "\udcff" for char in text):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
             return self.error("invalid UTF-8")
         return record
 

@@ -51,10 +51,16 @@ def single_select(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     return str(statements[0].query)
 
 
-def view_of_parquet(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path]) -> None:
-    """Make the Parquet `files` readable as the view `name`, columns matched by name."""
+def view_of_parquet(
+    connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path], *, union_by_name: bool = False
+) -> None:
+    """Make the Parquet `files` readable as the view `name`.
+
+    All files have one schema, or their columns are matched with `union_by_name` (which opens every file first).
+    """
     listed = ", ".join(quoted(str(path)) for path in files)
-    connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM read_parquet([{listed}], union_by_name = true)')
+    union = ", union_by_name = true" if union_by_name else ""
+    connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM read_parquet([{listed}]{union})')
 
 
 def quoted(text: str) -> str:

@@ -30,6 +30,7 @@ _KINDS: dict[type, Kind] = {
     list: "list",
     dict: "object",
 }
+_EXACT = {"string": str, "bool": bool, "float": float}  # a value of this Python type needs no closer look
 _WANTED = {"bool": "true or false", "int": "a 64-bit integer", "float": "a number", "string": "a string"}
 _WANTED |= {"list": "a list", "object": "an object"}
 
@@ -141,18 +142,22 @@ class KeyCounts:
 
 def find_mismatch(value: Any, want: JsonType, place: str, undeclared: KeyCounts) -> str | None:
     """Why `value` is not of type `want` (None: it is), and count the keys inside it that the type does not have."""
-    if value is None or want.kind == "text":
+    if value is None or want.kind == "text" or type(value) is _EXACT.get(want.kind):
         return None
-    kind = kind_of(value)
     if want.kind == "object" and isinstance(value, dict):
         for key in value.keys() - want.fields.keys():
             undeclared.add(f"{place}.{key}")
-        inner = (find_mismatch(value.get(k), t, f"{place}.{k}", undeclared) for k, t in want.fields.items())
-        return next((problem for problem in inner if problem), None)
+        for key, inner in want.fields.items():
+            if problem := find_mismatch(value.get(key), inner, f"{place}.{key}", undeclared):
+                return problem
+        return None
     if want.kind == "list" and isinstance(value, list):
         assert want.item is not None, "a list type has an item type"
-        inner = (find_mismatch(v, want.item, f"{place}[{i}]", undeclared) for i, v in enumerate(value))
-        return next((problem for problem in inner if problem), None)
+        for number, element in enumerate(value):
+            if problem := find_mismatch(element, want.item, f"{place}[{number}]", undeclared):
+                return problem
+        return None
+    kind = kind_of(value)
     if kind == want.kind or (want.kind == "float" and kind == "int") or (want.kind == "int" and _is_whole(value)):
         return None
     return f"column {place}: {describe(value)} where the other rows have {_WANTED[want.kind]}"

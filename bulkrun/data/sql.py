@@ -106,7 +106,7 @@ def _write_result(sql: str, tables: list[Path], errors: Path, folder: Path) -> N
     """Write the query's rows, then the rows that could not be read, to result.tmp in `folder`."""
     connection = locked_connection(files=tables, spill=folder / "spill")
     try:
-        view_of_parquet(connection, "input", tables)
+        view_of_parquet(connection, "input", tables, union_by_name=True)
         result = connection.sql(single_select(connection, sql)).to_arrow_reader(MAX_BATCH_ROWS)
         schema = _snapshot_schema(result.schema)
         with _writer(folder / "result.tmp", schema) as writer:
