@@ -1,0 +1,85 @@
+"""Sizes that fit, and refusals that name the key, the numbers and the fix."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bulkrun.engine.config import EngineConfig, available_ram_bytes
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.errors import UsageError
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.kv_cache import bytes_per_block
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model_config(model_dir) -> ModelConfig:
+    return ModelConfig.from_dir(model_dir("llama"))
+
+
+def _resolve(model_config: ModelConfig, **given: object) -> EngineConfig:
+    return EngineConfig.resolve(model_config, torch.float32, CPU, **given)
+
+
+def test_defaults_use_the_models_length_and_no_more_memory_than_is_useful(model_config: ModelConfig) -> None:
+    config = _resolve(model_config)
+    assert config.max_model_len == model_config.max_position_embeddings
+    assert config.num_blocks == 1 + config.max_num_seqs * config.max_blocks_per_seq
+    assert config.max_num_batched_tokens >= config.max_num_seqs
+
+
+def test_memory_bounds_the_pool_and_then_the_length(model_config: ModelConfig) -> None:
+    block = bytes_per_block(model_config, 16, torch.float32)
+    config = _resolve(model_config, kv_cache_memory_bytes=10 * block + 3)
+    assert config.num_blocks == 10
+    assert config.max_model_len == 9 * 16
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_model_len": 513}, r"engine\.max_model_len: 513 is above the model's 512 positions"),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, r"max_num_batched_tokens: 8 is below .*max_num_seqs 9"),
+        ({"max_num_seqs": 0}, r"engine\.max_num_seqs: 0 is below 1"),
+        (
+            {"kv_cache_memory_bytes": 2**17, "max_model_len": 512},
+            r"0\.1 MiB hold \d+ tokens, and one sequence of 512 needs 0\.\d MiB; lower engine\.max_model_len",
+        ),
+        ({"kv_cache_memory_bytes": 1}, r"one sequence of 2 needs"),
+    ],
+)
+def test_impossible_settings_name_key_numbers_and_fix(
+    model_config: ModelConfig, given: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        _resolve(model_config, **given)
+    assert re.search(message, str(caught.value))
+
+
+def test_one_of_two_batch_sizes_pulls_the_other_along(model_config: ModelConfig) -> None:
+    assert _resolve(model_config, max_num_batched_tokens=7).max_num_seqs == 7
+    assert _resolve(model_config, max_num_seqs=5000).max_num_batched_tokens == 5000
+
+
+def test_settings_reach_the_engine(model_dir) -> None:
+    path: Path = model_dir("llama")
+    engine = LLMEngine.from_model_dir(
+        path,
+        device="cpu",
+        dtype="bfloat16",
+        max_num_seqs=3,
+        max_model_len=77,
+        block_size=8,
+        kv_cache_memory_bytes=2**20,
+    )
+    assert (engine.max_num_seqs, engine.max_model_len, engine.config.block_size) == (3, 77, 8)
+    assert engine.model_runner.kv_cache.k[0].dtype == torch.bfloat16
+
+
+def test_available_ram_is_some_of_the_ram() -> None:
+    assert 0 < available_ram_bytes() < 2**50
