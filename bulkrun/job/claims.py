@@ -6,7 +6,7 @@ claim is never renewed or fenced; it is as alive as the worker that owns it. Use
 
 from __future__ import annotations
 
-import secrets
+from dataclasses import asdict
 from pathlib import Path
 
 from bulkrun.job.durable import read_json, write_new_json
@@ -19,25 +19,24 @@ class Claims:
 
     def __init__(self, run: RunDir, worker: Worker, life: LifeWatch) -> None:
         self._run, self._worker, self._life = run, worker, life
-        self._owners: dict[str, str] = {}  # claim files never change
+        self._owners: dict[str, Worker] = {}  # claim files never change
 
     def take(self, name: str) -> bool:
         """Claim `name` for this worker if it is free, ours, or its owner is dead. Raises RunError on a bad disk."""
         epoch, path = self._newest(name)
         if path is not None:
             owner = self._owner(path)
-            if owner == self._worker.id:
+            if owner == self._worker:
                 return True
             if owner is not None and self._life.alive(owner):
                 return False
-        claim = {"owner": self._worker.id, "nonce": secrets.token_hex(8)}
-        return write_new_json(self._run.claims / f"{name}.{epoch + 1}", claim)
+        return write_new_json(self._run.claims / f"{name}.{epoch + 1}", asdict(self._worker))
 
-    def holder(self, name: str) -> str | None:
+    def holder(self, name: str) -> Worker | None:
         """The live worker (this one included) that claims `name`, None when it is free to take."""
         _, path = self._newest(name)
         owner = self._owner(path) if path is not None else None
-        if owner is None or owner == self._worker.id:
+        if owner is None or owner == self._worker:
             return owner
         return owner if self._life.alive(owner) else None
 
@@ -46,13 +45,13 @@ class Claims:
         epoch = max(epochs, default=0)
         return epoch, self._run.claims / f"{name}.{epoch}" if epoch else None
 
-    def _owner(self, path: Path) -> str | None:
+    def _owner(self, path: Path) -> Worker | None:
         """The worker named in a claim; None when the claim vanished or a power cut emptied it."""
         if path.name not in self._owners:
             document = read_json(path) if _has_bytes(path) else None
             if document is None:
                 return None
-            self._owners[path.name] = str(document["owner"])
+            self._owners[path.name] = Worker(**document)
         return self._owners[path.name]
 
 

@@ -185,8 +185,8 @@ def refuse_live_workers(
     """Raise RunError when a worker of the run is alive. Takes up to `ttl_s` seconds if one died on another host."""
     life = LifeWatch(run, ttl_s=ttl_s, clock=clock)
     here = Worker.this_process().place
-    first = {state.worker.id: state.counter for state in read_workers(run) if life.alive(state.worker.id)}
-    while living := [state for state in read_workers(run) if state.worker.id in first and life.alive(state.worker.id)]:
+    first = {state.worker.id: state.counter for state in read_workers(run) if life.alive(state.worker)}
+    while living := [state for state in read_workers(run) if state.worker.id in first and life.alive(state.worker)]:
         for state in living:
             if state.worker.place == here or state.counter != first[state.worker.id]:
                 raise RunError(

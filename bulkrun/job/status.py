@@ -112,7 +112,7 @@ def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:
     except FileNotFoundError:
         beat = 0.0
     age = max(0.0, time.time() - beat)
-    alive = state.ended is None and not state.process_gone and age < TTL_S
+    alive = state.ended is None and not state.worker.gone and age < TTL_S
     worker = state.worker
     return WorkerStatus(worker.id, state.role, worker.pid, alive, state.ended, state.message, age, state.progress)
 

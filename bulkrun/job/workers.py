@@ -35,6 +35,11 @@ class Worker:
     pid: int
     started: str  # start time of the process in clock ticks: pids are reused
 
+    @property
+    def gone(self) -> bool:
+        """Whether it ran on this machine and its process is no more."""
+        return self.place == _place() and _start_time(self.pid) != self.started
+
     @classmethod
     def this_process(cls) -> Worker:
         return cls(secrets.token_hex(6), _place(), os.getpid(), _start_time(os.getpid()) or "")
@@ -80,11 +85,6 @@ class WorkerState:
     ended: str | None = None
     message: str | None = None
     progress: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def process_gone(self) -> bool:
-        """Whether it ran on this machine and its process is no more."""
-        return self.worker.place == _place() and _start_time(self.worker.pid) != self.worker.started
 
 
 def read_worker(run: RunDir, worker_id: str) -> WorkerState | None:
@@ -161,15 +161,15 @@ class LifeWatch:
         self._run, self._ttl_s, self._clock = run, ttl_s, clock
         self._seen: dict[str, tuple[int, float]] = {}
 
-    def alive(self, worker_id: str) -> bool:
+    def alive(self, worker: Worker) -> bool:
         """Whether a worker must be taken for alive. One seen for the first time is, unless it is surely gone."""
-        state = read_worker(self._run, worker_id)
-        if state is not None and (state.ended is not None or state.process_gone):
+        state = read_worker(self._run, worker.id)
+        if worker.gone or (state is not None and state.ended is not None):
             return False
         counter = state.counter if state else -1
-        known, since = self._seen.get(worker_id, (None, 0.0))
+        known, since = self._seen.get(worker.id, (None, 0.0))
         now = self._clock()
         if counter != known:
-            self._seen[worker_id] = (counter, now)
+            self._seen[worker.id] = (counter, now)
             return True
         return now - since < self._ttl_s

@@ -33,7 +33,7 @@ def test_a_claim_keeps_others_out_while_its_worker_lives(run: RunDir) -> None:
     mine, yours = claims_of(run, "me", clock), claims_of(run, "you", clock)
     beat(run, worker("me"), 1)
     assert mine.take("shard-00001") and mine.take("shard-00001")
-    assert not yours.take("shard-00001") and yours.holder("shard-00001") == "me"
+    assert not yours.take("shard-00001") and yours.holder("shard-00001") == worker("me")
     assert yours.take("shard-00002") and yours.holder("plan") is None
 
 

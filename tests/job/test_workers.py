@@ -43,29 +43,29 @@ def test_a_worker_dies_when_its_counter_stands_still_for_the_ttl(run: RunDir) ->
     clock = Clock()
     life = LifeWatch(run, ttl_s=30, clock=clock)
     beat(run, ELSEWHERE, 1)
-    assert life.alive(ELSEWHERE.id)
+    assert life.alive(ELSEWHERE)
     clock.now += 29
-    assert life.alive(ELSEWHERE.id)
+    assert life.alive(ELSEWHERE)
     beat(run, ELSEWHERE, 2)
     clock.now += 29
-    assert life.alive(ELSEWHERE.id)
+    assert life.alive(ELSEWHERE)
     clock.now += 30
-    assert not life.alive(ELSEWHERE.id)
+    assert not life.alive(ELSEWHERE)
     beat(run, ELSEWHERE, 3)
-    assert life.alive(ELSEWHERE.id), "it was only slow"
+    assert life.alive(ELSEWHERE), "it was only slow"
 
 
 def test_a_worker_without_a_file_gets_the_ttl_too(run: RunDir) -> None:
     clock = Clock()
     life = LifeWatch(run, ttl_s=30, clock=clock)
-    assert life.alive("never-seen")
+    assert life.alive(ELSEWHERE)
     clock.now += 31
-    assert not life.alive("never-seen")
+    assert not life.alive(ELSEWHERE)
 
 
 def test_a_goodbye_counts_at_once(run: RunDir) -> None:
     beat(run, ELSEWHERE, 5, ended="interrupted")
-    assert not LifeWatch(run).alive(ELSEWHERE.id)
+    assert not LifeWatch(run).alive(ELSEWHERE)
 
 
 def test_a_process_that_is_gone_from_this_machine_counts_at_once(run: RunDir) -> None:
@@ -74,16 +74,17 @@ def test_a_process_that_is_gone_from_this_machine_counts_at_once(run: RunDir) ->
         started = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
         worker = replace(Worker.this_process(), id="child", pid=child.pid, started=started)
         beat(run, worker, 1)
-        assert LifeWatch(run).alive("child")
+        assert LifeWatch(run).alive(worker)
     finally:
         child.kill()
         child.wait()
-    assert not LifeWatch(run).alive("child")
+    assert not LifeWatch(run).alive(worker)
 
 
 def test_a_reused_pid_is_another_process(run: RunDir) -> None:
-    beat(run, replace(Worker.this_process(), id="old", started="12345"), 1)
-    assert not LifeWatch(run).alive("old")
+    worker = replace(Worker.this_process(), id="old", started="12345")
+    beat(run, worker, 1)
+    assert not LifeWatch(run).alive(worker)
 
 
 def test_the_heartbeat_counts_carries_numbers_and_says_goodbye(run: RunDir) -> None:
