@@ -6,6 +6,7 @@ reach nothing outside the run's directory.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import duckdb
@@ -29,7 +30,8 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
     parts = sorted(root.glob(PARTS))
     if not parts and schema is None:
         raise RunError(f"{run_root}: no results yet (no {PARTS}); `bulkrun status {run_root}` shows how far the run is")
-    connection = locked_connection(folders=[root])
+    spill = tempfile.TemporaryDirectory(prefix="bulkrun-query-")
+    connection = locked_connection(folders=[root], spill=Path(spill.name))
     try:
         if parts:
             view_of_parquet(connection, "results", parts)
@@ -42,3 +44,4 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
         raise UsageError(f"query: {error}") from error
     finally:
         connection.close()
+        spill.cleanup()

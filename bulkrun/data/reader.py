@@ -104,15 +104,15 @@ def open_input(
     until the dataset is closed. Raises InputError for everything that keeps the input from being read as a whole.
     """
     files = find_files(paths)
-    source = _open_files(files, max_row_bytes)
     if sql is None:
-        return Dataset(files, source, len(files))
+        return Dataset(files, _open_files(files, max_row_bytes), len(files))
     folder = None
     if sql_snapshot is None:
         folder = tempfile.TemporaryDirectory(prefix="bulkrun-")
         sql_snapshot = Path(folder.name, "input.snapshot")
     if not sql_snapshot.exists():
-        write_snapshot(Dataset(files, source, len(files)).batches(), source, files, sql, sql_snapshot)
+        source = _open_files(files, max_row_bytes)
+        write_snapshot(Dataset(files, source, len(files)).batches(), source.schema, files, sql, sql_snapshot)
     return Dataset(files, SnapshotSource.open(sql_snapshot, max_row_bytes), 1, folder)
 
 

@@ -55,5 +55,9 @@ def check_columns(input_schema: pa.Schema, names: Iterable[str], key: str) -> No
     for name in names:
         if name not in input_schema.names:
             near = get_close_matches(name, input_schema.names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(input_schema.names) or 'no columns'}"
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"it has {', '.join(input_schema.names) or 'none at all: not one row of its start could be read'}"
+            )
             raise InputError(f"{key}: the input has no column {name!r}; {hint}")

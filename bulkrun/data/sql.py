@@ -3,7 +3,8 @@
 DuckDB promises no order from one run of a query to the next, so the result is fixed in a snapshot (Parquet with page
 checksums) that appears whole or not at all and is never made twice. Text files go through the project's own readers
 first, so that the query sees declared columns; a line that cannot be read cannot be selected either, and comes as an
-error row after the query's rows, so that no line vanishes.
+error row after the query's rows, so that no line vanishes. Parquet files are read by DuckDB itself, which does not
+look at their page checksums.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class SnapshotSource:
 
 
 def write_snapshot(
-    rows: Iterable[InputBatch], source: Source, files: Sequence[InputFile], sql: str, path: Path
+    rows: Iterable[InputBatch], schema: pa.Schema, files: Sequence[InputFile], sql: str, path: Path
 ) -> None:
-    """Run `sql` over `files` (read by `source` as `rows`) and publish its result at `path`, unless it is there by then.
+    """Run `sql` over `files` (whose rows are `rows`, of `schema`) and publish the result at `path` unless one is there.
 
     Raises InputError with DuckDB's message for a query that cannot run.
     """
@@ -82,7 +83,7 @@ def write_snapshot(
         tables, errors = [file.path.absolute() for file in files], folder / "errors.tmp"
         if files[0].format != "parquet":
             tables = [folder / "input.tmp"]
-            _text_to_parquet(rows, source.schema, tables[0], errors)
+            _text_to_parquet(rows, schema, tables[0], errors)
         _write_result(sql, tables, errors, folder)
         _publish(folder / "result.tmp", path)
 

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bulkrun.errors import JobFileError
 from bulkrun.job.job_file import job_schema, load_job
@@ -233,6 +235,46 @@ def test_a_wrong_override_says_set_and_the_key(folder: Path, override: str, prob
 
 def test_an_override_mends_a_problem_of_the_file(folder: Path) -> None:
     assert load(GOOD.replace("max_tokens: 64", "max_tokens: lots"), "sampling.max_tokens=9").sampling.max_tokens == 9
+
+
+YAML_PIECES = [
+    *(
+        "a: ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "&x ",
+        "*x",
+        "<<: ",
+        "!!int ",
+        "!!set ",
+        "? ",
+        "|\n ",
+        "'",
+        '"',
+        "\n",
+        "  ",
+        "\t",
+    ),
+    *("name", "input:\n", "  path: x\n", "null", "NO", "1.5", "0x1", "2024-01-01", "=", "---\n", "%", "@", "\x85", "é"),
+]
+yaml_pieces = st.sampled_from(YAML_PIECES)
+
+
+@given(
+    pieces=st.lists(yaml_pieces, max_size=12), at=st.integers(0, len(GOOD)), option=st.lists(yaml_pieces, max_size=4)
+)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_a_spec_or_a_list_of_problems_with_places(
+    folder: Path, pieces: list[str], at: int, option: list[str]
+) -> None:
+    for text in ("".join(pieces), GOOD[:at] + "".join(pieces) + GOOD[at:]):
+        try:
+            load(text, "run.limit=" + "".join(option), "".join(option))
+        except JobFileError as error:
+            assert all(problem.startswith(("x.yaml:", "--set ")) for problem in error.problems)
 
 
 def test_the_schema_describes_every_key(folder: Path) -> None:
