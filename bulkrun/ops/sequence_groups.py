@@ -32,6 +32,37 @@ class SequenceGroup:
     num_keys: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Sequences:
+    """Some sequences of a step, one row each; a group is a slice."""
+
+    query_start: torch.Tensor  # int64 [s, 1]: first row of q
+    query_len: torch.Tensor  # int64 [s, 1]
+    first_key: torch.Tensor  # int64 [s, 1]: position of the first key that any query sees
+    context_len: torch.Tensor  # int64 [s, 1]
+    block_tables: torch.Tensor  # int64 [s, M]
+
+    @classmethod
+    def of_step(cls, meta: AttentionMetadata, sliding_window: int | None) -> _Sequences:
+        query_start, query_end = meta.cu_seqlens_q[:-1, None].long(), meta.cu_seqlens_q[1:, None].long()
+        context_len = meta.context_lens_S[:, None].long()
+        query_len, first_key = query_end - query_start, torch.zeros_like(context_len)
+        if sliding_window is not None:
+            first_key = (context_len - query_len - sliding_window + 1).clamp_min_(0)
+        return cls(query_start, query_len, first_key, context_len, meta.block_tables_SM.long())
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> _Sequences:
+        return _Sequences(*(getattr(self, name)[rows] for name in self.__slots__))
+
+    def __len__(self) -> int:
+        return self.context_len.shape[0]
+
+    @property
+    def num_keys_S(self) -> torch.Tensor:
+        """Keys to gather, at least one."""
+        return (self.context_len - self.first_key).clamp_min_(1).flatten()
+
+
 def group_sequences(
     meta: AttentionMetadata, *, block_size: int, kv_bytes: int, sliding_window: int | None, dtype: torch.dtype
 ) -> list[SequenceGroup]:
@@ -39,42 +70,35 @@ def group_sequences(
 
     A query at position p sees the keys at positions (p - sliding_window, p], or [0, p] without a window.
     """
-    query_lens_S = meta.cu_seqlens_q.diff().long()
-    contexts_S = meta.context_lens_S.long()
-    first_key_S = torch.zeros_like(contexts_S)
-    if sliding_window is not None:
-        first_key_S = (contexts_S - query_lens_S - sliding_window + 1).clamp_min(0)
-    num_keys_S = (contexts_S - first_key_S).clamp_min(1)
-
+    step = _Sequences.of_step(meta, sliding_window)
+    decode, chunks = step[: meta.num_decode_seqs], step[meta.num_decode_seqs :]
+    num_tokens = meta.slot_mapping_T.numel()
     groups = []
-    all_rows = torch.arange(contexts_S.numel(), device=contexts_S.device)
-    decode, chunks = all_rows[: meta.num_decode_seqs], all_rows[meta.num_decode_seqs :]
     for phase, max_query_len in ((decode, 1), (chunks, meta.max_query_len)):
-        for rows in _split_by_length(phase, query_lens_S, num_keys_S, kv_bytes):
+        for sequences in _split_by_length(phase, kv_bytes):
             lens = max_query_len, max(meta.max_context_len, 1)  # bounds, where asking the device would stall
-            if rows.device.type == "cpu":
-                lens = max(int(query_lens_S[rows].max()), 1), int(num_keys_S[rows].max())
-            groups.append(_make_group(rows, lens, meta, first_key_S, block_size, sliding_window, dtype))
+            if sequences.context_len.device.type == "cpu":
+                lens = max(int(sequences.query_len.max()), 1), int(sequences.num_keys_S.max())
+            groups.append(_make_group(sequences, lens, num_tokens, block_size, sliding_window, dtype))
     return groups
 
 
-def _split_by_length(
-    rows: torch.Tensor, query_lens_S: torch.Tensor, num_keys_S: torch.Tensor, kv_bytes: int
-) -> list[torch.Tensor]:
-    """Rows cut into groups of similar length and cache-sized volume; one group where the host knows no lengths."""
-    if rows.device.type != "cpu" or rows.numel() <= 1:
-        return [rows] if rows.numel() else []
-    queries, keys = query_lens_S[rows], num_keys_S[rows]
+def _split_by_length(phase: _Sequences, kv_bytes: int) -> list[_Sequences]:
+    """Groups of similar length and cache-sized volume; one group where the host knows no lengths."""
+    if phase.context_len.device.type != "cpu" or len(phase) <= 1:
+        return [phase] if len(phase) else []
+    queries, keys = phase.query_len.flatten(), phase.num_keys_S
     length_class = torch.zeros_like(keys)
     if int(queries.max()) > 1:  # two lengths to pad: only sequences alike in both, to a factor of two, share a group
         length_class = 64 * _ceil_log2(queries) + _ceil_log2(keys)
     order = torch.argsort(length_class * 2**32 + keys)
-    bytes_before = keys[order].cumsum(0) * kv_bytes
-    group_bytes = min(max(int(bytes_before[-1]) // _PARTS, _MIN_GROUP_BYTES), _MAX_GROUP_BYTES)
-    volume = (bytes_before - keys[order] * kv_bytes) // group_bytes
-    label = length_class[order] * 2**32 + volume
-    starts = label.diff().nonzero().flatten() + 1
-    return list(torch.tensor_split(rows[order], starts.tolist()))
+    num_bytes = keys[order] * kv_bytes
+    bytes_before = num_bytes.cumsum(0) - num_bytes
+    group_bytes = min(max(int(num_bytes.sum()) // _PARTS, _MIN_GROUP_BYTES), _MAX_GROUP_BYTES)
+    label = length_class[order] * 2**32 + bytes_before // group_bytes
+    starts = (label.diff().nonzero().flatten() + 1).tolist()
+    ordered = phase[order]
+    return [ordered[start:end] for start, end in zip([0, *starts], [*starts, len(phase)], strict=True)]
 
 
 def _ceil_log2(lengths: torch.Tensor) -> torch.Tensor:
@@ -82,36 +106,31 @@ def _ceil_log2(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _make_group(
-    rows: torch.Tensor,
+    sequences: _Sequences,
     lens: tuple[int, int],
-    meta: AttentionMetadata,
-    first_key_S: torch.Tensor,
+    num_tokens: int,
     block_size: int,
     sliding_window: int | None,
     dtype: torch.dtype,
 ) -> SequenceGroup:
     num_queries, num_keys = lens
-    num_tokens = meta.slot_mapping_T.numel()
-    context = meta.context_lens_S[rows].long()[:, None]
-    query_start, query_end = meta.cu_seqlens_q[rows].long()[:, None], meta.cu_seqlens_q[rows + 1].long()[:, None]
+    index = torch.arange(max(lens), device=sequences.context_len.device)
+    query, key = index[:num_queries], sequences.first_key + index[:num_keys]  # position in the chunk, in the sequence
+    token = sequences.query_start + query
+    own_key = torch.where(key < sequences.context_len, key, sequences.first_key)
+    block = sequences.block_tables.gather(1, own_key // block_size)
 
-    token = query_start + torch.arange(num_queries, device=rows.device)
-    query_position = context - (query_end - token)
-    key_position = first_key_S[rows][:, None] + torch.arange(num_keys, device=rows.device)
-    key_position = torch.where(key_position < context, key_position, first_key_S[rows][:, None])
-    block = meta.block_tables_SM[rows].long().gather(1, key_position // block_size)
-
-    offset = torch.arange(num_keys, device=rows.device) + first_key_S[rows][:, None]  # where padding stays padding
-    visible = offset[:, None, :] <= query_position[:, :, None]
+    query_position = (sequences.context_len - sequences.query_len + query)[:, :, None]
+    hidden = key[:, None, :] > query_position
     if sliding_window is not None:
-        visible &= offset[:, None, :] > query_position[:, :, None] - sliding_window
+        hidden |= key[:, None, :] <= query_position - sliding_window
     lowest = torch.finfo(dtype).min  # finite, so that a query that sees nothing (padding) gives no NaN
     return SequenceGroup(
         query_index=token.clamp_max(num_tokens - 1).flatten(),
-        output_index=torch.where(token < query_end, token, num_tokens).flatten(),
-        key_slots=(block * block_size + key_position % block_size).flatten(),
-        mask=torch.zeros(visible.shape, dtype=dtype, device=rows.device).masked_fill_(~visible, lowest)[:, None],
-        num_seqs=rows.numel(),
+        output_index=torch.where(query < sequences.query_len, token, num_tokens).flatten(),
+        key_slots=(block * block_size + own_key % block_size).flatten(),
+        mask=hidden.to(dtype).mul_(lowest)[:, None],
+        num_seqs=len(sequences),
         num_queries=num_queries,
         num_keys=num_keys,
     )

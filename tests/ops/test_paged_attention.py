@@ -121,12 +121,12 @@ def test_one_group_per_phase_where_the_host_knows_no_lengths(
     """What a GPU does, played on the CPU: no splitting by length, padding to more keys than any sequence has."""
     made = []
 
-    def pad_more(rows, lens, *rest):  # type: ignore[no-untyped-def]
+    def pad_more(sequences, lens, *rest):  # type: ignore[no-untyped-def]
         made.append(lens)
-        return make_group(rows, (lens[0], lens[1] + 9), *rest)
+        return make_group(sequences, (lens[0], lens[1] + 9), *rest)
 
     make_group = sequence_groups._make_group
-    monkeypatch.setattr(sequence_groups, "_split_by_length", lambda rows, *_: [rows])
+    monkeypatch.setattr(sequence_groups, "_split_by_length", lambda phase, _: [phase])
     monkeypatch.setattr(sequence_groups, "_make_group", pad_more)
     check([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], window=window)
     assert [queries for queries, _ in made] == [1, 17]
