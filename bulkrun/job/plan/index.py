@@ -25,7 +25,8 @@ class WindowIndex:
 
     `lengths`: prompt tokens, 0 for a row with an error. `outputs`: expected output tokens of all samples. `nbytes`:
     bytes of the row in a shard. `identity` [rows, 2]: rows with equal entries may be answered by one generation.
-    `prefixes` [rows, levels]: hash of the first 2**level blocks; the prompt's own hash where it is shorter.
+    `prefixes` [rows, levels + 1]: hash of the first 2**level blocks; the whole prompt's hash where it is shorter, and
+    in the last column.
     """
 
     lengths: I64
@@ -124,8 +125,8 @@ def _running_sum(values: U64) -> U64:
 
 def _prefix_hashes(sums: U64, starts: I64, lengths: I64, whole: U64) -> U64:
     longest = int(lengths.max(initial=0)) // BLOCK_TOKENS
-    levels = min(MAX_LEVELS, max(1, longest.bit_length()))
-    prefixes = np.repeat(whole[:, None], levels, axis=1)
+    levels = min(MAX_LEVELS, longest.bit_length())
+    prefixes = np.repeat(whole[:, None], levels + 1, axis=1)
     for level in range(levels):
         tokens = BLOCK_TOKENS << level
         deep = lengths >= tokens
@@ -134,7 +135,7 @@ def _prefix_hashes(sums: U64, starts: I64, lengths: I64, whole: U64) -> U64:
 
 
 def _widened(prefixes: U64, levels: int) -> U64:
-    """With more levels; prompts of this batch end before them, so their own hash (the last level's) goes on."""
+    """With more levels; prompts of this batch end before them, so the whole prompt's hash goes on."""
     missing = levels - prefixes.shape[1]
     return np.concatenate([prefixes, np.repeat(prefixes[:, -1:], missing, axis=1)], axis=1) if missing else prefixes
 

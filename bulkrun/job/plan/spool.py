@@ -17,6 +17,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
+from bulkrun.job.durable import disk_errors
 from bulkrun.job.plan.index import I64
 
 MAX_OPEN_SHARDS = 256
@@ -60,9 +61,8 @@ class Spool:
 
     def _flush(self) -> None:
         if self._chunk:
-            whole = pa.Table.from_batches(self._chunk).combine_chunks()
-            for batch in whole.to_batches():
-                self._writer.write_batch(batch)
+            with disk_errors("writing the rows to plan", self._folder):
+                self._writer.write_table(pa.Table.from_batches(self._chunk).combine_chunks())
             self._chunk = []
 
     def _deal(self, shard_of_row: I64, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
@@ -70,7 +70,8 @@ class Spool:
         piles = [_Pile(self._folder, self._schema) for _ in range(start, stop)]
         try:
             for rows, shard, batch in self._rows_by_shard(shard_of_row, start, stop):
-                piles[shard - start].append(batch.slice(rows.start, len(rows)))
+                with disk_errors("writing the rows to plan", self._folder):
+                    piles[shard - start].append(batch.slice(rows.start, len(rows)))
             for shard, pile in enumerate(piles, start):
                 yield shard, pile.read()
         finally:

@@ -83,5 +83,6 @@ def read_rows(root: Path) -> list[dict[str, Any]]:
 
 
 def plan_bytes(root: Path) -> dict[str, bytes]:
-    """The contents of every file of a plan."""
-    return {path.name: path.read_bytes() for path in sorted(RunDir(root).plan.iterdir())}
+    """The contents of every file of a plan (names with a dot: left unpublished by a kill)."""
+    files = sorted(RunDir(root).plan.iterdir())
+    return {path.name: path.read_bytes() for path in files if not path.name.startswith(".")}
