@@ -1,7 +1,9 @@
 """Parquet: streamed in small batches, with every footer read before the first row. Knows no SQL.
 
 A file that is torn, is not Parquet, disagrees with the others on a type, or claims to unpack to something absurd is an
-InputError before anything runs. Pages are checked against their checksums where the writer left some.
+InputError before anything runs. Memory is that of a batch and of the largest page (a page is the least that can be
+decoded; writers put some 1000 rows into one, however big the rows are).
+Pages are checked against their checksums where the writer left some.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +16,12 @@ SCHEMA = output_schema(pa.schema([("title", pa.string())]))
 
 
 def write_part(run: Path, number: int, rows: int) -> None:
+    write_table(run / f"part-{number:05d}.parquet", number, rows)
+
+
+def write_table(path: Path, number: int, rows: int) -> None:
     values = [{"title": "t", "row": number * 100 + row, "sample": 0, "response": f"r{row}"} for row in range(rows)]
-    pq.write_table(pa.Table.from_pylist(values, SCHEMA), run / f"part-{number:05d}.parquet")
+    pq.write_table(pa.Table.from_pylist(values, SCHEMA), path)
 
 
 @pytest.fixture
@@ -37,6 +43,23 @@ def test_results_are_the_rows_of_all_parts(run: Path) -> None:
 def test_parts_that_appear_later_are_in_the_next_query(run: Path) -> None:
     write_part(run, 3, 2)
     assert run_query(run, "SELECT row FROM results").num_rows == 14
+
+
+def test_queries_while_parts_are_published_never_fail_and_never_go_back(run: Path) -> None:
+    def publish() -> None:
+        for number in range(10, 40):
+            temporary = run / ".bulkrun" / "tmp" / f"{number}.tmp"
+            write_table(temporary, number, 3)
+            os.link(temporary, run / f"part-{number:05d}.parquet")
+
+    writer = threading.Thread(target=publish)
+    counts = [12]
+    writer.start()
+    while writer.is_alive():
+        counts.append(run_query(run, "SELECT count(*) AS n FROM results").column("n")[0].as_py())
+    writer.join()
+    assert counts == sorted(counts) and all(count % 3 == 0 for count in counts)
+    assert run_query(run, "SELECT row FROM results").num_rows == 12 + 30 * 3
 
 
 def test_the_limit_cuts_the_result(run: Path) -> None:
