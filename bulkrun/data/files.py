@@ -62,7 +62,7 @@ def find_files(paths: str | Sequence[str]) -> list[InputFile]:
     for pattern in [paths] if isinstance(paths, str) else paths:
         matches = [_describe(path) for path in _expand(pattern)]
         if not matches:
-            raise InputError(f"input.path: nothing matches {pattern!r} (looked from {Path.cwd()})")
+            raise InputError(f"input.path: nothing matches {pattern!r} (looked from {Path.cwd()}); {WHAT_WORKS}")
         for file in matches:
             found.setdefault(file.path.resolve(), file)
     if not found:

@@ -137,6 +137,23 @@ def test_choosing_columns_keeps_the_rows_even_where_a_file_has_none_of_them(tmp_
         assert read_all(dataset.select([]))[0] == [{}, {}, {}]
 
 
+@given(flips=st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 7)), min_size=1, max_size=3))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_flipped_bits_anywhere_are_an_input_error_or_change_nothing(
+    tmp_path: Path, flips: list[tuple[int, int]]
+) -> None:
+    columns = {"a": list(range(300)), "m": [[{"role": "user", "content": str(n)}] for n in range(300)]}
+    path = write(tmp_path / "x.parquet", columns, row_group_size=70, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    for place, bit in flips:
+        data[place % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+    try:
+        assert read(path) == (pa.table(columns).to_pylist(), {})
+    except InputError as error:
+        assert "x.parquet" in str(error)
+
+
 rows_of_table = st.lists(
     st.fixed_dictionaries(
         {
