@@ -45,9 +45,9 @@ def _packages() -> list[Check]:
 def _processor() -> Check:
     import torch
 
-    from bulkrun.models.loader import cpu_has_bf16
+    from bulkrun.models.loader import cpu_multiplies_bfloat16
 
-    units = "bf16 units: yes" if cpu_has_bf16() else "bf16 units: no (models run in float32 here)"
+    units = "bf16 units: yes" if cpu_multiplies_bfloat16() else "bf16 units: no (models run in float32 here)"
     return Check("processor", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {units}")
 
 

@@ -60,8 +60,12 @@ def default_dtype(config: ModelConfig, device: torch.device | str) -> torch.dtyp
     dtype: torch.dtype = getattr(torch, config.dtype)
     if torch.device(device).type != "cpu" or dtype == torch.float32:
         return dtype
-    native = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if dtype == torch.bfloat16 and native and can_pack_bfloat16() else torch.float32
+    return torch.bfloat16 if dtype == torch.bfloat16 and cpu_multiplies_bfloat16() else torch.float32
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this processor has matrix units for bf16 and this torch uses them."""
+    return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -1,0 +1,195 @@
+"""Every command on a real job with the bundled model: what a user sees, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from click.testing import CliRunner, Result
+
+from bulkrun.cli import main
+
+JOB = """\
+name: try
+model: bundled:tiny
+input: {path: rows.jsonl, id: name}
+prompt: {template: "Summarize this Python code in one sentence:\\n{{ source }}"}
+sampling: {max_tokens: 8, temperature: 0}
+output: {path: out}
+engine: {dtype: float32, max_num_seqs: 8}
+"""
+GOOD = [{"name": f"f{i}", "source": f"def add_{i}(a, b):\n    return a + b + {i % 4}"} for i in range(30)]
+
+
+def bulkrun(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def as_json(*arguments: str) -> Any:
+    result = bulkrun(*arguments, "--json")
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A finished run in ./out, made from 30 good rows and 2 bad ones; the working directory for this module."""
+    folder = tmp_path_factory.mktemp("job")
+    lines = [json.dumps(row) for row in GOOD]
+    lines[7:7] = ['{"name": "torn", "source": "def', '{"name": "empty", "source": null}']
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "job.yaml").write_text(JOB)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        result = bulkrun("submit", "job.yaml")
+        assert result.exit_code == 3, result.output
+        assert "completed_with_errors: 32 rows" in result.stderr
+        assert "bulkrun query out" in result.stderr
+        assert result.stdout == ""
+        yield folder
+
+
+def test_the_results_are_plain_parquet_with_every_row_once(folder: Path) -> None:
+    sql = f"SELECT row, name, response, error_code, error_message FROM '{folder}/out/*.parquet' ORDER BY row"
+    rows = duckdb.connect().execute(sql).fetchall()
+    assert [row[0] for row in rows] == list(range(32))
+    assert [row[0] for row in rows if row[3] is not None] == [7, 8]
+    assert "rows.jsonl:8" in rows[7][4]
+    assert all(row[2] is not None for row in rows if row[3] is None)
+    assert [row[1] for row in rows if row[0] not in (7, 8)] == [row["name"] for row in GOOD]
+
+
+def test_a_finished_run_is_left_alone(folder: Path) -> None:
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (folder / "out").glob("*.parquet"))
+    result = bulkrun("submit", "job.yaml")
+    assert result.exit_code == 0
+    assert "nothing to do" in result.stderr
+    assert before == sorted((path.name, path.stat().st_mtime_ns) for path in (folder / "out").glob("*.parquet"))
+
+
+def test_quiet_says_nothing(folder: Path) -> None:
+    assert bulkrun("submit", "job.yaml", "--quiet").output == ""
+
+
+def test_a_changed_job_is_refused_with_the_difference(folder: Path) -> None:
+    result = bulkrun("submit", "job.yaml", "--set", "sampling.max_tokens=9")
+    assert result.exit_code == 4
+    assert "sampling.max_tokens: 8 -> 9" in result.stderr
+    assert "--fresh" in result.stderr
+
+
+def test_a_changed_engine_setting_is_not_a_changed_job(folder: Path) -> None:
+    assert bulkrun("submit", "job.yaml", "--set", "engine.max_num_seqs=4").exit_code == 0
+
+
+def test_status(folder: Path) -> None:
+    status = as_json("status", "out")
+    assert (status["state"], status["rows_done"], status["error_rows"]) == ("completed_with_errors", 32, 2)
+    assert "completed_with_errors" in bulkrun("status", "out").stdout
+
+
+def test_errors(folder: Path) -> None:
+    report = as_json("errors", "out")
+    assert sum(report["counts"].values()) == 2
+    assert "rows.jsonl:8" in bulkrun("errors", "out").stdout
+
+
+def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> None:
+    sql = "SELECT count(*) AS rows, count(error_code) AS errors FROM results"
+    assert as_json("query", "out", sql) == {"columns": ["rows", "errors"], "rows": [{"rows": 32, "errors": 2}]}
+    assert bulkrun("query", "out", sql, "--csv").stdout.split() == ["rows,errors", "32,2"]
+    assert "rows" in bulkrun("query", "out", sql).stdout
+    assert bulkrun("query", "out", "COPY results TO 'stolen.csv'").exit_code == 2
+    assert not (folder / "stolen.csv").exists()
+
+
+def test_a_csv_cell_is_never_a_formula(folder: Path) -> None:
+    assert "'=1+1" in bulkrun("query", "out", "SELECT '=1+1' AS cell", "--csv").stdout
+
+
+def test_verify_finds_a_flipped_byte(folder: Path, tmp_path: Path) -> None:
+    assert as_json("verify", "out")["problems"] == []
+    part = next((folder / "out").glob("part-*.parquet"))
+    whole = part.read_bytes()
+    try:
+        part.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+        result = bulkrun("verify", "out")
+        assert result.exit_code == 1
+        assert part.name in result.stdout
+    finally:
+        part.write_bytes(whole)
+
+
+def test_list_finds_the_run(folder: Path) -> None:
+    assert [run["state"] for run in as_json("list")["runs"]] == ["completed_with_errors"]
+
+
+def test_validate_reports_every_problem_with_its_place(folder: Path) -> None:
+    assert bulkrun("validate", "job.yaml").exit_code == 0
+    broken = folder / "broken.yaml"
+    broken.write_text(JOB.replace("max_tokens: 8", "max_tokns: 8").replace("dtype: float32", "dtype: int4"))
+    result = bulkrun("validate", "broken.yaml")
+    assert result.exit_code == 2
+    assert "broken.yaml:5:" in result.stderr
+    assert "max_tokens" in result.stderr
+    assert "broken.yaml:7:" in result.stderr
+
+
+def test_a_missing_input_says_how_to_make_it(folder: Path) -> None:
+    result = bulkrun("submit", "job.yaml", "--set", "input.path=none.jsonl", "--set", "input.hint=make rows")
+    assert result.exit_code == 2
+    assert "none.jsonl" in result.stderr
+    assert "make rows" in result.stderr
+
+
+def test_an_unknown_model_says_what_was_tried(folder: Path) -> None:
+    result = bulkrun("submit", "job.yaml", "--set", "model=bundled:huge", "--set", "output.path=other")
+    assert result.exit_code == 1
+    assert "bundled:tiny" in result.stderr
+    assert not (folder / "other").exists()
+
+
+def test_plan_shows_the_numbers_and_writes_nothing(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    report = as_json("plan", "job.yaml", "--set", "output.path=planned")
+    assert (report["rows"], report["duplicate_prompts"]) == (32, 0)
+    assert "prompt tokens" in bulkrun("plan", "job.yaml").stdout
+    assert before == sorted(folder.rglob("*"))
+
+
+def test_preview_shows_prompt_and_response_and_writes_nothing(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    shown = as_json("preview", "job.yaml", "-n", "8")["rows"]
+    expected = (
+        duckdb.connect().execute(f"SELECT response FROM '{folder}/out/*.parquet' ORDER BY row LIMIT 8").fetchall()
+    )
+    assert [row["response"] for row in shown] == [response for (response,) in expected]
+    assert "def add_0" in shown[0]["prompt"]
+    assert shown[7]["ended_by"].startswith("bad_input")
+    assert before == sorted(folder.rglob("*"))
+
+
+def test_schema_describes_the_job_file() -> None:
+    assert set(json.loads(bulkrun("schema").stdout)["properties"]) >= {"input", "prompt", "sampling"}
+
+
+def test_models_lists_what_runs_and_describes_one() -> None:
+    assert "Qwen3ForCausalLM" in bulkrun("models").stdout
+    assert as_json("models", "bundled:tiny")["max_model_len"] >= 512
+    assert bulkrun("models", "bundled:none").exit_code == 1
+
+
+def test_doctor_finds_this_machine_fit(folder: Path) -> None:
+    checks = {check["name"]: check["state"] for check in as_json("doctor")["checks"]}
+    assert checks["torch"] == checks["disk"] == checks["hard links"] == "ok"
+
+
+@pytest.mark.parametrize("command", [("status",), ("errors",), ("verify",), ("query", "SELECT 1")])
+def test_a_directory_that_is_no_run_is_said_to_be_none(command: tuple[str, ...], tmp_path: Path) -> None:
+    name, *rest = command
+    result = bulkrun(name, str(tmp_path), *rest)
+    assert result.exit_code == 1
+    assert "not a run" in result.stderr

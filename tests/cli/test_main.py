@@ -1,0 +1,78 @@
+"""The command line as a whole: help, start-up, how errors end it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import bulkrun
+from bulkrun.cli import main
+from bulkrun.errors import BulkrunError, Interrupted, JobFileError, ResumeError
+
+COMMANDS = sorted(main.commands)
+
+
+def test_the_commands_are_those_that_are_built() -> None:
+    jobs, runs, machine = "submit validate plan preview schema", "status errors query verify list", "models doctor"
+    assert sorted(f"{jobs} {runs} {machine}".split()) == COMMANDS
+
+
+def test_help_shows_every_command_under_a_topic_and_the_exit_codes() -> None:
+    shown = CliRunner().invoke(main, ["--help"]).output
+    for name in COMMANDS:
+        assert f"\n  {name} " in shown
+    assert "75   interrupted and saved" in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_says_what_it_does_and_describes_every_option(name: str) -> None:
+    command = main.commands[name]
+    assert command.help
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"--{parameter.name} of {name} has no help"
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
+    result = CliRunner().invoke(main, ["submitt", "x.yaml"])
+    assert result.exit_code == 2
+    assert "submit" in result.output
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output == f"bulkrun {bulkrun.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (JobFileError(["a.yaml:1:1: x", "a.yaml:2:1: y"]), 2, "error: a.yaml:1:1: x\nerror: a.yaml:2:1: y\n"),
+        (ResumeError("changed"), 4, "error: changed\n"),
+        (Interrupted("saved"), 75, "saved\n"),
+    ],
+)
+def test_an_error_is_said_in_lines_and_ends_with_its_code(
+    error: BulkrunError, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("bulkrun.cli.jobs._load", fail)
+    result = CliRunner().invoke(main, ["validate", "job.yaml"])
+    assert (result.exit_code, result.stderr) == (code, said)
+    assert "Traceback" in CliRunner().invoke(main, ["--debug", "validate", "job.yaml"]).stderr
+
+
+def test_python_m_bulkrun_is_the_same_command() -> None:
+    result = subprocess.run([sys.executable, "-m", "bulkrun", "--version"], capture_output=True, text=True)
+    assert result.stdout == f"bulkrun {bulkrun.__version__}\n"
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    command = f"{sys.executable} -m bulkrun schema | head -c 20 >/dev/null"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in result.stderr

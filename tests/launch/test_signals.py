@@ -1,0 +1,76 @@
+"""The first signal drains, the second ends the process at once; while starting, the first is enough."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = """
+import sys, time
+from bulkrun.errors import Interrupted
+from bulkrun.launch.signals import drain_on_signal
+try:
+    with drain_on_signal() as drain:
+        if sys.argv[1] == "started":
+            drain.started()
+        print("ready", flush=True)
+        while not drain.should_stop():
+            time.sleep(0.01)
+        print(drain.received, flush=True)
+        if sys.argv[2] == "hang":
+            time.sleep(60)
+except Interrupted as error:
+    print(error, flush=True)
+    sys.exit(error.exit_code)
+sys.exit(75)
+"""
+
+
+def start(phase: str, after: str = "end") -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, phase, after], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_each_drain_signal_asks_the_run_to_stop(number: signal.Signals) -> None:
+    process = start("started")
+    process.send_signal(number)
+    assert process.communicate(timeout=20)[0] == f"{number.name}\n"
+    assert process.returncode == 75
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_one_ends_the_process_at_once(number: signal.Signals, code: int) -> None:
+    process = start("started", "hang")
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "SIGUSR1\n"
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(20) == code
+    assert time.monotonic() - began < 10
+
+
+def test_a_second_usr1_changes_nothing() -> None:
+    process = start("started", "hang")
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_while_starting_a_signal_ends_the_start() -> None:
+    process = start("starting")
+    process.send_signal(signal.SIGTERM)
+    assert "while starting" in process.communicate(timeout=20)[0]
+    assert process.returncode == 75
