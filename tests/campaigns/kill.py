@@ -111,7 +111,8 @@ def one_run(out: Path, rng: random.Random, options: argparse.Namespace, tally: T
             if tally.kills + tally.terms + tally.stops < options.kills:
                 hit(rng.choice(workers), rng, options, tally)
         for worker in workers:
-            assert worker.wait(timeout=120) in GOOD_EXITS
+            code = worker.wait(timeout=120)
+            assert code in (*GOOD_EXITS, -signal.SIGKILL, -signal.SIGTERM), f"exit code {code}"
     finally:
         for worker in workers:
             if worker.poll() is None:
