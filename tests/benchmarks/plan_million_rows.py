@@ -30,7 +30,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bulkrun.data.reader import open_input
-from bulkrun.job.plan import Planner
+from bulkrun.job.plan.planner import Planner
 from bulkrun.job.run_dir import RunDir
 from bulkrun.job.spec import JobSpec
 from bulkrun.text.tokenizer import Tokenizer

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulkrun.data.reader import open_input
-from bulkrun.job.plan import Planner, PlanReport
+from bulkrun.job.plan.planner import Planner
+from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.run_dir import RunDir
 from bulkrun.job.shard_file import ShardInfo, read_shard
 from bulkrun.job.spec import JobSpec

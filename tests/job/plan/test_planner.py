@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
+import socket
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ import pytest
 
 from bulkrun.data.reader import open_input
 from bulkrun.errors import InputError, Interrupted, JobFileError, RunError
-from bulkrun.job.plan import PlanReport, dry_plan
+from bulkrun.job.plan.planner import dry_plan
+from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.run_dir import RunDir
 from tests.job.plan.planning import (
     BOS,
@@ -315,3 +319,42 @@ def test_two_planners_at_once_make_one_plan(table: Path, tmp_path: Path) -> None
     assert [planner.exitcode for planner in planners] == [0, 0]
     _plan(tmp_path / "alone", table)
     assert plan_bytes(tmp_path / "run") == plan_bytes(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("window_rows", [1, 7, 100, 1000])
+def test_windows_may_end_anywhere_in_any_of_several_files(tmp_path: Path, window_rows: int) -> None:
+    sizes = [3, 0, 11, 1, 25]
+    texts = [[f"file {number} row {row}" for row in range(size)] for number, size in enumerate(sizes)]
+    for number, part in enumerate(texts):
+        write_jsonl(tmp_path / f"{number}.jsonl", [{"text": text} for text in part])
+    report = make_plan(tmp_path / "run", job(tmp_path / "*.jsonl", run={"window_rows": window_rows}))
+    assert report.windows == -(-40 // window_rows)
+    assert [row["passthrough"]["text"] for row in read_rows(tmp_path / "run")] == [
+        text for part in texts for text in part
+    ]
+
+
+def test_only_folders_of_planners_that_are_gone_are_removed(table: Path, tmp_path: Path) -> None:
+    spool = RunDir(tmp_path / "run").spool
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    stale, alive = (spool / f"{socket.gethostname()}.{pid}.abcd" for pid in (gone.pid, os.getpid()))
+    elsewhere = spool / f"another-host.{gone.pid}.abcd"
+    for folder in (stale, alive, elsewhere):
+        folder.mkdir(parents=True)
+    make_plan(tmp_path / "run", job(table))
+    assert sorted(spool.iterdir()) == sorted([alive, elsewhere])
+
+
+def test_a_row_larger_than_a_shard_may_be_is_a_shard_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulkrun.job.plan.cut.MAX_SHARD_BYTES", 50_000)
+    columns = {
+        "text": [f"t{row}" for row in range(400)],
+        "blob": ["z" * (90_000 if row == 77 else 900) for row in range(400)],
+    }
+    make_plan(tmp_path / "run", job(write_parquet(tmp_path / "in.parquet", columns)))
+    shards = [[row["passthrough"]["blob"] for row in rows] for _, rows in read_shards(tmp_path / "run")]
+    assert all(sum(map(len, blobs)) <= 50_000 or len(blobs) == 1 for blobs in shards)
+    assert sum(map(len, shards)) == 400
