@@ -41,21 +41,21 @@ def apply_penalties(
 ) -> torch.Tensor:
     """Logits with vLLM's penalties: repetition over prompt and output, presence and frequency over output only.
 
-    token_ids_SP: int [S, P], each row's prompt, then output, then anything: only the first `total_lens_S` count.
+    token_ids_SP: int [S, P], each row's prompt, then output, then anything: only the first `total_lens_S` (at least
+    one) count.
     Penalties: float32 [S]; 1, 0, 0 leave a row as it is.
     """
     position_P = torch.arange(token_ids_SP.shape[1], device=logits_SV.device)
     valid_SP = position_P < total_lens_S[:, None]
     output_SP = valid_SP & (position_P >= prompt_lens_S[:, None])
-    ids_SP = torch.where(valid_SP, token_ids_SP, 0).long()
-    output_counts_SV = torch.zeros_like(logits_SV).scatter_add_(1, ids_SP, output_SP.to(logits_SV.dtype))
-    seen_SV = torch.zeros_like(logits_SV).scatter_add_(1, ids_SP, valid_SP.to(logits_SV.dtype)) > 0
+    # only logits of tokens that occur are touched; what does not count repeats the row's first token
+    ids_SP = torch.where(valid_SP, token_ids_SP, token_ids_SP[:, :1]).long()
+    counts_SP = torch.zeros_like(logits_SV).scatter_add_(1, ids_SP, output_SP.to(logits_SV.dtype)).gather(1, ids_SP)
 
-    repetition_S1 = repetition_S[:, None]
-    repeated_SV = torch.where(logits_SV > 0, logits_SV / repetition_S1, logits_SV * repetition_S1)
-    penalized_SV = torch.where(seen_SV, repeated_SV, logits_SV)
-    penalized_SV -= frequency_S[:, None] * output_counts_SV
-    return penalized_SV - presence_S[:, None] * (output_counts_SV > 0)
+    raw_SP, repetition_S1 = logits_SV.gather(1, ids_SP), repetition_S[:, None]
+    penalized_SP = torch.where(raw_SP > 0, raw_SP / repetition_S1, raw_SP * repetition_S1)
+    penalized_SP -= frequency_S[:, None] * counts_SP + presence_S[:, None] * (counts_SP > 0)
+    return logits_SV.scatter(1, ids_SP, penalized_SP)
 
 
 def apply_temperature(logits_SV: torch.Tensor, temperature_S: torch.Tensor) -> torch.Tensor:
@@ -78,21 +78,19 @@ def apply_top_k_top_p(
     the result does not depend on a sort order. `max_top_k` is the host's bound where every row has a top_k: then
     only so many tokens are sorted instead of the vocabulary.
     """
-    vocab_size = logits_SV.shape[-1]
-    if max_top_k is not None and max_top_k < vocab_size:
+    if max_top_k is not None and max_top_k < logits_SV.shape[-1]:
         sorted_SC = logits_SV.topk(max_top_k, dim=-1).values
     else:
         sorted_SC = logits_SV.sort(dim=-1, descending=True).values
-    top_k_S = torch.where(top_k_S <= 0, sorted_SC.shape[-1], top_k_S).clamp_max(sorted_SC.shape[-1])
-    kth_S1 = sorted_SC.gather(1, top_k_S[:, None] - 1)
-    kept_SV = logits_SV.masked_fill(logits_SV < kth_S1, _NEG_INF)
-
-    probs_SC = (sorted_SC - kept_SV.logsumexp(-1, keepdim=True)).exp()
-    likelier_SC = probs_SC.cumsum(-1) - probs_SC  # probability of all tokens before this one
-    in_nucleus_SC = (likelier_SC < top_p_S[:, None]) & (sorted_SC >= kth_S1)
-    last_S1 = in_nucleus_SC.sum(-1, keepdim=True).clamp_min(1) - 1
-    lowest_S1 = torch.where(top_p_S[:, None] < 1.0, sorted_SC.gather(1, last_S1), _NEG_INF)
-    return kept_SV.masked_fill_(kept_SV < lowest_S1, _NEG_INF)
+    num_sorted = sorted_SC.shape[-1]
+    top_k_S1 = torch.where(top_k_S <= 0, num_sorted, top_k_S).clamp_max(num_sorted)[:, None]
+    beyond_k_SC = torch.arange(num_sorted, device=logits_SV.device) >= top_k_S1
+    weight_SC = (sorted_SC - sorted_SC[:, :1]).exp()
+    mass_SC = weight_SC.cumsum(-1)  # in order, so that a row's sums do not depend on how many tokens were sorted
+    nucleus_S1 = mass_SC.gather(1, top_k_S1 - 1) * top_p_S[:, None]
+    beyond_p_SC = (mass_SC - weight_SC >= nucleus_S1) & (top_p_S[:, None] < 1.0)
+    num_kept_S1 = (~(beyond_k_SC | beyond_p_SC)).sum(-1, keepdim=True).clamp_min_(1)
+    return logits_SV.masked_fill(logits_SV < sorted_SC.gather(1, num_kept_S1 - 1), _NEG_INF)
 
 
 def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch.Tensor | None) -> torch.Tensor:
@@ -103,8 +101,8 @@ def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch
     """
     if noise_SV is None:
         return logits_SV.argmax(-1)
-    noisy_SV = torch.where(temperature_S[:, None] == 0, logits_SV, logits_SV + noise_SV)
-    return noisy_SV.argmax(-1)
+    is_random_S1 = (temperature_S != 0).to(logits_SV.dtype)[:, None]
+    return torch.addcmul(logits_SV, noise_SV, is_random_S1).argmax(-1)
 
 
 def chosen_logprobs(logits_SV: torch.Tensor, token_S: torch.Tensor) -> torch.Tensor:

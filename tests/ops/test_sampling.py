@@ -175,6 +175,15 @@ def test_all_filters_together_equal_transformers_in_vllms_order(bounded: bool) -
     assert torch.equal(ours, expected)
 
 
+def test_how_many_tokens_were_sorted_never_shows() -> None:
+    """The bound comes from the whole batch, so a row must not see it, not even in a last bit."""
+    logits = random_logits(64, 2_003)
+    top_k, top_p = torch.arange(1, 65), torch.linspace(0.1, 1.0, 64)
+    kept = ops.apply_top_k_top_p(logits, top_k, top_p)
+    for max_top_k in (64, 65, 100, 1_000):
+        assert torch.equal(ops.apply_top_k_top_p(logits, top_k, top_p, max_top_k=max_top_k), kept)
+
+
 def test_each_row_has_its_own_filters() -> None:
     logits = random_logits(4, 101)
     top_k, top_p = torch.tensor([0, 3, -1, 10]), torch.tensor([1.0, 1.0, 0.4, 0.6])
