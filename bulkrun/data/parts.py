@@ -97,4 +97,6 @@ def read_part_columns(path: Path, columns: list[str] | None = None) -> Iterator[
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns=columns)
     except (pa.ArrowException, OSError) as error:
-        raise RunError(f"{path}: damaged ({error}); delete this file and run the same command again") from error
+        raise RunError(
+            f"{path}: damaged ({error}); to redo its rows delete this file and _SUCCESS, then run the same command again"
+        ) from error

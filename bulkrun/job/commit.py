@@ -21,6 +21,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.durable import disk_errors, publish_new
 from bulkrun.job.journal import JournalRecord, read_outcomes
 from bulkrun.job.run_dir import RunDir
+from bulkrun.job.run_record import check_not_replaced
 from bulkrun.job.shard_file import read_shard
 
 Outcomes = Mapping[tuple[int, int], JournalRecord]
@@ -108,6 +109,7 @@ def _publish(run: RunDir, shard: int, identity: RunIdentity, table: pa.Table) ->
         completion_tokens=_sum(table, "completion_tokens"),
         versions=identity.versions,
     )
+    check_not_replaced(run, identity.run_id)
     with disk_errors("writing a part", tmp):
         write_part(tmp, table, info)
     publish_new(tmp, run.part(shard))

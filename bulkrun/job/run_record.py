@@ -82,6 +82,18 @@ def read_record(run: RunDir) -> RunRecord:
         raise RunError(f"{run.run_json}: not a run record ({error}); the disk or another program damaged it") from error
 
 
+def check_not_replaced(run: RunDir, run_id: str) -> None:
+    """Raise RunError when the directory no longer holds this run.
+
+    A worker that was away (frozen, cut off) must not write into the run that took its place.
+    """
+    document = read_json(run.run_json)
+    if document is None or document.get("run_id") != run_id:
+        raise RunError(
+            f"{run.root}: this run was moved aside (--fresh) or removed while this worker was away; it stops here"
+        )
+
+
 def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyway: bool = False) -> RunRecord:
     """Enter the run of `wanted` in this directory, making it if there is none.
 

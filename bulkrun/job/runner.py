@@ -25,7 +25,7 @@ from bulkrun.job.plan_view import PlanView
 from bulkrun.job.progress import Progress, ProgressSnapshot
 from bulkrun.job.recorder import Answer, Decode, Recorder
 from bulkrun.job.run_dir import RunDir
-from bulkrun.job.run_record import RunRecord
+from bulkrun.job.run_record import RunRecord, check_not_replaced
 from bulkrun.job.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.spec import JobSpec
 from bulkrun.job.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
@@ -100,14 +100,18 @@ class JobRunner:
         if (totals := read_totals(self._run)) is not None:
             return RunOutcome(totals.status, self._latest, totals)
         self._heartbeat.start()
-        self._log("started")
         try:
+            self._log("resumed" if self._begun() else "started")
             outcome = self._work_and_save()
         except BaseException as error:
             self._say_goodbye("failed", f"{type(error).__name__}: {error}" if isinstance(error, BulkrunError) else None)
             raise
         self._say_goodbye(outcome.state, None)
         return outcome
+
+    def _begun(self) -> bool:
+        """Whether an earlier attempt left results."""
+        return bool(self._run.committed_shards()) or any(self._run.journal.glob("shard-*.jsonl"))
 
     def _work_and_save(self) -> RunOutcome:
         """The loop, with everything that ended and every partial output on disk however it ends."""
@@ -205,6 +209,7 @@ class JobRunner:
             )
 
     def _open_shard(self, shard: int) -> ShardWork:
+        check_not_replaced(self._run, self._record.run_id)
         work = open_shard(self._run, shard, self._spec.sampling)
         rows = self._plan.shards[shard].rows * self._record.samples
         self._progress.opened(shard, already_done=rows - work.outstanding)
@@ -240,6 +245,7 @@ class JobRunner:
     def _check_world(self) -> None:
         """Raise when there is no point in going on: disk, planner, too many errors (unless all is done already)."""
         self._heartbeat.check()
+        check_not_replaced(self._run, self._record.run_id)
         self._check_planner()
         if not self._plan.finished:
             self._error_rate.check(self._plan.planned)

@@ -123,7 +123,8 @@ def _state(totals: RunTotals | None, plan: PlanView, workers: list[WorkerStatus]
         return totals.status, None
     if any(worker.alive for worker in workers):
         return ("running" if plan.shards else "planning"), None
-    last = min(workers, key=lambda worker: worker.age_s, default=None)
+    runners = [worker for worker in workers if worker.role == "runner"]
+    last = min(runners or workers, key=lambda worker: worker.age_s, default=None)
     if last is None:
         return "interrupted", "no worker has started yet"
     if last.ended == "failed":

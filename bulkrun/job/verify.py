@@ -51,7 +51,10 @@ def verify_run(run: RunDir) -> VerifyReport:
         except RunError as error:
             report.problems.append(str(error))
     _verify_journals(run, report)
-    _verify_totals(run, record, plan, errors, report)
+    try:
+        _verify_totals(run, record, plan, errors, report)
+    except RunError as error:
+        report.problems.append(str(error))
     return report
 
 

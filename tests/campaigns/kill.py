@@ -29,7 +29,7 @@ from tests.campaigns.worker import campaign_job, campaign_rows
 from tests.job.small_runs import oracle, results
 
 ROOT = Path(__file__).resolve().parents[2]
-GOOD_EXITS = (0, 3, 75)
+GOOD_EXITS = (0, 3, 75, -signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass
@@ -92,7 +92,7 @@ def hit(worker: subprocess.Popen[bytes], rng: random.Random, options: argparse.N
     if term:
         tally.terms += 1
         tally.slowest_term_s = max(tally.slowest_term_s, time.monotonic() - began)
-        assert code in (*GOOD_EXITS, -signal.SIGTERM), f"exit code {code} after SIGTERM"
+        assert code in GOOD_EXITS, f"exit code {code} after SIGTERM"
     else:
         tally.kills += 1
 
@@ -105,6 +105,7 @@ def one_run(out: Path, rng: random.Random, options: argparse.Namespace, tally: T
     workers: list[subprocess.Popen[bytes]] = []
     try:
         while not run.success.exists():
+            assert all(worker.poll() in (None, *GOOD_EXITS) for worker in workers), "a worker failed"
             workers = [worker for worker in workers if worker.poll() is None]
             workers += [spawn(out, options.rows, n) for _ in range(options.workers - len(workers))]
             time.sleep(rng.uniform(0.0, options.max_life))
@@ -112,7 +113,7 @@ def one_run(out: Path, rng: random.Random, options: argparse.Namespace, tally: T
                 hit(rng.choice(workers), rng, options, tally)
         for worker in workers:
             code = worker.wait(timeout=120)
-            assert code in (*GOOD_EXITS, -signal.SIGKILL, -signal.SIGTERM), f"exit code {code}"
+            assert code in GOOD_EXITS, f"exit code {code}"
     finally:
         for worker in workers:
             if worker.poll() is None:

@@ -86,9 +86,11 @@ def test_a_shard_with_a_missing_outcome_is_not_committed(tmp_path: Path) -> None
 
 
 def test_a_part_of_another_run_is_refused(tmp_path: Path) -> None:
-    run, _, identity = opened(tmp_path)
-    journal_rows(run, 0, "a", list(range(5)))
-    commit_shard(run, 0, RunIdentity("another", "hash", 1))
+    other, _, foreign = opened(tmp_path / "other")
+    journal_rows(other, 0, "a", list(range(5)))
+    commit_shard(other, 0, foreign)
+    run, _, identity = opened(tmp_path / "out")
+    run.part(0).write_bytes(other.part(0).read_bytes())
     with pytest.raises(RunError, match="belongs to another run"):
         commit_shard(run, 0, identity)
 

@@ -14,10 +14,12 @@ import pytest
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.durable import replace_json
 from bulkrun.job.fingerprint import differences, fingerprint
+from bulkrun.job.progress import ProgressSnapshot
 from bulkrun.job.run_dir import RunDir
 from bulkrun.job.run_record import RunRecord, move_aside, new_record, open_run, read_record, refuse_live_workers
 from bulkrun.job.workers import Worker, WorkerState
-from tests.job.small_runs import job, make_rows, results, start
+from tests.job.fake_engine import FakeEngine
+from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
 from tests.job.test_workers import ELSEWHERE, Clock, beat
 
 
@@ -116,6 +118,25 @@ def test_fresh_keeps_the_old_results_beside_the_new(tmp_path: Path) -> None:
     open_run(RunDir(out), wanted(out, {"sampling.temperature": 0.5}), fresh=True)
     (aside,) = [path for path in tmp_path.iterdir() if path.name.startswith("out.")]
     assert results(aside) == before and results(out) == []
+
+
+def test_a_worker_that_was_away_does_not_write_into_the_run_that_replaced_its_own(tmp_path: Path) -> None:
+    """It is frozen, taken for dead, the run is started anew with --fresh, and then it wakes up."""
+    out, rows = tmp_path / "out", make_rows(60, error_every=0, duplicate_every=0)
+    new = job(out, temperature=0.5)
+
+    def replace_the_run_after_a_part(snapshot: ProgressSnapshot) -> None:
+        if RunDir(out).committed_shards() and read_record(RunDir(out)).job["sampling"]["temperature"] == 0.0:
+            for path in RunDir(out).workers.glob("*.json"):
+                path.unlink()
+            move_aside(RunDir(out))
+            write_plan(enter(out, new)[0], rows, 10)
+
+    with pytest.raises(RunError, match="moved aside"):
+        start(out, rows, job(out), engine=FakeEngine(step_s=0.05), on_progress=replace_the_run_after_a_part)
+    assert list(RunDir(out).journal.iterdir()) == [] and results(out) == []
+    start(out, rows, new)
+    assert results(out) == oracle(rows, new)
 
 
 def test_fresh_refuses_while_a_worker_lives(tmp_path: Path) -> None:

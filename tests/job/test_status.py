@@ -20,7 +20,7 @@ from bulkrun.job.status import read_status
 from bulkrun.job.verify import verify_run
 from bulkrun.job.workers import Worker, WorkerState, read_workers
 from tests.job.fake_engine import FakeEngine
-from tests.job.small_runs import enter, job, make_rows, start, write_plan
+from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
 from tests.job.test_runner import StopAfter
 
 
@@ -106,6 +106,20 @@ def test_verify_names_the_damaged_the_missing_and_the_swapped_part(tmp_path: Pat
         "part-00002.parquet: wrong shard: 3 instead of 2" in problems and "part-00003.parquet: wrong rows" in problems
     )
     assert "_SUCCESS: parts: 4, found 2" in problems
+
+
+def test_a_damaged_part_is_redone_as_the_message_says(tmp_path: Path) -> None:
+    run, rows, spec = RunDir(tmp_path / "out"), make_rows(40), job(tmp_path / "out")
+    start(run.root, rows, spec)
+    data = bytearray(run.part(1).read_bytes())
+    data[40] ^= 1
+    run.part(1).write_bytes(data)
+    assert "delete this file and _SUCCESS, then run" in verify_run(run).problems[0]
+    run.part(1).unlink()
+    run.success.unlink()
+    engine = FakeEngine()
+    start(run.root, rows, spec, engine=engine)
+    assert results(run.root) == oracle(rows, spec) and 0 < len(engine.seen) <= 10
 
 
 def test_verify_names_a_torn_part_and_a_damaged_journal(tmp_path: Path) -> None:
