@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -26,6 +26,7 @@ MAX_RENDER_SECONDS = 1.0  # CPU time of the rendering thread: a loaded machine c
 MAX_RENDER_CHARS = 32 * 2**20  # of any string a template makes, the output included
 MAX_ITEMS = 2**20  # of any list, tuple or dict a template makes
 _TICKS_PER_LOOK = 32  # the thread's clock is a system call
+_CHARS_PER_TICK = 4096
 _WIDE_FORMAT = re.compile(r"\d{6}|\*")
 
 
@@ -36,21 +37,24 @@ class TemplateFailed(Exception):
 class Sandbox(ImmutableSandboxedEnvironment):
     """A Jinja environment whose templates end: see the module's caps.
 
-    `strict` makes an unknown name an error instead of an empty string. Other keywords are Jinja's.
+    `strict` makes an unknown name an error instead of an empty string. Other keywords are Jinja's; `finalize` sees
+    every value that is put out.
     """
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
-    def __init__(self, *, strict: bool, **options: Any) -> None:
+    def __init__(self, *, strict: bool, finalize: Callable[[Any], Any] | None = None, **options: Any) -> None:
         undefined = jinja2.StrictUndefined if strict else jinja2.Undefined
-        super().__init__(undefined=undefined, extensions=[loopcontrols], **options)
+        super().__init__(undefined=undefined, extensions=[loopcontrols], finalize=self._printed, **options)
         self.code_generator_class = _TickingCodeGenerator
-        del self.globals["lipsum"]
+        self._finalize_value = finalize
+        del self.globals["lipsum"], self.filters["urlize"]
+        self.filters["join"] = self._join
         for functions in (self.filters, self.tests):
             functions.update({name: self._guarded(name, function) for name, function in functions.items()})
         self._lock = threading.RLock()
         self._deadline: float | None = None
-        self._ticks = 0
+        self._until_look = _TICKS_PER_LOOK
 
     def compile_template(self, source: str) -> jinja2.Template:
         """Compile `source` (constant expressions run already). Raises jinja2.TemplateSyntaxError, TemplateFailed."""
@@ -76,11 +80,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 name = "" if isinstance(problem, jinja2.TemplateError) else f"{type(problem).__name__}: "
                 raise TemplateFailed(f"{name}{problem}") from problem
 
-    def tick(self) -> None:
-        """Called by compiled templates on every loop turn and call: ends a render that takes too long."""
-        self._ticks += 1
-        if self._ticks % _TICKS_PER_LOOK:
+    def tick(self, size: float = 0) -> None:
+        """Called on every loop turn, call and operation: ends a render that takes too long or grows too large.
+
+        `size` is of what the operation will make, in characters or items: large ones bring the next look at the clock
+        nearer.
+        """
+        _check_size(size)
+        self._until_look -= 1 + int(size) // _CHARS_PER_TICK
+        if self._until_look > 0:
             return
+        self._until_look = _TICKS_PER_LOOK
         now = time.thread_time()
         if self._deadline is None:
             self._deadline = now + MAX_RENDER_SECONDS
@@ -97,8 +107,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self.tick()
-        _check_size(_operator_size(operator, left, right))
+        self.tick(_operator_size(operator, left, right))
         return _checked(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -106,12 +115,37 @@ class Sandbox(ImmutableSandboxedEnvironment):
         # The sandbox wraps str.format: what it wraps tells on which string.
         subject = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
         if isinstance(subject, str):
-            args = _check_growth(obj.__name__, subject, args, kwargs)
+            if obj.__name__ == "join":
+                return self._join(args[0], subject)
+            self.tick(_growth(obj.__name__, subject, (*args, *kwargs.values())))
         return _checked(super().call(context, obj, *args, **kwargs))
+
+    def _join(self, values: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
+        """Jinja's join filter, adding up as it goes."""
+        items = values if attribute is None else (self.getitem(value, attribute) for value in values)
+        pieces: list[str] = []
+        size = 0.0
+        for item in items:
+            length = _printed_size(item) + len(separator)
+            size += length
+            self.tick(length)
+            _check_size(size)
+            pieces.append(str(item))
+        return str(separator).join(pieces)
+
+    def _printed(self, value: Any) -> Any:
+        if not isinstance(value, str):
+            self.tick(_printed_size(value))
+        return value if self._finalize_value is None else self._finalize_value(value)
+
+    def text(self, value: Any) -> str:
+        """A part of a `~` expression as text."""
+        self.tick(_printed_size(value))
+        return str(value)
 
     def _start_clock(self) -> None:
         self._deadline = None  # set at the first look: most templates end before it and never ask the clock
-        self._ticks = 0
+        self._until_look = _TICKS_PER_LOOK
 
     def _guarded(self, name: str, function: Any) -> Callable[..., Any]:
         passes_context = hasattr(function, "jinja_pass_arg")
@@ -121,10 +155,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.tick()
             head, rest = (args[:1], args[1:]) if passes_context else ((), args)
             if rest:
-                value, *options = rest
-                if name == "join":
-                    value = list(value)
-                rest = (value, *_check_growth(name, value, tuple(options), kwargs))
+                self.tick(_growth(name, rest[0], (*rest[1:], *kwargs.values())))
             return _checked(function(*head, *rest, **kwargs))
 
         return guarded
@@ -142,7 +173,7 @@ class _TickingCodeGenerator(CodeGenerator):
         return super().macro_body(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.concat(map(str, (")
+        self.write("environment.concat(map(environment.text, (")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
@@ -170,47 +201,68 @@ def _checked(value: Any) -> Any:
 
 def _operator_size(operator: str, left: Any, right: Any) -> float:
     """How large the result of an operator can be, in characters, items or bits."""
-    if operator == "*":
-        return _length(left) * _count(right) if _length(left) else _length(right) * _count(left) or _bits(left, right)
     if operator == "+":
         return _length(left) + _length(right)
+    if operator == "%" and isinstance(left, str):
+        return _formatted_size(left, right)
     if operator == "**" and isinstance(left, int) and isinstance(right, int):
         return left.bit_length() * right
-    if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-        return float("inf")
+    if operator == "*" and isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() + right.bit_length()
+    if operator == "*":
+        return max(_length(left) * _reach([right]), _length(right) * _reach([left]))
     return 0
+
+
+def _growth(name: str, value: Any, options: Sequence[Any]) -> float:
+    """How large the result of a filter or a method of a string can be; 0 for those that cannot multiply."""
+    text = value if isinstance(value, str) else ""
+    if name == "replace" and len(options) >= 2 and isinstance(options[0], str):
+        return len(text) + text.count(options[0]) * _length(options[1])
+    if name in ("indent", "expandtabs"):
+        return len(text) + (text.count("\n") + text.count("\t") + 1) * _reach(options)
+    if name in ("wordwrap", "translate"):
+        return len(text) * max(1, *(_printed_size(option) for option in options)) if options else 0
+    if name in ("format", "format_map"):
+        return _formatted_size(text, options)
+    if name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "round"):
+        return len(text) + _reach(options)
+    if name in ("tojson", "pprint", "string", "urlencode", "xmlattr"):
+        return _printed_size(value) * (1 + _reach(options))
+    if name == "sum" and any(not isinstance(option, int | float | str) for option in options):
+        return float("inf")  # lists can be added up too, each sum longer than the last
+    return 0
+
+
+def _formatted_size(pattern: str, values: Any) -> float:
+    """A format pattern may print each value at each of its places, and as wide as it says."""
+    if _WIDE_FORMAT.search(pattern):
+        return float("inf")
+    return len(pattern) + (pattern.count("%") + pattern.count("{")) * _printed_size(values)
 
 
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes | list | tuple) else 0
 
 
-def _count(value: Any) -> int:
-    return int(value) if isinstance(value, int) else 0
+def _reach(options: Iterable[Any]) -> int:
+    """The largest width or count among options: a number's value, a string's length."""
+    return max((abs(option) if isinstance(option, int) else _length(option) for option in options), default=0)
 
 
-def _bits(left: Any, right: Any) -> int:
-    return sum(value.bit_length() for value in (left, right) if isinstance(value, int))
-
-
-def _check_growth(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Refuse a filter or string method that would multiply `value` beyond the cap; its arguments otherwise."""
-    text = value if isinstance(value, str) else ""
-    numbers = [abs(option) for option in (*args, *kwargs.values()) if isinstance(option, int)]
-    widest = max(numbers, default=0)
-    if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
-        _check_size(len(text) + text.count(args[0]) * len(args[1]))
-    elif name == "join":
-        if isinstance(value, str) and args:
-            args = (list(args[0]), *args[1:])
-        pieces, separator = (args[0], value) if isinstance(value, str) and args else (value, args[0] if args else "")
-        _check_size(sum(_length(piece) + _length(separator) for piece in pieces))
-    elif name == "sum" and not isinstance(kwargs.get("start", 0), int | float):
-        raise TemplateFailed("sum adds numbers only")
-    elif name in ("indent", "expandtabs"):
-        _check_size(len(text) + (text.count("\n") + text.count("\t") + 1) * widest)
-    elif name in ("format", "format_map"):
-        _check_size(float("inf") if _WIDE_FORMAT.search(text) else 0)
-    elif name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "round", "tojson", "wordwrap"):
-        _check_size(widest, MAX_ITEMS)
-    return args
+def _printed_size(value: Any) -> float:
+    """About how many characters a value prints as; infinite where it holds too many items to count."""
+    if isinstance(value, str):
+        return len(value)
+    size, items, todo = 0, 0, [value]
+    while todo:
+        item = todo.pop()
+        items += 1
+        size += 2 + (len(item) if isinstance(item, str | bytes) else 0)
+        if isinstance(item, dict):
+            todo += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            todo += item
+        if items > MAX_ITEMS or size > MAX_RENDER_CHARS:
+            return float("inf")
+    return size

@@ -31,6 +31,17 @@ BOMBS = {
     "format method": "{{ '{:>300000000}'.format(1) }}",
     "join with a long separator": "{{ range(100000)|map('string')|join('x' * 10000) }}",
     "join method over a generator": "{{ ''.join(range(100000)|map('replace', '0', 'x' * 10000)) }}",
+    "join of an attribute": "{% set s = 'x' * 9000000 %}{{ ([{'a': s}] * 9000)|join(attribute='a') }}",
+    "a list printed": "{% set s = 'x' * 9000000 %}{{ [s] * 9000 }}",
+    "a list with ~": "{% set s = 'x' * 9000000 %}{% set t = [s] * 9000 ~ '' %}",
+    "a list as JSON": "{% set s = 'x' * 9000000 %}{{ ([{'a': s}] * 9000)|tojson }}",
+    "JSON indented": "{{ [1, 2, 3]|tojson(indent=300000000) }}",
+    "a value formatted many times": "{% set s = 'x' * 9000000 %}{{ ('{0}' * 9000).format(s) }}",
+    "a value percent-formatted many times": "{% set s = 'x' * 9000000 %}{{ ('%(a)s' * 9000) % {'a': s} }}",
+    "translate": "{{ ('x' * 90000).translate({120: 'y' * 900000}) }}",
+    "indent with a string": "{{ ('x\n' * 100000)|indent('y' * 100000) }}",
+    "wordwrap with a string": "{{ ('x ' * 100000)|wordwrap(1, wrapstring='y' * 100000) }}",
+    "lists in lists": GROW % "{% set ns.l = [ns.l] * 1000 %}" + "{{ ns.l }}",
     "indent": "{{ ('x\n' * 1000000)|indent(100000) }}",
     "sum of lists": "{{ [[1], [2]]|sum(start=[]) }}",
     "doubling with ~": GROW % "{% set ns.s = ns.s ~ ns.s %}",
@@ -52,10 +63,10 @@ def render(source: str, **values: Any) -> str:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_ends_within_seconds_of_work_and_a_bounded_amount_of_memory(name: str) -> None:
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(TemplateFailed):
         render(BOMBS[name], items=[])
-    assert time.process_time() - started < 3
+    assert time.thread_time() - started < 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
 
 
@@ -93,6 +104,8 @@ def test_the_environment_is_as_good_as_new_after_a_bomb() -> None:
         "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(a) }}{% set b %}{{ a }}{{ a }}{% endset %}{{ b }}",
         "{% for x in items recursive %}{{ x }}{% endfor %}{{ items|batch(2)|list }} {{ items|tojson }}",
         "{% call(u) g() %}{{ u }}{% endcall %}",
+        "{{ [{'n': 1}, {'n': 2}]|join('-', attribute='n') }} {{ [1, 2] ~ none }} {{ '%s %s' % (a, items) }}",
+        "{{ items|string }} {{ items|pprint }} {{ 7.5|round }} {{ items|batch(2, 'z')|list }} {{ {'a': items} }}",
     ],
 )
 def test_ordinary_templates_render_as_in_plain_jinja(source: str) -> None:
