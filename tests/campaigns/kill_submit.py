@@ -101,10 +101,11 @@ def start(job: Path) -> subprocess.Popen[str]:
 
 def wait_for_moment(process: subprocess.Popen[str], out: Path, rng: random.Random, parts: int) -> str:
     """Sleep until a random moment: a time, or a little after one more file of some kind (or the last part) is there."""
-    kind = rng.choice(["time", *MARKS, "last part"])
+    planned = (out / ".bulkrun/plan/complete.json").exists()
+    kind = rng.choice(["time", "journal", "part", "last part"] + ([] if planned else ["plan", "window"]))
     pattern, delay = MARKS.get(kind), rng.expovariate(1 / 0.05)
     before = {path.name for path in out.glob(pattern)} if pattern else set()
-    deadline = time.monotonic() + (rng.uniform(0.2, 6.0) if kind == "time" else 30.0)
+    deadline = time.monotonic() + (rng.uniform(0.2, 6.0) if kind == "time" else 20.0)
     while process.poll() is None and time.monotonic() < deadline:
         if pattern and {path.name for path in out.glob(pattern)} - before:
             break

@@ -10,9 +10,9 @@ from tests.campaigns.kill_submit import campaign, parse
 
 
 def test_rows_are_exactly_once_and_equal_after_kills_with_a_second_worker(tmp_path: Path) -> None:
-    report = campaign(tmp_path, parse(["--kills", "4", "--rows", "150", "--second-worker"]))
+    report = campaign(tmp_path, parse(["--kills", "4", "--rows", "100", "--second-worker"]))
     assert report["failed_reads"] == 0
-    assert report["rows"] == 150
+    assert report["rows"] == 100
 
 
 @pytest.mark.slow
