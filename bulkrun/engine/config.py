@@ -7,10 +7,10 @@ the fix, so that nothing later has to doubt a size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from bulkrun.engine.host_memory import available_ram_bytes
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
@@ -130,13 +130,3 @@ def _workspace_bytes(model_config: ModelConfig, dtype: torch.dtype, num_seqs: in
     heads = model_config.num_heads + 2 * model_config.num_kv_heads
     widths = 6 * model_config.hidden_size + 3 * model_config.intermediate_size + 3 * heads * model_config.head_dim
     return num_tokens * widths * dtype.itemsize + 5 * num_seqs * model_config.vocab_size * torch.float32.itemsize
-
-
-def available_ram_bytes() -> int:
-    """RAM that can be taken without swapping: the system's estimate, or what is left of the cgroup's limit."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
-        available = min(available, int(text) - int(used.read_text(encoding="ascii")))
-    return max(available, 0)

@@ -96,7 +96,7 @@ def build_model_input(rows: SequenceRows, batch: ScheduledBatch) -> ModelInput:
     """Tensors of one step; `rows` must have been brought up to date with the same batch."""
     counts, starts = batch.num_scheduled_tokens, batch.starts
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
-    samples = [i for i, seq in enumerate(batch.seqs) if ends[i] == seq.num_tokens]
+    samples = [i for i in range(len(batch.seqs)) if batch.samples(i)]
     offsets = list(accumulate(counts, initial=0))
     packed = rows.send([[seq.row for seq in batch.seqs], starts, counts, ends, offsets[:-1]], torch.int64)
     row_S, start_S, count_S, end_S, offset_S = packed.unbind(0)

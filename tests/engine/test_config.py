@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bulkrun.engine.config import EngineConfig, available_ram_bytes
+from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
@@ -79,7 +79,3 @@ def test_settings_reach_the_engine(model_dir) -> None:
     )
     assert (engine.max_num_seqs, engine.max_model_len, engine.config.block_size) == (3, 77, 8)
     assert engine.model_runner.kv_cache.k[0].dtype == torch.bfloat16
-
-
-def test_available_ram_is_some_of_the_ram() -> None:
-    assert 0 < available_ram_bytes() < 2**50

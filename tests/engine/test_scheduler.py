@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
@@ -241,3 +242,53 @@ def test_abort_frees_running_waiting_and_preempted(caching: bool) -> None:
     assert [seq.arrival for seq in scheduler.running] == [1]
     assert [seq.arrival for seq in scheduler.waiting] == [2]
     assert scheduler.block_manager.num_used_blocks == 2
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, step and are dropped in any order; at the end everybody left must finish."""
+
+    @initialize(num_blocks=st.integers(9, 24), max_num_seqs=st.integers(1, 6), caching=st.booleans())
+    def make(self, num_blocks: int, max_num_seqs: int, caching: bool) -> None:
+        self.scheduler = _scheduler(num_blocks, max_num_seqs, max_num_seqs + 3, caching)
+        self.lengths: list[int] = []
+        self.unfinished: set[int] = set()
+
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=15),
+        length=st.integers(1, 16),
+        expected=st.none() | st.integers(1, 16),
+    )
+    def add(self, prompt: list[int], length: int, expected: int | None) -> None:
+        number = len(self.lengths)
+        self.lengths.append(length)
+        self.unfinished.add(number)
+        self.scheduler.add(_sequence(number, prompt, 16, expected=expected))
+
+    @rule()
+    def step(self) -> None:
+        batch = self.scheduler.schedule()
+        if self.unfinished:
+            _check_step(batch, self.scheduler)
+        ended = _fake_model(batch, self.scheduler, lambda seq: self.lengths[seq.arrival])
+        self.unfinished -= {seq.arrival for seq in ended}
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        numbers = data.draw(st.sets(st.integers(0, max(0, len(self.lengths) - 1)), max_size=3))
+        dropped = {seq.arrival for seq in self.scheduler.abort({str(number) for number in numbers})}
+        assert dropped == numbers & self.unfinished
+        self.unfinished -= dropped
+
+    def teardown(self) -> None:
+        for _ in range(60 * (1 + len(self.lengths))):
+            if hasattr(self, "scheduler") and self.unfinished:
+                self.step()
+        assert not getattr(self, "unfinished", None), "starved"
+        if hasattr(self, "scheduler"):
+            assert self.scheduler.block_manager.num_used_blocks == 0
+            assert not self.scheduler.running
+            assert not self.scheduler.num_waiting
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
