@@ -98,5 +98,5 @@ def read_part_columns(path: Path, columns: list[str] | None = None) -> Iterator[
                 yield file.read_row_group(group, columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise RunError(
-            f"{path}: damaged ({error}); to redo its rows delete this file and _SUCCESS, then run the same command again"
+            f"{path}: damaged ({error}); delete this file and _SUCCESS, then run the same command again"
         ) from error

@@ -109,9 +109,9 @@ def _publish(run: RunDir, shard: int, identity: RunIdentity, table: pa.Table) ->
         completion_tokens=_sum(table, "completion_tokens"),
         versions=identity.versions,
     )
-    check_not_replaced(run, identity.run_id)
     with disk_errors("writing a part", tmp):
         write_part(tmp, table, info)
+    check_not_replaced(run, identity.run_id)  # if that happens after this, tmp went with the old run: publishing fails
     publish_new(tmp, run.part(shard))
 
 

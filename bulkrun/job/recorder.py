@@ -17,6 +17,7 @@ from bulkrun.data.parts import PartInfo
 from bulkrun.job.commit import RunIdentity, commit_shard
 from bulkrun.job.journal import JournalRecord, JournalWriter, PartialRecord
 from bulkrun.job.run_dir import RunDir
+from bulkrun.job.run_record import check_not_replaced
 from bulkrun.job.shard_work import Generation, ShardWork
 from bulkrun.request import Completion
 
@@ -39,7 +40,13 @@ class _Saved:
     partial: PartialRecord
 
 
-_Item = Answer | _Saved | ShardWork
+@dataclass(frozen=True)
+class _Opened:
+    work: ShardWork
+    journal: JournalWriter
+
+
+_Item = Answer | _Saved | _Opened
 
 
 class Recorder:
@@ -61,8 +68,13 @@ class Recorder:
         self._thread.start()
 
     def open(self, work: ShardWork) -> None:
-        """Begin a shard; its refused rows are journaled, and a shard with nothing left to run is committed."""
-        self._put([work])
+        """Begin a shard; its refused rows are journaled, and a shard with nothing left to run is committed.
+
+        Raises RunError when another run took this one's place.
+        """
+        journal = JournalWriter(self._run.journal_file(work.shard, self._attempt))
+        check_not_replaced(self._run, self._identity.run_id)  # now that the file exists, it moves with its run
+        self._put([_Opened(work, journal)])
 
     def record(self, answers: list[Answer]) -> None:
         """Journal what ended. Blocks when the disk is far behind."""
@@ -132,9 +144,10 @@ class Recorder:
     def _write(self, items: Sequence[_Item]) -> None:
         records: dict[int, list[JournalRecord | PartialRecord]] = {}
         for item in items:
-            if isinstance(item, ShardWork):
-                self._outstanding[item.shard] = item.outstanding
-                records.setdefault(item.shard, []).extend(item.refused)
+            if isinstance(item, _Opened):
+                self._journals[item.work.shard] = item.journal
+                self._outstanding[item.work.shard] = item.work.outstanding
+                records[item.work.shard] = [*item.work.refused]
             elif isinstance(item, _Saved):
                 records.setdefault(item.shard, []).append(item.partial)
         answers = [item for item in items if isinstance(item, Answer)]
@@ -144,11 +157,8 @@ class Recorder:
             self._append(shard, of_shard)
 
     def _append(self, shard: int, records: list[JournalRecord | PartialRecord]) -> None:
-        if not records:
-            return
-        if shard not in self._journals:
-            self._journals[shard] = JournalWriter(self._run.journal_file(shard, self._attempt))
-        self._journals[shard].append(records)
+        if records:
+            self._journals[shard].append(records)
         self._outstanding[shard] -= sum(len(record.rows) for record in records if isinstance(record, JournalRecord))
 
     def _texts(self, answers: Sequence[Answer]) -> list[str]:
@@ -170,8 +180,7 @@ class Recorder:
     def _commit_whole_shards(self) -> None:
         for shard in [shard for shard, outstanding in self._outstanding.items() if outstanding == 0]:
             del self._outstanding[shard]
-            if (journal := self._journals.pop(shard, None)) is not None:
-                journal.close()
+            self._journals.pop(shard).close()
             self._committed.put((shard, commit_shard(self._run, shard, self._identity)))
 
 

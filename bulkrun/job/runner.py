@@ -209,7 +209,6 @@ class JobRunner:
             )
 
     def _open_shard(self, shard: int) -> ShardWork:
-        check_not_replaced(self._run, self._record.run_id)
         work = open_shard(self._run, shard, self._spec.sampling)
         rows = self._plan.shards[shard].rows * self._record.samples
         self._progress.opened(shard, already_done=rows - work.outstanding)
