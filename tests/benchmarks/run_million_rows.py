@@ -1,49 +1,40 @@
-"""What the runner itself costs: plan a synthetic input, run it with an engine that answers at once, measure both.
+"""Peak memory and pace of the job loop on many short rows, with an engine that answers at once.
 
     python -m tests.benchmarks.run_million_rows [--rows 1000000]
 
-What is measured is everything but the model: reading shards, feeding, decoding, journaling, committing, finishing.
-Planner and runner each are a process of their own. Prints one JSON line for each.
+What is measured is everything around the engine: reading shards, requests, journals, commits, finish. The plan is
+written before and not counted. Prints one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import resource
-import subprocess
-import sys
+import shutil
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from bulkrun.data.reader import open_input
-from bulkrun.job.plan.planner import Planner
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.run_record import new_record, open_run, read_record
 from bulkrun.job.runner import JobRunner
-from bulkrun.job.spec import JobSpec
-from bulkrun.job.verify import verify_run
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request
-from bulkrun.text.tokenizer import Tokenizer
-from tests.benchmarks.plan_million_rows import corpus, train_tokenizer, write_input
+from tests.job.fake_engine import decode
+from tests.job.small_runs import Row, enter, job, write_plan, write_shard
 
-OUTPUT_TOKENS = 32
+SHARD_ROWS, PROMPT_TOKENS, OUTPUT = 4096, 60, tuple(range(97, 121))
 
 
 class InstantEngine:
-    """Answers each request in the step after it was added, with the first tokens of its prompt."""
+    """Answers everything that waits in one step."""
 
-    max_model_len, max_num_seqs = 4096, 512
+    max_model_len, max_num_seqs = 4096, 256
 
     def __init__(self) -> None:
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []
         self._steps = 0
 
     def add_request(self, request: Request) -> None:
@@ -51,19 +42,14 @@ class InstantEngine:
 
     def step(self) -> list[Completion]:
         self._steps += 1
-        ended = [self._waiting.popleft() for _ in range(min(self.max_num_seqs, len(self._waiting)))]
-        return [self._completion(request) for request in ended]
-
-    def _completion(self, request: Request) -> Completion:
-        tokens = tuple(request.prompt_token_ids[:OUTPUT_TOKENS])
-        size = len(request.prompt_token_ids)
-        return Completion(request.request_id, tokens, "stop", num_prompt_tokens=size, num_output_tokens=len(tokens))
+        ended, self._waiting = self._waiting, []
+        return [Completion(r.request_id, OUTPUT, "stop", None, PROMPT_TOKENS, 0, len(OUTPUT)) for r in ended]
 
     def has_unfinished(self) -> bool:
         return bool(self._waiting)
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        self._waiting = deque(request for request in self._waiting if request.request_id not in set(request_ids))
+        self._waiting = [request for request in self._waiting if request.request_id not in request_ids]
 
     def partial_outputs(self) -> list[PartialOutput]:
         return []
@@ -72,75 +58,37 @@ class InstantEngine:
         return EngineStats(num_waiting=len(self._waiting), num_steps=self._steps)
 
 
-def measured(work: str, started: float, cpu: float, **facts: object) -> str:
-    return json.dumps(
-        {
-            "work": work,
-            **facts,
-            "seconds": round(time.perf_counter() - started, 1),
-            "cpu_seconds": round(time.process_time() - cpu, 1),
-            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-            "pyarrow": pa.__version__,
-        }
-    )
+def rows_of(shard: int, total: int) -> list[Row]:
+    numbers = range(shard * SHARD_ROWS, min(total, (shard + 1) * SHARD_ROWS))
+    return [Row(row, str(row), tuple((row * 31 + at) % 5000 for at in range(PROMPT_TOKENS))) for row in numbers]
 
 
-def job(folder: Path) -> JobSpec:
-    return JobSpec.model_validate(
-        {
-            "name": "million",
-            "model": "none",
-            "input": {"path": str(folder / "input.parquet"), "id": "id"},
-            "prompt": {"template": "Summarize:\n{{ text }}"},
-            "sampling": {"max_tokens": 64, "temperature": 0},
-            "output": {"path": str(folder / "run")},
-        }
-    )
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def plan(folder: Path) -> None:
-    started, cpu = time.perf_counter(), time.process_time()
-    spec, run = job(folder), RunDir(folder / "run")
-    open_run(run, new_record(spec.model_dump(mode="json"), input_facts={}, model_facts={}, versions={}))
-    with open_input(spec.input.path) as dataset:
-        report = Planner(run, spec, dataset, Tokenizer.from_dir(folder / "tokenizer"), 4096).plan()
-    counters = report.counters
-    print(measured("plan", started, cpu, rows=counters.rows, prompt_tokens=counters.prompt_tokens))
-
-
-def work(folder: Path) -> None:
-    started, cpu = time.perf_counter(), time.process_time()
-    run, tokenizer = RunDir(folder / "run"), Tokenizer.from_dir(folder / "tokenizer")
-    runner = JobRunner(
-        run, read_record(run), job(folder), InstantEngine(), tokenizer.decode_batch, rebuild_engine=InstantEngine
-    )
-    outcome = runner.run()
-    assert outcome.totals is not None
-    print(measured("run", started, cpu, rows=outcome.totals.rows, parts=outcome.totals.parts))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--words", type=int, default=45, help="mean words a row (about 2.3 tokens each)")
-    parser.add_argument("--phase", choices=("plan", "run"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.phase:
-        return plan(options.folder) if options.phase == "plan" else work(options.folder)
-    with tempfile.TemporaryDirectory(prefix="bulkrun-million-") as name:
-        folder, words = Path(name), corpus()
-        train_tokenizer(words, folder / "tokenizer")
-        write_input(words, options.rows, options.words, folder / "input.parquet")
-        for phase in ("plan", "run"):
-            command = [sys.executable, "-m", "tests.benchmarks.run_million_rows", "--folder", str(folder)]
-            subprocess.run([*command, "--phase", phase], check=True)
-        report = verify_run(RunDir(folder / "run"))
-        assert report.ok and report.rows == options.rows, report.problems
+def measure(out: Path, total: int) -> dict[str, object]:
+    spec = job(out, run={"checkpoint_every": 5.0})
+    run, record = enter(out, spec)
+    shards = -(-total // SHARD_ROWS)
+    for shard in range(shards):
+        write_shard(run, shard, rows_of(shard, total))
+    write_plan(run, [], SHARD_ROWS)
+    run.plan_complete.write_text(json.dumps({"rows": total, "shards": shards}))
+    before, began = peak_mb(), time.monotonic()
+    outcome = JobRunner(run, record, spec, InstantEngine(), decode, rebuild_engine=InstantEngine).run()
+    seconds = time.monotonic() - began
+    assert outcome.totals is not None and outcome.totals.rows == total
+    numbers = {"rows": total, "shards": shards, "seconds": round(seconds, 1), "rows_per_s": round(total / seconds)}
+    memory = {"peak_rss_mb": round(peak_mb()), "peak_rss_before_mb": round(before)}
+    return numbers | memory | {"python": platform.python_version(), "pyarrow": pa.__version__}
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    scratch = Path(tempfile.mkdtemp())
+    try:
+        print(json.dumps(measure(scratch / "out", parser.parse_args().rows)))
+    finally:
+        shutil.rmtree(scratch)
