@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bulkrun.data.parts import PartInfo
@@ -48,7 +48,7 @@ class ProgressSnapshot:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
     """Output rows, how many of them hold an error, and tokens."""
 
@@ -58,7 +58,12 @@ class Tally:
     completion_tokens: int = 0
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return Tally(
+            self.rows + other.rows,
+            self.errors + other.errors,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
 
 
 @dataclass(frozen=True)
