@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from bulkrun import errors
@@ -104,7 +105,9 @@ def main(root: Path) -> None:
     heartbeat.start()
     ended = "failed"
     try:
-        plan_run(run, record, prepare(JobSpec.model_validate(record.job)), worker)
+        created = datetime.fromisoformat(record.created).astimezone()
+        prepared = prepare(JobSpec.model_validate(record.job), now=lambda: created)
+        plan_run(run, record, prepared, worker)
         ended = "completed" if run.plan_complete.exists() else "interrupted"
     except BulkrunError as error:
         sys.stdout.write(json.dumps({"error": type(error).__name__, "message": str(error)}) + "\n")

@@ -6,7 +6,9 @@ Loads no torch. Knows how facts become a run's record; knows no engine.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -62,10 +64,11 @@ class PreparedJob:
         )
 
 
-def prepare(spec: JobSpec) -> PreparedJob:
+def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> PreparedJob:
     """Resolve the model, its sampling defaults and the input files.
 
-    Raises ModelError or InputError that says what is missing and how to get it.
+    `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. Raises
+    ModelError or InputError that says what is missing and how to get it.
     """
     files = _find_input(spec)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
@@ -73,7 +76,7 @@ def prepare(spec: JobSpec) -> PreparedJob:
         spec=with_defaults(spec, generation_defaults(model_dir)),
         model_dir=model_dir,
         model=ModelConfig.from_dir(model_dir),
-        tokenizer=Tokenizer.from_dir(model_dir),
+        tokenizer=Tokenizer.from_dir(model_dir, now=now),
         files=files,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,8 @@ def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
     """A function that loads the job's engine; loading is when torch is imported."""
 
     def make_engine() -> Engine:
+        # Threads that spin while they wait stop each other wherever the cores are shared. Read when torch is loaded.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from bulkrun.engine.llm_engine import LLMEngine
         from bulkrun.text.stop import stop_matcher_factory
 
