@@ -23,7 +23,7 @@ from bulkrun.request import Completion
 
 Decode = Callable[[list[Sequence[int]]], list[str]]
 
-_QUEUE_STEPS = 256  # engine steps whose results may wait for the disk before the engine waits too
+_QUEUE_STEPS = 32  # engine steps whose results may wait for the disk before the engine waits too
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.job.durable import publish_new, write_file, write_new_json
+from bulkrun.job.durable import publish_new, temporary, write_file, write_new_json
 from bulkrun.job.run_dir import RunDir
 from bulkrun.job.run_record import RunRecord, new_record, open_run
 from bulkrun.job.runner import JobRunner, RunOutcome
@@ -97,7 +97,7 @@ def write_shard(run: RunDir, number: int, rows: list[Row]) -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
-    tmp = run.plan / f".shard-{number}.tmp"
+    tmp = temporary(run.shard(number))
     write_file(tmp, sink.getvalue().to_pybytes())
     publish_new(tmp, run.shard(number))
 
