@@ -1,0 +1,54 @@
+"""Examples and jobs work as they are, and the README's numbers of commands are those of the program."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bulkrun.cli import main
+from bulkrun.data.schema import output_schema
+from bulkrun.job.job_file import load_job
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("job", sorted((ROOT / "jobs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_job_is_valid(job: Path) -> None:
+    assert load_job(job).name == job.stem
+
+
+def test_the_engine_example_answers_every_prompt() -> None:
+    command = [sys.executable, str(ROOT / "examples/engine_from_python.py")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert sorted(line[0] for line in shown.splitlines()) == ["0", "1", "2"]
+
+
+def test_every_example_query_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "out" / "summaries"
+    folder.mkdir(parents=True)
+    columns = pa.schema([("module", pa.string()), ("name", pa.string()), ("source", pa.string())])
+    pq.write_table(output_schema(columns).empty_table(), folder / "part-00000.parquet")
+    statements = duckdb.extract_statements((ROOT / "examples/queries.sql").read_text())
+    assert len(statements) >= 4
+    for statement in statements:
+        duckdb.connect().execute(statement)
+
+
+def test_the_readme_shows_every_command() -> None:
+    shown = set(re.findall(r"`bulkrun ([a-z]+)", (ROOT / "README.md").read_text()))
+    assert shown >= set(main.commands)
+
+
+def test_every_path_named_in_the_readme_exists() -> None:
+    named = re.findall(r"`((?:bulkrun|examples|tests|jobs)/[\w/.]+)`", (ROOT / "README.md").read_text())
+    assert named
+    for path in named:
+        assert (ROOT / path).exists(), path
