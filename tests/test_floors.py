@@ -63,7 +63,7 @@ def test_imports_go_down_and_never_across(path: Path) -> None:
             assert FLOORS[other] < FLOORS[room], f"{path} imports {name}: that is not a lower floor"
             assert not (room in TENSOR_COLUMN and other in JOB_COLUMN | {"text"}), f"{path} crosses to {name}"
             assert not (room in JOB_COLUMN and other in TENSOR_COLUMN | {"text"}), f"{path} crosses to {name}"
-            assert room != "text" or other in ("request", "errors", "sandbox"), f"{path}: text stands alone, imports {name}"
+            assert room != "text" or other in ("request", "errors", "sandbox"), f"{path}: text imports {name}"
         if room in JOB_COLUMN | {"cli", "request", "errors"}:
             assert root not in HEAVY, f"{path} imports {name}"
         if room in TENSOR_COLUMN | {"request", "errors"}:

@@ -97,7 +97,8 @@ def check_not_replaced(run: RunDir, run_id: str) -> None:
 def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyway: bool = False) -> RunRecord:
     """Enter the run of `wanted` in this directory, making it if there is none.
 
-    Returns the record that is on disk now: the old one with the new engine and pace settings when a run continues.
+    Returns the record that is on disk now: the old one with the new engine and pace settings when a run continues,
+    `wanted` when nothing was planned before.
     Raises ResumeError (with a readable difference) when the job or its input changed, and when the directory holds
     something else; RunError when `fresh` meets a live worker.
     """
@@ -140,6 +141,8 @@ def _refuse_foreign_files(run: RunDir) -> None:
 
 def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: bool) -> RunRecord:
     changed = differences(old.identity, wanted.identity)
+    if changed and not (run.planned_shards() or run.committed_shards()):
+        return _begin_again(run, wanted)
     harmful = [key for key in changed if key not in HARMLESS]
     if harmful or (changed and not resume_anyway):
         raise ResumeError(_explain(run, changed, harmless=not harmful))
@@ -148,6 +151,14 @@ def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: boo
     if record != old:
         replace_json(run.run_json, _document(record))
     return record
+
+
+def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
+    """A run in which nothing was planned (its first start failed) holds nothing to protect: it takes the mended job."""
+    refuse_live_workers(run)
+    run.sql_snapshot.unlink(missing_ok=True)
+    replace_json(run.run_json, _document(wanted))
+    return wanted
 
 
 def _keep_plan_settings(job: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

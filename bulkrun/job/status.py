@@ -157,7 +157,7 @@ def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
 def _next_command(run: RunDir, record: RunRecord, state: State) -> str:
     root = shlex.quote(str(run.root))
     if state in ("planning", "running"):
-        return f"bulkrun watch {root}"
+        return f"bulkrun status {root}"
     if state == "completed":
         return f'bulkrun query {root} "SELECT * FROM results LIMIT 5"'
     if state == "completed_with_errors":

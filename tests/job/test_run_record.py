@@ -34,6 +34,13 @@ def wanted(path: Path, changes: dict[str, Any] | None = None, **facts: Any) -> R
     )
 
 
+def open_planned(path: Path) -> RunRecord:
+    """Enter a new run that has a shard already."""
+    record = open_run(RunDir(path), wanted(path))
+    RunDir(path).shard(0).touch()
+    return record
+
+
 def test_a_new_directory_gets_a_private_record(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "deep/out")
     record = open_run(run, wanted(run.root))
@@ -77,7 +84,7 @@ def test_what_results_depend_on_is_refused_with_the_difference(
     tmp_path: Path, changes: dict[str, Any], facts: dict[str, Any], shown: str
 ) -> None:
     run = RunDir(tmp_path / "out")
-    open_run(run, wanted(run.root))
+    open_planned(run.root)
     for resume_anyway in (False, True):
         with pytest.raises(ResumeError, match=shown) as error:
             open_run(run, wanted(run.root, changes, **facts), resume_anyway=resume_anyway)
@@ -88,12 +95,30 @@ def test_what_results_depend_on_is_refused_with_the_difference(
 @pytest.mark.parametrize("changes", [{"input.path": "moved.jsonl"}, {"model": "a/copy"}, {"run.shard_rows": 9}])
 def test_a_harmless_change_names_resume_anyway_and_goes_on_with_it(tmp_path: Path, changes: dict[str, Any]) -> None:
     run = RunDir(tmp_path / "out")
-    first = open_run(run, wanted(run.root))
+    first = open_planned(run.root)
     with pytest.raises(ResumeError, match="--resume-anyway"):
         open_run(run, wanted(run.root, changes))
     again = open_run(run, wanted(run.root, changes), resume_anyway=True)
     assert again.run_id == first.run_id
     assert again.job["run"]["shard_rows"] is None, "a half-made plan keeps its shards"
+
+
+def test_a_run_that_never_planned_anything_takes_the_mended_job(tmp_path: Path) -> None:
+    """The template was wrong, planning failed, the user mends the job file: that is no change under a resume."""
+    run = RunDir(tmp_path / "out")
+    first = open_run(run, wanted(run.root))
+    run.sql_snapshot.write_text("of the old query")
+    mended = open_run(run, wanted(run.root, {"prompt.column": "text"}))
+    assert read_record(run) == mended and mended.run_id != first.run_id
+    assert not run.sql_snapshot.exists()
+
+
+def test_a_run_whose_planner_is_at_work_does_not_take_another_job(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "out")
+    open_run(run, wanted(run.root))
+    beat(run, Worker.this_process(), 1)
+    with pytest.raises(RunError, match="a worker is running here"):
+        open_run(run, wanted(run.root, {"prompt.column": "text"}))
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:

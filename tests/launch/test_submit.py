@@ -1,0 +1,111 @@
+"""`submit` when something goes wrong before the first row: what is said, what is left behind, how it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from bulkrun.cli import main
+from bulkrun.errors import RunError
+from bulkrun.job.run_dir import RunDir
+from bulkrun.launch.planner import PlannerProcess
+
+JOB = """\
+name: try
+model: bundled:tiny
+input: {path: rows.jsonl, id: name}
+prompt: {template: "{{ source }}"}
+sampling: {max_tokens: 4, temperature: 0}
+output: {path: out}
+engine: {dtype: float32}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rows = [{"name": f"f{i % 5}", "source": f"def f{i}(): pass"} for i in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def submit(*settings: str, flags: tuple[str, ...] = ()) -> Result:
+    options = [part for setting in settings for part in ("--set", setting)]
+    return CliRunner().invoke(main, ["submit", "job.yaml", *options, *flags], catch_exceptions=False)
+
+
+def test_an_unknown_column_ends_the_start_and_the_mended_job_runs(folder: Path) -> None:
+    result = submit("prompt.template='{{ sorce }}'")
+    assert result.exit_code == 2
+    assert "sorce" in result.stderr
+    assert "source" in result.stderr
+    assert submit().exit_code == 0
+
+
+def test_a_query_that_fails_is_said_and_the_mended_one_runs(folder: Path) -> None:
+    result = submit("input.sql=SELECT nothing FROM input")
+    assert result.exit_code == 2
+    assert "nothing" in result.stderr
+    assert submit("input.sql=SELECT * FROM input WHERE name = 'f0'").exit_code == 0
+    assert sum(pq.read_metadata(path).num_rows for path in (folder / "out").glob("*.parquet")) == 2
+
+
+def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
+    refused = submit("input.on_duplicate=fail")
+    assert refused.exit_code == 2
+    assert "f0" in refused.stderr
+    assert submit().exit_code == 0
+    rows = [row for path in (folder / "out").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert sorted((row["row"], row["name"]) for row in rows) == [(i, f"f{i % 5}") for i in range(6)]
+
+
+def test_an_empty_input_is_a_finished_run_without_rows(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("")
+    assert submit("input.id=null", 'prompt.template="no columns"').exit_code == 0
+    assert json.loads((folder / "out/_SUCCESS").read_text())["rows"] == 0
+
+
+def test_fresh_keeps_the_old_results_beside_the_new(folder: Path) -> None:
+    assert submit().exit_code == 0
+    changed = submit("sampling.max_tokens=5")
+    assert changed.exit_code == 4
+    assert submit("sampling.max_tokens=5", flags=("--fresh",)).exit_code == 0
+    assert len([path for path in folder.iterdir() if path.name.startswith("out")]) == 2
+
+
+def test_a_changed_input_is_noticed(folder: Path) -> None:
+    assert submit().exit_code == 0
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write('{"name": "new", "source": "pass"}\n')
+    result = submit()
+    assert result.exit_code == 4
+    assert "input.files" in result.stderr
+
+
+def test_a_torn_parquet_file_is_named_before_anything_runs(folder: Path) -> None:
+    (folder / "rows.parquet").write_bytes(b"PAR1 and then the power went")
+    result = submit("input.path=rows.parquet")
+    assert result.exit_code == 2
+    assert "rows.parquet" in result.stderr
+    assert list(folder.glob("out/*.parquet")) == []
+
+
+def test_hopeless_rows_stop_the_job_at_max_error_rate(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text('{"name": 1, "source": "x"}\n' + "{torn\n" * 300)
+    result = submit("input.id=null")
+    assert result.exit_code == 1
+    assert "max_error_rate" in result.stderr
+
+
+def test_a_planner_that_dies_without_a_word_is_noticed(tmp_path: Path) -> None:
+    planner = PlannerProcess(RunDir(tmp_path / "no-run"))
+    assert planner._child is not None
+    planner._child.kill()
+    planner._child.wait()
+    with pytest.raises(RunError, match="planner"):
+        planner.check()
