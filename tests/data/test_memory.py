@@ -15,10 +15,11 @@ ROWS = 2_000_000
 CHUNK = 10_000
 
 MEASURE = """
-import json, resource, sys, time
+import json, re, sys, time
+from pathlib import Path
 from bulkrun.data.reader import open_input
 def peak_mib():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 start = time.perf_counter()
 with open_input(sys.argv[1]) as dataset:
     early = rows = 0

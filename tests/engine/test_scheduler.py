@@ -64,7 +64,9 @@ def _check_step(batch: ScheduledBatch, scheduler: Scheduler) -> None:
         assert start + count == seq.num_computed_tokens <= seq.num_tokens
 
 
-def _run(scheduler: Scheduler, seqs: list[Sequence], length_of: Callable[[Sequence], int]) -> list[ScheduledBatch]:
+def _check_run(
+    scheduler: Scheduler, seqs: list[Sequence], length_of: Callable[[Sequence], int]
+) -> list[ScheduledBatch]:
     """Runs to the end and checks every step; fails when it takes longer than any fair order could."""
     for seq in seqs:
         scheduler.add(seq)
@@ -106,7 +108,7 @@ def test_every_sequence_finishes_and_all_blocks_come_back(
     scheduler = _scheduler(num_blocks, max_num_seqs, max_num_seqs + extra_budget, caching)
     lengths = [length for _, length, _ in work]
     seqs = [_sequence(i, p, length + slack, can_stop=can_stop) for i, (p, length, slack) in enumerate(work)]
-    _run(scheduler, seqs, lambda seq: lengths[seq.arrival])
+    _check_run(scheduler, seqs, lambda seq: lengths[seq.arrival])
 
 
 def test_idle_scheduler_gives_an_empty_batch() -> None:
@@ -117,7 +119,7 @@ def test_long_prompt_is_chunked_and_does_not_stop_the_decoders() -> None:
     scheduler = _scheduler(budget=10)
     short = _sequence(0, [1, 2, 3], 8)
     long = _sequence(1, list(range(1, 40)), 2)
-    batches = _run(scheduler, [short, long], lambda seq: seq.request.sampling.max_tokens)
+    batches = _check_run(scheduler, [short, long], lambda seq: seq.request.sampling.max_tokens)
     shares = [dict(zip([s.arrival for s in b.seqs], b.num_scheduled_tokens, strict=True)) for b in batches]
     assert shares[0] == {0: 3, 1: 7}
     assert [share[1] for share in shares[:6]] == [7, 9, 9, 9, 5, 1]

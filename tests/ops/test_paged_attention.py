@@ -62,7 +62,7 @@ def naive_attention(
     return torch.stack(out).view(q_THD.shape)
 
 
-def check(
+def check_against_oracle(
     query_lens: list[int],
     context_lens: list[int],
     *,
@@ -92,26 +92,26 @@ def check(
 @pytest.mark.parametrize("window", [None, 1, 5, 64])
 @pytest.mark.parametrize("heads", [(4, 4, 16), (6, 2, 80), (5, 1, 16), (8, 2, 128)], ids=str)
 def test_mixed_steps_equal_the_oracle(heads: tuple[int, int, int], window: int | None) -> None:
-    check([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], heads=heads, window=window)
+    check_against_oracle([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], heads=heads, window=window)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_block_sizes(block_size: int) -> None:
-    check([1, 1, 5, 12], [17, 16, 5, 31], block_size=block_size)
+    check_against_oracle([1, 1, 5, 12], [17, 16, 5, 31], block_size=block_size)
 
 
 def test_decode_only_and_prefill_only() -> None:
-    check([1] * 7, [1, 2, 3, 50, 4, 16, 17])
-    check([3, 20, 2], [3, 20, 41])
+    check_against_oracle([1] * 7, [1, 2, 3, 50, 4, 16, 17])
+    check_against_oracle([3, 20, 2], [3, 20, 41])
 
 
 def test_one_token_chunk_in_the_prefill_part() -> None:
-    check([1, 5, 1, 1], [8, 5, 1, 12])
+    check_against_oracle([1, 5, 1, 1], [8, 5, 1, 12])
 
 
 def test_heavy_tailed_lengths_fall_into_several_groups() -> None:
     lens = [100 + 37 * i**2 % 1400 for i in range(24)]
-    check([1] * 24 + [64, 5], [*lens, 300, 900], heads=(4, 2, 64), block_size=16)
+    check_against_oracle([1] * 24 + [64, 5], [*lens, 300, 900], heads=(4, 2, 64), block_size=16)
 
 
 @pytest.mark.parametrize("window", [None, 7])
@@ -128,14 +128,14 @@ def test_one_group_per_phase_where_the_host_knows_no_lengths(
     make_group = sequence_groups._make_group
     monkeypatch.setattr(sequence_groups, "_split_by_length", lambda phase, _: [phase])
     monkeypatch.setattr(sequence_groups, "_make_group", pad_more)
-    check([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], window=window)
+    check_against_oracle([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], window=window)
     assert [queries for queries, _ in made] == [1, 17]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     for heads in ((6, 2, 16), (8, 2, 64)):  # below and above the row count from which heads are folded
-        check([1, 1, 40], [90, 13, 70], heads=heads, dtype=dtype, tolerance=2e-2)
+        check_against_oracle([1, 1, 40], [90, 13, 70], heads=heads, dtype=dtype, tolerance=2e-2)
 
 
 @settings(max_examples=40, deadline=None)
@@ -153,7 +153,7 @@ def test_any_step_equals_the_oracle(
         return
     query_lens = [1] * len(decode) + [q for q, _ in chunks]
     context_lens = decode + [q + before for q, before in chunks]
-    check(query_lens, context_lens, block_size=block_size, window=window, seed=seed)
+    check_against_oracle(query_lens, context_lens, block_size=block_size, window=window, seed=seed)
 
 
 def test_padding_is_harmless() -> None:

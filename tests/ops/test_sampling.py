@@ -66,11 +66,11 @@ def test_equal_positions_of_neighbour_seeds_are_independent() -> None:
 
 def test_rare_tokens_of_a_large_vocabulary_are_drawn_in_proportion() -> None:
     """151,936 equally likely tokens: indices spread evenly over the vocabulary, ends included."""
-    seeds = torch.arange(1_000)
-    tokens = torch.cat([draws(torch.zeros(151_936), s, torch.zeros_like(s)) for s in seeds.split(100)])
-    observed = (tokens * 50 // 151_936).bincount(minlength=50)
-    assert abs(chi_square_z(observed, torch.full((50,), 20.0))) < 4
-    assert tokens.unique().numel() > 980
+    seeds = torch.arange(200)
+    tokens = torch.cat([draws(torch.zeros(151_936), s, torch.zeros_like(s)) for s in seeds.split(50)])
+    observed = (tokens * 20 // 151_936).bincount(minlength=20)
+    assert abs(chi_square_z(observed, torch.full((20,), 10.0))) < 4
+    assert tokens.unique().numel() > 195
 
 
 def test_noise_is_standard_gumbel() -> None:

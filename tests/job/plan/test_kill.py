@@ -43,7 +43,7 @@ def planned_with_kills(root: Path, table: Path, kills: int, rng: random.Random, 
     return died
 
 
-def check(tmp_path: Path, rounds: int, kills: int) -> None:
+def check_kills(tmp_path: Path, rounds: int, kills: int) -> None:
     rng = random.Random(5)
     texts = ["".join(rng.choices("abc ", k=rng.randrange(1, 200))) for _ in range(ROWS)]
     table = write_parquet(tmp_path / "in.parquet", {"key": [row // 2 for row in range(ROWS)], "text": texts})
@@ -59,9 +59,9 @@ def check(tmp_path: Path, rounds: int, kills: int) -> None:
 
 
 def test_a_planner_killed_at_random_moments_continues_to_the_same_bytes(tmp_path: Path) -> None:
-    check(tmp_path, rounds=1, kills=4)
+    check_kills(tmp_path, rounds=1, kills=4)
 
 
 @pytest.mark.slow
 def test_many_kills(tmp_path: Path) -> None:
-    check(tmp_path, rounds=15, kills=6)
+    check_kills(tmp_path, rounds=15, kills=6)
