@@ -1,0 +1,61 @@
+"""The same engine on a CUDA device: float32 equals transformers, bf16 agrees with float32 where it is no tie.
+
+Skipped where there is no GPU (CI has none). `python -m pytest -m gpu` runs them where there is one.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bulkrun.request import Request, SamplingParams
+from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+GREEDY = SamplingParams(max_tokens=21, temperature=0.0, ignore_eos=True)
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in (1, 7, 16, 33, 61)]
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_float32_tokens_equal_transformers(make_engine: EngineFactory, variant: str) -> None:
+    requests = [Request(str(i), prompt, GREEDY) for i, prompt in enumerate(prompts())]
+    completions = run(make_engine(variant, device="cuda", max_num_batched_tokens=29, max_num_seqs=4), requests)
+    for request in requests:
+        expected = generate_with_transformers(variant, request.prompt_token_ids, 21, eos_token_id=None)
+        assert list(completions[request.request_id].token_ids) == expected
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral_sliding", "qwen2", "qwen3"])
+def test_bfloat16_first_tokens_are_near_the_best_of_float32(make_engine: EngineFactory, variant: str) -> None:
+    """One token each: where bf16 chooses another one, float32 must have found it nearly as likely."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=20)
+    requests = [Request(str(i), prompt, params) for i, prompt in enumerate(prompts())]
+    exact = run(make_engine(variant), requests)
+    rounded = run(make_engine(variant, device="cuda", dtype="bfloat16"), requests)
+    for request_id, completion in exact.items():
+        assert completion.logprobs is not None
+        likely = dict(completion.logprobs[0].top)
+        best = completion.logprobs[0].logprob
+        assert likely.get(rounded[request_id].token_ids[0], -99.0) > best - 0.3
+
+
+def test_sampled_tokens_do_not_depend_on_the_crowd(make_engine: EngineFactory) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0.9, top_k=20, ignore_eos=True)
+    requests = [Request(str(i), prompt, params, seed=i) for i, prompt in enumerate(prompts())]
+    crowd = run(make_engine(device="cuda"), requests)
+    for request in requests:
+        alone = run(make_engine(device="cuda", max_num_seqs=1), [request])
+        assert alone[request.request_id].token_ids == crowd[request.request_id].token_ids
