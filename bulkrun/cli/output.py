@@ -65,15 +65,6 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def size(num_bytes: float) -> str:
-    """Bytes in binary units: 1536 -> 1.5 KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
 def duration(seconds: float | None) -> str:
     """Seconds as people say it: 5 s, 3 min 20 s, 2 h 5 min; unknown is a question mark."""
     if seconds is None:

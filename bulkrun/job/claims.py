@@ -32,14 +32,6 @@ class Claims:
                 return False
         return write_new_json(self._run.claims / f"{name}.{epoch + 1}", asdict(self._worker))
 
-    def holder(self, name: str) -> Worker | None:
-        """The live worker (this one included) that claims `name`, None when it is free to take."""
-        _, path = self._newest(name)
-        owner = self._owner(path) if path is not None else None
-        if owner is None or owner == self._worker:
-            return owner
-        return owner if self._life.alive(owner) else None
-
     def _newest(self, name: str) -> tuple[int, Path | None]:
         epochs = [int(path.suffix[1:]) for path in self._run.claims.glob(f"{name}.*") if path.suffix[1:].isdigit()]
         epoch = max(epochs, default=0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from bulkrun.job.journal import JournalRecord, read_outcomes
 from bulkrun.job.run_dir import RunDir
 from bulkrun.job.run_record import check_not_replaced
 from bulkrun.job.shard_file import read_shard
-
-Outcomes = Mapping[tuple[int, int], JournalRecord]
 
 
 @dataclass(frozen=True)

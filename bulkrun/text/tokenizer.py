@@ -66,21 +66,8 @@ class Tokenizer:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
-    def bos_token(self) -> str | None:
-        return self.special_tokens.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        return self.special_tokens.get("eos_token")
-
-    @property
     def has_chat_template(self) -> bool:
         return self.chat_template is not None
-
-    def token_id(self, token: str) -> int | None:
-        """The id of a token given by its text, None when the vocabulary does not have it."""
-        found = self._backend.token_to_id(token)
-        return None if found is None else int(found)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The ids of each text; with `add_special_tokens` also what the model wants around a text (BOS...)."""

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bulkrun.cli import live
 from bulkrun.cli.live import LineView, LiveView, QuietView, make_view, progress_line
-from bulkrun.cli.output import cell_text, duration, size
+from bulkrun.cli.output import cell_text, duration
 from bulkrun.job.progress import ProgressSnapshot
 
 SNAPSHOT = ProgressSnapshot(
@@ -79,10 +79,6 @@ def test_a_cell_shows_control_characters_instead_of_sending_them() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0.4, "0 s"), (59.6, "1 min 0 s"), (7320, "2 h 2 min")])
 def test_durations(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_sizes() -> None:
-    assert [size(10), size(1536), size(3 * 2**30)] == ["10 B", "1.5 KiB", "3.0 GiB"]
 
 
 def test_one_line_a_minute_is_what_the_readme_says() -> None:

@@ -75,8 +75,11 @@ def test_special_tokens_and_size_equal_transformers(name: str) -> None:
     ours, theirs = both(name)
     assert ours.special_tokens == theirs.special_tokens_map
     assert ours.vocab_size == len(theirs)
-    assert (ours.bos_token, ours.eos_token) == (theirs.bos_token, theirs.eos_token)
-    assert all(ours.token_id(token) == theirs.convert_tokens_to_ids(token) for token in theirs.all_special_tokens)
+    named = ("bos_token", "eos_token")
+    assert [ours.special_tokens.get(name) for name in named] == [getattr(theirs, name) for name in named]
+    assert [ours.encode_batch([token], False)[0] for token in theirs.all_special_tokens] == [
+        [token_id] for token_id in theirs.convert_tokens_to_ids(theirs.all_special_tokens)
+    ]
 
 
 def test_padding_and_truncation_saved_in_the_file_are_ignored(tmp_path: Path) -> None:
