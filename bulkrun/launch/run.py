@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from bulkrun.job.spec import JobSpec
 from bulkrun.launch.planner import PlannerProcess
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.signals import DrainOnSignal, drain_on_signal
+from bulkrun.launch.threads import settle_threads
 from bulkrun.request import Engine
 
 
@@ -95,8 +95,7 @@ def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
     """A function that loads the job's engine; loading is when torch is imported."""
 
     def make_engine() -> Engine:
-        # Threads that spin while they wait stop each other wherever the cores are shared. Read when torch is loaded.
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        settle_threads()
         from bulkrun.engine.llm_engine import LLMEngine
         from bulkrun.text.stop import stop_matcher_factory
 

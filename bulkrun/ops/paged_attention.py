@@ -54,11 +54,12 @@ def paged_attention(
             sliding_window=sliding_window,
             dtype=q_THD.dtype,
         )
-    num_tokens = q_THD.shape[0]
+    groups, num_tokens = meta.groups[sliding_window], q_THD.shape[0]
     out_THD = q_THD.new_zeros(num_tokens + 1, *q_THD.shape[1:])  # one row more: padded queries write there
-    for group in meta.groups[sliding_window]:
+    workspace = _workspace(groups, k_cache)
+    for group in groups:
         attend = _attend_folded if _pays_to_fold(group, q_THD, k_cache) else _attend_by_head
-        k_sKLD, v_sKLD = _gather(k_cache, group), _gather(v_cache, group)
+        k_sKLD, v_sKLD = _gather(k_cache, group, workspace[0]), _gather(v_cache, group, workspace[1])
         out_THD.index_copy_(0, group.output_index, attend(q_THD, k_sKLD, v_sKLD, group, scale))
     return out_THD[:num_tokens]
 
@@ -67,9 +68,16 @@ def _by_slot(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(-1, cache.shape[2] * cache.shape[3])
 
 
-def _gather(cache: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    """The group's keys or values as a strided view [s, K, L, D] of one contiguous copy."""
-    rows = _by_slot(cache).index_select(0, group.key_slots)
+def _workspace(groups: list[SequenceGroup], cache: torch.Tensor) -> torch.Tensor:
+    """Room for the keys and the values of the largest group: one piece of memory that stays warm over the groups."""
+    largest = max((group.key_slots.numel() for group in groups), default=0)
+    return cache.new_empty(2, largest, cache.shape[2] * cache.shape[3])
+
+
+def _gather(cache: torch.Tensor, group: SequenceGroup, workspace: torch.Tensor) -> torch.Tensor:
+    """The group's keys or values, copied into the workspace, as a strided view [s, K, L, D]."""
+    rows = workspace[: group.key_slots.numel()]
+    torch.index_select(_by_slot(cache), 0, group.key_slots, out=rows)
     return rows.view(group.num_seqs, group.num_keys, *cache.shape[2:]).transpose(1, 2)
 
 

@@ -31,11 +31,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-import transformers
+from bulkrun.launch.threads import settle_threads
 
-from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.request import Request, SamplingParams
+settle_threads()  # before torch is loaded, as in a real run, and for both sides
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+from bulkrun.engine.llm_engine import LLMEngine  # noqa: E402
+from bulkrun.request import Request, SamplingParams  # noqa: E402
 
 HISTORY = Path(__file__).with_name("history.jsonl")
 VOCAB_SIZE = 8192
