@@ -59,7 +59,9 @@ class JournalWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         with disk_errors("creating the journal", path):
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        # A file object closes itself with its last reference: a failing disk may leave nobody to call `close`.
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
         self._named = False  # whether the file's name is durable
         self._dirty = False
         self._torn = False  # whether a failed write may have left half a line
@@ -71,7 +73,7 @@ class JournalWriter:
             view = memoryview(b"\n" + data if self._torn else data)
             self._torn = True
             while view:
-                view = view[os.write(self._fd, view) :]
+                view = view[os.write(self._file.fileno(), view) :]
         self._torn = False
         self._dirty = True
 
@@ -80,14 +82,14 @@ class JournalWriter:
         if not self._dirty:
             return
         with disk_errors("syncing the journal", self._path):
-            os.fsync(self._fd)
+            os.fsync(self._file.fileno())
             if not self._named:
                 fsync_dir(self._path.parent)
                 self._named = True
         self._dirty = False
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
 
 def encode_record(record: JournalRecord | PartialRecord) -> bytes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -96,7 +97,8 @@ def job_file(folder: Path, name: str, args: argparse.Namespace) -> Path:
 
 def start(job: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "bulkrun", "submit", str(job)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # two workers with two threads each would only get in their way
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=one_thread)
 
 
 def wait_for_moment(process: subprocess.Popen[str], out: Path, rng: random.Random, parts: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -38,6 +39,7 @@ def mounted(module: str, mountpoint: Path, *arguments: str) -> Iterator[Path]:
             time.sleep(0.02)
         yield mountpoint
     finally:
+        gc.collect()  # a failed run's traceback may hold a mapped shard, and then the server waits for it
         subprocess.run(["fusermount3", "-u", "-z", str(mountpoint)], check=False)
         server.wait(timeout=20)
         mountpoint.rmdir()
