@@ -151,7 +151,9 @@ class Recorder:
             elif isinstance(item, _Saved):
                 records.setdefault(item.shard, []).append(item.partial)
         answers = [item for item in items if isinstance(item, Answer)]
-        for answer, text in zip(answers, self._texts(answers), strict=True):
+        for answer, text in zip(
+            answers, answer_texts(self._decode, [answer.completion for answer in answers]), strict=True
+        ):
             records.setdefault(answer.generation.shard, []).append(to_record(answer, text))
         for shard, of_shard in records.items():
             self._append(shard, of_shard)
@@ -160,18 +162,6 @@ class Recorder:
         if records:
             self._journals[shard].append(records)
         self._outstanding[shard] -= sum(len(record.rows) for record in records if isinstance(record, JournalRecord))
-
-    def _texts(self, answers: Sequence[Answer]) -> list[str]:
-        """Decode a batch; where a stop string ended the output, the text ends before it."""
-        if not answers:
-            return []
-        texts = self._decode([answer.completion.token_ids for answer in answers])
-        stopped = [i for i, a in enumerate(answers) if isinstance(a.completion.stop_reason, str)]
-        if stopped:
-            before = self._decode([answers[i].completion.token_ids[:-1] for i in stopped])
-            for i, prefix in zip(stopped, before, strict=True):
-                texts[i] = cut_at_stop(texts[i], str(answers[i].completion.stop_reason), len(prefix))
-        return texts
 
     def _sync(self) -> None:
         for journal in self._journals.values():
@@ -182,6 +172,19 @@ class Recorder:
             del self._outstanding[shard]
             self._journals.pop(shard).close()
             self._committed.put((shard, commit_shard(self._run, shard, self._identity)))
+
+
+def answer_texts(decode: Decode, completions: Sequence[Completion]) -> list[str]:
+    """The text of each completion; where a stop string ended the output, the text ends before it."""
+    if not completions:
+        return []
+    texts = decode([completion.token_ids for completion in completions])
+    stopped = [i for i, completion in enumerate(completions) if isinstance(completion.stop_reason, str)]
+    if stopped:
+        before = decode([completions[i].token_ids[:-1] for i in stopped])
+        for i, prefix in zip(stopped, before, strict=True):
+            texts[i] = cut_at_stop(texts[i], str(completions[i].stop_reason), len(prefix))
+    return texts
 
 
 def cut_at_stop(text: str, stop: str, without_last_token: int) -> str:

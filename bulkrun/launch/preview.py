@@ -9,13 +9,14 @@ from bulkrun.data.batch import InputBatch
 from bulkrun.data.schema import output_schema, passthrough_schema
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
+from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.prompts import Prompt, PromptBuilder
+from bulkrun.job.recorder import answer_texts
 from bulkrun.job.shard_work import row_seed
 from bulkrun.job.spec import JobSpec, SamplingSpec
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.run import engine_factory
 from bulkrun.request import Completion, Request, RowError
-from bulkrun.text.stop import cut_at_stop
 
 
 class PreviewedRow(NamedTuple):
@@ -64,8 +65,8 @@ def _row_ids(batches: list[InputBatch], column: str | None) -> list[str]:
     """As in the plan: the id column's value as text, the row's number where there is none."""
     if column is None:
         return [str(row) for row in range(sum(batch.rows.num_rows for batch in batches))]
-    values = [value for batch in batches for value in batch.rows[column].to_pylist()]
-    return [str(row) if value is None else str(value) for row, value in enumerate(values)]
+    values = [value for batch in batches for value in id_texts(batch.rows.column(column), column)]
+    return [str(row) if value is None else value for row, value in enumerate(values)]
 
 
 def _generate(prepared: PreparedJob, row_ids: list[str], prompts: list[Prompt | RowError]) -> list[PreviewedRow]:
@@ -95,7 +96,5 @@ def _shown(
     text = prepared.tokenizer.decode_batch([prompt.token_ids], skip_special_tokens=False)[0]
     if completion.error:
         return PreviewedRow(row_id, text, None, ": ".join(completion.error))
-    response = prepared.tokenizer.decode_batch([completion.token_ids])[0]
-    if isinstance(completion.stop_reason, str):
-        response = cut_at_stop(response, completion.stop_reason)
+    response = answer_texts(prepared.tokenizer.decode_batch, [completion])[0]
     return PreviewedRow(row_id, text, response, completion.finish_reason)

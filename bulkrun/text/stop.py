@@ -76,10 +76,3 @@ def _common_prefix(one: str, other: str) -> int:
 def stop_matcher_factory(decoder: Decoder) -> StopMatcherFactory:
     """The factory that an engine is given: `factory(stop)` watches one sequence."""
     return partial(TailStopMatcher, decoder)
-
-
-def cut_at_stop(text: str, stop: str | Sequence[str]) -> str:
-    """`text` up to the first of the stop strings in it; all of it when there is none."""
-    strings = (stop,) if isinstance(stop, str) else stop
-    starts = [at for string in strings if (at := text.find(string)) >= 0]
-    return text[: min(starts)] if starts else text

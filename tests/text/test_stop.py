@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.text.stop import cut_at_stop, stop_matcher_factory
+from bulkrun.text.stop import stop_matcher_factory
 from bulkrun.text.tokenizer import Tokenizer
 from tests.text.small_tokenizers import byte_level, metaspace
 
@@ -86,11 +86,3 @@ def test_the_tail_is_bounded_however_long_the_output_is() -> None:
     for token_id in range(5000):
         assert matcher.append(token_id) is None
     assert max(calls) <= len("never!") + 4 and len(calls) == 5000
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "cut"),
-    [("abc###d###", "###", "abc"), ("abc", "###", "abc"), ("a\nb##", ["##", "\n"], "a"), ("", "x", ""), ("x", [], "x")],
-)
-def test_cut_at_stop_keeps_what_is_before_the_first_stop_string(text: str, stop: str | list[str], cut: str) -> None:
-    assert cut_at_stop(text, stop) == cut
