@@ -90,7 +90,7 @@ def publish_new(tmp: Path, final: Path) -> bool:
     """
     with disk_errors("publishing", final):
         _link_if_absent(tmp, final)
-        ours = tmp.exists() and _tail(tmp) == _tail(final)  # a finished run's clean-up may have taken a late tmp
+        ours = _is_same_file(tmp, final)
         fsync_dir(final.parent)
         tmp.unlink(missing_ok=True)
         return ours
@@ -110,6 +110,15 @@ def _link_if_absent(tmp: Path, final: Path) -> None:
                 "choose an output.path on another one"
             ) from error
         raise
+
+
+def _is_same_file(tmp: Path, final: Path) -> bool:
+    try:
+        return _tail(tmp) == _tail(final)
+    except FileNotFoundError:  # a rival finished the run meanwhile, and its clean-up took our late tmp
+        if not final.exists():
+            raise
+        return False
 
 
 def _tail(path: Path) -> tuple[int, bytes]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bulkrun.errors import RunError
+from bulkrun.job import durable
 from bulkrun.job.durable import append_line, make_dirs, publish_new, read_json, replace_json, write_file, write_new_json
 
 
@@ -49,6 +50,21 @@ def test_a_lost_reply_of_link_is_told_from_a_lost_race(
 
     monkeypatch.setattr(os, "link", link_without_reply)
     assert publish_new(tmp_path / "tmp", tmp_path / "final") is not rival_first
+
+
+def test_a_tmp_that_a_finished_runs_clean_up_took_is_a_lost_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(tmp_path / "tmp", b"mine")
+    write_file(tmp_path / "final", b"theirs")
+    read_tail = durable._tail
+
+    def sweep_first(path: Path) -> tuple[int, bytes]:
+        (tmp_path / "tmp").unlink(missing_ok=True)  # the rival cleans up between our link() and our look at the tmp
+        return read_tail(path)
+
+    monkeypatch.setattr(durable, "_tail", sweep_first)
+    assert publish_new(tmp_path / "tmp", tmp_path / "final") is False
 
 
 def test_a_file_system_without_hard_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
