@@ -14,7 +14,7 @@ import pytest
 
 from bulkrun.cli import main
 from bulkrun.data.schema import output_schema
-from bulkrun.job.job_file import load_job
+from bulkrun.job.jobfile.load import load_job
 
 ROOT = Path(__file__).parent.parent
 

@@ -74,7 +74,7 @@ def test_imports_go_down_and_never_across(path: Path) -> None:
     "code",
     [
         "import bulkrun.cli",
-        "import bulkrun.cli.jobs, bulkrun.cli.runs, bulkrun.job.runner, bulkrun.job.status, bulkrun.data.query",
+        "import bulkrun.cli.jobs, bulkrun.cli.runs, bulkrun.job.work.runner, bulkrun.data.query",
         "from click.testing import CliRunner; from bulkrun.cli import main; CliRunner().invoke(main, ['--help'])",
     ],
 )

@@ -12,8 +12,8 @@ import click
 from bulkrun.cli.output import count, duration, json_option, note, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
+    from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanReport
-    from bulkrun.job.spec import JobSpec
     from bulkrun.launch.run import Submitted
 
 _Command = Callable[..., Any]
@@ -29,7 +29,7 @@ def _job_options(command: _Command) -> _Command:
 
 
 def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
-    from bulkrun.job.job_file import load_job
+    from bulkrun.job.jobfile.load import load_job
 
     return load_job(job, overrides)
 
@@ -148,6 +148,6 @@ def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> 
 @click.command()
 def schema() -> None:
     """Print the JSON schema of a job file, for editors."""
-    from bulkrun.job.job_file import job_schema
+    from bulkrun.job.jobfile.load import job_schema
 
     print_json(job_schema())

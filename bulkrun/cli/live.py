@@ -17,7 +17,7 @@ from bulkrun.cli.output import count, duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bulkrun.job.progress import ProgressSnapshot
+    from bulkrun.job.work.progress import ProgressSnapshot
 
 LINE_EVERY_S = 60.0
 

@@ -13,14 +13,14 @@ import click
 from bulkrun.cli.output import cell_text, count, duration, json_option, note, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
-    from bulkrun.job.run_dir import RunDir
-    from bulkrun.job.status import RunStatus
+    from bulkrun.job.store.run_dir import RunDir
+    from bulkrun.job.views.status import RunStatus
 
 _run_argument = click.argument("run", type=click.Path(path_type=Path))
 
 
 def _run_dir(path: Path) -> RunDir:
-    from bulkrun.job.run_dir import RunDir
+    from bulkrun.job.store.run_dir import RunDir
 
     return RunDir(path)
 
@@ -30,7 +30,7 @@ def _run_dir(path: Path) -> RunDir:
 @json_option
 def status(run: Path, as_json: bool) -> None:
     """How far RUN is: rows, speed, time left, workers. Reads files only, from any terminal or node."""
-    from bulkrun.job.status import read_status
+    from bulkrun.job.views.status import read_status
 
     found = read_status(_run_dir(run))
     print_json(asdict(found)) if as_json else _print_status(found)
@@ -63,8 +63,8 @@ def _print_status(found: RunStatus) -> None:
 @json_option
 def errors(run: Path, examples: int, as_json: bool) -> None:
     """The error rows of RUN: how many of each code, and some of each."""
-    from bulkrun.job.row_errors import read_row_errors
-    from bulkrun.job.run_record import read_record
+    from bulkrun.job.store.run_record import read_record
+    from bulkrun.job.views.row_errors import read_row_errors
 
     read_record(_run_dir(run))
     report = read_row_errors(_run_dir(run), examples=examples)
@@ -91,7 +91,7 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
     The view is `results`; one SELECT, read-only.
     """
     from bulkrun.data.query import run_query
-    from bulkrun.job.run_record import read_record
+    from bulkrun.job.store.run_record import read_record
 
     read_record(_run_dir(run))
     table = run_query(run, sql, limit=limit + 1)
@@ -118,7 +118,7 @@ def _csv_cell(cell: object) -> object:
 @json_option
 def verify(run: Path, as_json: bool) -> None:
     """Check RUN: every checksum, every row exactly once, all totals. Exits 1 when something is wrong."""
-    from bulkrun.job.verify import verify_run
+    from bulkrun.job.views.verify import verify_run
 
     report = verify_run(_run_dir(run))
     if as_json:
@@ -137,8 +137,8 @@ def verify(run: Path, as_json: bool) -> None:
 @json_option
 def list_runs(folder: Path, as_json: bool) -> None:
     """The runs in FOLDER (default: here) and below."""
-    from bulkrun.job.listing import find_runs
-    from bulkrun.job.status import read_status
+    from bulkrun.job.views.listing import find_runs
+    from bulkrun.job.views.status import read_status
 
     found = [read_status(run) for run in find_runs(folder)]
     if as_json:

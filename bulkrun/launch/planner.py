@@ -19,12 +19,12 @@ from pathlib import Path
 
 from bulkrun import errors
 from bulkrun.errors import BulkrunError, RunError
-from bulkrun.job.claims import Claims
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.run_record import RunRecord, read_record
-from bulkrun.job.spec import JobSpec
-from bulkrun.job.workers import Heartbeat, LifeWatch, Worker
+from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
 from bulkrun.launch.prepare import PreparedJob, prepare
 
 _LOOK_AGAIN_S = 1.0

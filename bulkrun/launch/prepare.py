@@ -17,9 +17,9 @@ import bulkrun
 from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.errors import InputError
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.run_record import RunRecord, new_record
-from bulkrun.job.spec import JobSpec
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, new_record
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
 from bulkrun.text.tokenizer import Tokenizer

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.data.schema import output_schema, passthrough_schema
+from bulkrun.job.jobfile.spec import JobSpec, SamplingSpec
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.rows import id_texts
-from bulkrun.job.prompts import Prompt, PromptBuilder
-from bulkrun.job.recorder import answer_texts
-from bulkrun.job.shard_work import row_seed
-from bulkrun.job.spec import JobSpec, SamplingSpec
+from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.work.recorder import answer_texts
+from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.run import engine_factory
 from bulkrun.request import Completion, Request, RowError

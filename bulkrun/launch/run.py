@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 from bulkrun.errors import EXIT_OK, Interrupted
-from bulkrun.job.finish import RunTotals, read_totals
-from bulkrun.job.progress import ProgressSnapshot
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.run_record import RunRecord, open_run
-from bulkrun.job.runner import JobRunner
-from bulkrun.job.spec import JobSpec
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, open_run
+from bulkrun.job.work.finish import RunTotals, read_totals
+from bulkrun.job.work.progress import ProgressSnapshot
+from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.planner import PlannerProcess
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.signals import DrainOnSignal, drain_on_signal

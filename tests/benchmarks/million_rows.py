@@ -31,12 +31,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bulkrun.data.reader import open_input
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.run_record import new_record, open_run, read_record
-from bulkrun.job.runner import JobRunner
-from bulkrun.job.spec import JobSpec
-from bulkrun.job.verify import verify_run
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import new_record, open_run, read_record
+from bulkrun.job.views.verify import verify_run
+from bulkrun.job.work.runner import JobRunner
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request
 from bulkrun.text.tokenizer import Tokenizer
 

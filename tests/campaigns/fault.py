@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bulkrun.errors import BulkrunError
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.verify import verify_run
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.views.verify import verify_run
 from tests.campaigns.mounts import mounted
 from tests.job.small_runs import job, make_rows, oracle, results, start
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import duckdb
 
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.verify import verify_run
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.views.verify import verify_run
 from tests.campaigns.worker import campaign_job, campaign_rows
 from tests.job.small_runs import oracle, results
 

@@ -25,9 +25,10 @@ import pyarrow as pa
 
 from bulkrun.data import parts
 from bulkrun.errors import BulkrunError
-from bulkrun.job import commit, durable, finish, journal, recorder, runner
-from bulkrun.job.journal import JournalRecord, JournalWriter, read_outcomes
-from bulkrun.job.run_dir import RunDir
+from bulkrun.job.store import durable, journal
+from bulkrun.job.store.journal import JournalRecord, JournalWriter, read_outcomes
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.work import commit, finish, recorder, runner
 from tests.campaigns.mounts import ROOT, mounted
 from tests.job.small_runs import job, make_rows, oracle, results, start
 

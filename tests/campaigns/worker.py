@@ -14,8 +14,8 @@ import threading
 from pathlib import Path
 
 from bulkrun.errors import BulkrunError, Interrupted
-from bulkrun.job.runner import RunOutcome
-from bulkrun.job.spec import JobSpec
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.work.runner import RunOutcome
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import Row, job, make_rows, start
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from bulkrun.cli import live
 from bulkrun.cli.live import LineView, LiveView, QuietView, make_view, progress_line
 from bulkrun.cli.output import cell_text, duration
-from bulkrun.job.progress import ProgressSnapshot
+from bulkrun.job.work.progress import ProgressSnapshot
 
 SNAPSHOT = ProgressSnapshot(
     rows_total=2000,

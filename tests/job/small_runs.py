@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.job.durable import publish_new, temporary, write_file, write_new_json
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.run_record import RunRecord, new_record, open_run
-from bulkrun.job.runner import JobRunner, RunOutcome
-from bulkrun.job.shard_file import ShardInfo, shard_schema
-from bulkrun.job.shard_work import row_seed
-from bulkrun.job.spec import JobSpec
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
+from bulkrun.job.store.durable import publish_new, temporary, write_file, write_new_json
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, new_record, open_run
+from bulkrun.job.work.runner import JobRunner, RunOutcome
+from bulkrun.job.work.shard_work import row_seed
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine, decode, expected_tokens
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
 from bulkrun.errors import RunError
-from bulkrun.job.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir
 from bulkrun.launch.planner import PlannerProcess
 
 JOB = """\

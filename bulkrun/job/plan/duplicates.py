@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from bulkrun.data.reader import Dataset
 from bulkrun.errors import InputError
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.ids import DuplicateIds, IdArray, find_duplicates, hash_ids, write_ids
 from bulkrun.job.plan.rows import id_texts
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
 
 
 def id_file(run: RunDir, window: int) -> Path:

@@ -23,18 +23,18 @@ from bulkrun.data.batch import Position
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import passthrough_schema
 from bulkrun.errors import Interrupted, RunError
-from bulkrun.job.durable import make_dirs, publish_new, read_json, write_file, write_new_json
-from bulkrun.job.fit import PromptFitter
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
 from bulkrun.job.plan.report import Counters, PlanReport
 from bulkrun.job.plan.rows import RowMaker
+from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement, Window
-from bulkrun.job.prompts import PromptBuilder, TextCodec
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.shard_file import ShardInfo, shard_schema
-from bulkrun.job.spec import JobSpec
+from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
+from bulkrun.job.prompts.fit import PromptFitter
+from bulkrun.job.store.durable import make_dirs, publish_new, read_json, write_file, write_new_json
+from bulkrun.job.store.run_dir import RunDir
 
 
 class PlanPoint(NamedTuple):

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.errors import InputError
-from bulkrun.job.fit import PromptFitter
 from bulkrun.job.plan.index import I64, U64
-from bulkrun.job.prompts import Prompt
-from bulkrun.job.shard_file import shard_schema
+from bulkrun.job.plan.shard_file import shard_schema
+from bulkrun.job.prompts.builder import Prompt
+from bulkrun.job.prompts.fit import PromptFitter
 from bulkrun.request import RowError
 
 _FIXED_ROW_BYTES = 64  # row, order, offsets and validity of the columns that every shard has

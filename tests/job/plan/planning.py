@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulkrun.data.reader import open_input
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.run_dir import RunDir
-from bulkrun.job.shard_file import ShardInfo, read_shard
-from bulkrun.job.spec import JobSpec
+from bulkrun.job.plan.shard_file import ShardInfo, read_shard
+from bulkrun.job.store.run_dir import RunDir
 
 BOS = 1
 

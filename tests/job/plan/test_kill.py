@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bulkrun.job.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir
 from tests.job.plan.planning import job, make_plan, plan_bytes, write_parquet
 
 ROWS = 4007

@@ -18,7 +18,7 @@ from bulkrun.data.reader import open_input
 from bulkrun.errors import InputError, Interrupted, JobFileError, RunError
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir
 from tests.job.plan.planning import (
     BOS,
     CharacterCodec,

@@ -1,0 +1,128 @@
+"""From a job file and `--set` options to a `JobSpec`, or to every problem at once as ``file:line:col: key: what``.
+
+Knows files and places. `strict_yaml` knows YAML, `spec` the keys, `spec_problems` the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile import strict_yaml
+from bulkrun.job.jobfile.problems import SpecProblem, shown, spec_problems
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.strict_yaml import UNUSABLE, Document, key_name, parse_yaml
+
+MAX_BYTES = 2**20
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job in the file at `path` with the `--set` values `overrides` (``a.b=c``, c in YAML) put in.
+
+    Raises JobFileError with all problems that were found, in the order of the file.
+    """
+    job = _Job(str(path), parse_yaml(_read(path)))
+    for override in overrides:
+        job.override(override)
+    return job.validated()
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON schema of a job file, for editors: every key with its default and description."""
+    schema = JobSpec.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "bulkrun job"}
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise JobFileError([f"{path}: no such file (looked from {Path.cwd()})"]) from None
+    except OSError as error:
+        raise JobFileError([f"{path}: cannot be read: {error.strerror}"]) from None
+    if len(data) > MAX_BYTES:
+        raise JobFileError([f"{path}: more than {MAX_BYTES} bytes; is this a job file?"])
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise JobFileError([f"{path}:{line}:1: not UTF-8 text; is this a job file?"]) from None
+
+
+@dataclass
+class _Job:
+    """The values of a job on their way to a spec, with what is known of their places and problems."""
+
+    name: str
+    document: Document
+    overridden: list[strict_yaml.Path] = field(default_factory=list)
+    set_problems: list[str] = field(default_factory=list)
+
+    def override(self, option: str) -> None:
+        """Put the value of ``a.b=c`` in, or note why that cannot be."""
+        dotted, equals, text = option.partition("=")
+        path: strict_yaml.Path = tuple(dotted.strip().split("."))
+        value = parse_yaml(text)
+        if not equals or not all(path):
+            self.set_problems.append(f"--set {option}: write it as key=value, for example sampling.temperature=0.7")
+        elif value.problems:
+            self.set_problems += [f"--set {key_name(path)}: {problem.what}" for problem in value.problems]
+        elif isinstance(self.document.value, dict):
+            self._put(path, value.value)
+
+    def _put(self, path: strict_yaml.Path, value: Any) -> None:
+        section = self.document.value
+        for depth, part in enumerate(path[:-1], start=1):
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                what = f"{key_name(path[:depth])} is {shown(section)}, not a section of keys; set it whole"
+                self.set_problems.append(f"--set {key_name(path)}: {what}")
+                return
+        section[path[-1]] = value
+        self.overridden.append(path)
+
+    def validated(self) -> JobSpec:
+        values, problems = self.document.value, [*self._yaml_problems()]
+        if isinstance(values, dict):
+            try:
+                spec = JobSpec.model_validate(values)
+                if not problems and not self.set_problems:
+                    return spec
+            except ValidationError as error:
+                problems += [
+                    self._located(problem) for problem in spec_problems(values, error) if self._is_new(problem)
+                ]
+        elif values is not UNUSABLE:
+            what = "empty" if values is None else f"{shown(values)}, not keys and values"
+            problems.append((1, 1, f"{self.name}:1:1: the job file is {what}; `bulkrun init` writes one to start from"))
+        raise JobFileError([text for _, _, text in sorted(problems)] + self.set_problems)
+
+    def _yaml_problems(self) -> list[tuple[int, int, str]]:
+        return [
+            (line, column, f"{self.name}:{line}:{column}: {f'{key}: ' if key else ''}{what}")
+            for line, column, key, what in self.document.problems
+        ]
+
+    def _is_new(self, problem: SpecProblem) -> bool:
+        """Whether the value was fit to be looked at (YAML's own problem with it has been told)."""
+        value = self.document.value
+        for part in problem.path:
+            if (isinstance(value, dict) and part in value) or isinstance(value, list):
+                value = value[part]  # type: ignore[index]
+        return value is not UNUSABLE
+
+    def _located(self, problem: SpecProblem) -> tuple[int, int, str]:
+        key = f"{key_name(problem.path)}: " if problem.path else ""
+        if any(problem.path[: len(path)] == path for path in self.overridden):
+            return 2**31, 0, f"--set {key}{problem.what}"
+        known = (problem.path[:length] for length in range(len(problem.path), -1, -1))
+        line, column = next(self.document.marks[path] for path in known if path in self.document.marks)
+        return line, column, f"{self.name}:{line}:{column}: {key}{problem.what}"

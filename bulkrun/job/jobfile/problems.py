@@ -1,0 +1,161 @@
+"""What is wrong with a job, in plain words: pydantic's errors turned into (path, what, did you mean). Knows no YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from bulkrun.job.jobfile.spec import JobSpec
+
+Path = tuple[str | int, ...]
+
+
+class SpecProblem(NamedTuple):
+    """One problem at a path of the job (the path of a missing key is the key's, though it is not there)."""
+
+    path: Path
+    what: str
+
+
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a section of keys and values",
+    "model_type": "a section of keys and values",
+    "model_attributes_type": "a section of keys and values",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+
+
+def spec_problems(values: dict[str, Any], error: ValidationError) -> list[SpecProblem]:
+    """The problems of `values` that `error` found, one for each place."""
+    found: dict[Path, list[ErrorDetails]] = {}
+    for details in error.errors(include_url=False):
+        found.setdefault(_path_in(values, details), []).append(details)
+    # An alternative of a union that fails as a whole says nothing where another one got further.
+    deepest = [path for path in found if not any(other[: len(path)] == path and other != path for other in found)]
+    kept = [path for path in found if path in deepest or not _is_union_error(found[path], path)]
+    return [SpecProblem(path, _describe(path, found[path])) for path in kept]
+
+
+def _path_in(values: Any, details: ErrorDetails) -> Path:
+    """The error's place in the data: its `loc` without the names of union alternatives."""
+    path: Path = ()
+    here = values
+    for part in details["loc"]:
+        if (isinstance(here, dict) and part in here) or (isinstance(here, list) and isinstance(part, int)):
+            here = here[part]  # type: ignore[index]
+            path = (*path, part)
+    return (*path, details["loc"][-1]) if details["type"] == "missing" else path
+
+
+def _is_union_error(errors: Sequence[ErrorDetails], path: Path) -> bool:
+    return any(len(details["loc"]) > len(path) for details in errors)
+
+
+def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
+    details = errors[0]
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(path)
+    if kind == "missing":
+        field = section_at(path[:-1]).model_fields[str(path[-1])]
+        return f"is missing. {field.description}"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return f"{shown(details['input'])} is out of range: {words} {context[name]:g} is wanted"
+    if kind == "literal_error":
+        return _not_one_of(details["input"], str(context["expected"]))
+    if kind in _WANTED:
+        return _wrong_type(details["input"], list(dict.fromkeys(_wanted(errors))))
+    field = section_at(path[:-1]).model_fields[str(path[-1])]
+    return f"{shown(details['input'])} cannot be used here. {field.description}"
+
+
+def _wanted(errors: Sequence[ErrorDetails]) -> Iterator[str]:
+    for details in errors:
+        yield _WANTED.get(details["type"], details["msg"])
+
+
+def _wrong_type(value: Any, wanted: list[str]) -> str:
+    if value is None:
+        return f"has no value; {' or '.join(wanted)} is wanted (or leave the key out)"
+    fix = ""
+    if "text" in wanted and isinstance(value, bool | int | float):
+        fix = f'; quote it: "{shown(value)}"'
+    elif isinstance(value, str) and "text" not in wanted and _is_number_or_bool(value):
+        fix = f"; remove the quotes: {value}"
+    return f"{shown(value)} is not {' or '.join(wanted)}{fix}"
+
+
+def _is_number_or_bool(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), int | float)
+    except ValueError:
+        return False
+
+
+def _not_one_of(value: Any, expected: str) -> str:
+    choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
+    near = get_close_matches(str(value), choices, n=1)
+    return f"{shown(value)} is not one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _unknown_key(path: Path) -> str:
+    key, section = str(path[-1]), section_at(path[:-1])
+    elsewhere = _sections_with(key)
+    if elsewhere:
+        return f"unknown key here; {key} belongs to {' or '.join(elsewhere)}"
+    near = get_close_matches(key, section.model_fields, n=1)
+    if near:
+        return f"unknown key, did you mean {near[0]}?"
+    return f"unknown key; these are known here: {', '.join(section.model_fields)}"
+
+
+def _sections_with(key: str) -> list[str]:
+    """The places of the job that know `key`, as the user would write them."""
+    sections = {name: _model_in(field.annotation) for name, field in JobSpec.model_fields.items()}
+    found = ["the top level (no indentation)"] if key in sections else []
+    return found + [f"{name}:" for name, model in sections.items() if model and key in model.model_fields]
+
+
+def section_at(path: Path) -> type[BaseModel]:
+    """The model that holds the keys at `path`: the job itself for ()."""
+    model: type[BaseModel] = JobSpec
+    for part in path:
+        if isinstance(part, str):
+            model = _model_in(model.model_fields[part].annotation) or model
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The section among the alternatives of a type, None when it has none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for inner in get_args(annotation) if (model := _model_in(inner))), None)
+
+
+def shown(value: Any) -> str:
+    """A value as it would stand in YAML, cut to one short line."""
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return "a list"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,223 @@
+"""The job file as types: every key, its default and its one-sentence description live here and nowhere else.
+
+The models are frozen and strict (`"5"` is not 5); an unknown key is an error. `bulkrun.job.jobfile.load` turns YAML
+into a `JobSpec` and problems into `file:line:col` messages; `bulkrun schema` prints the JSON schema made from this.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from bulkrun.request import SamplingParams
+
+PER_ROW_SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ChatMessage(_Section):
+    """One message of a conversation; `content` is a Jinja template over the row."""
+
+    role: Literal["system", "user", "assistant", "tool"] = Field(description="Who speaks.")
+    content: str = Field(description="What is said: a Jinja template over the row's columns.")
+
+
+class InputSpec(_Section):
+    """Where the rows come from."""
+
+    path: str | list[str] = Field(
+        description="A file, a directory, a glob, or a list of them: .parquet, .jsonl, .csv (text also .gz, .zst)."
+    )
+    sql: str | None = Field(
+        None,
+        description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input.",
+    )
+    id: str | None = Field(None, description="The column that names a row. Default: the row's position.")
+    columns: list[str] | None = Field(
+        None, description="Input columns to pass through to the output. Default: all of them."
+    )
+    on_duplicate: Literal["keep", "fail"] = Field(
+        "keep",
+        description="What to do when two rows have one id: keep both (told apart by position), or refuse.",
+    )
+    max_row_bytes: int = Field(
+        16 * 2**20,
+        ge=1,
+        description="A longer input line becomes an error row instead of filling the memory.",
+    )
+    hint: str | None = Field(None, description="A command to show when `path` matches no file: how to make the input.")
+
+
+class PromptSpec(_Section):
+    """How a row becomes a prompt: exactly one of `template`, `messages`, `column`."""
+
+    template: str | None = Field(None, description="A Jinja template over the row's columns: the user's message.")
+    messages: list[ChatMessage] | str | None = Field(
+        None,
+        description="A conversation of templates, or the name of a column that holds a list of messages.",
+    )
+    column: str | None = Field(None, description="The name of a column that holds the prompt text.")
+    system: str | None = Field(None, description="A system message put before the conversation (a template too).")
+    chat_template: str = Field(
+        "auto",
+        description="auto: the model's chat template where it has one. none: the text is the prompt as it is. "
+        "Else the path of a Jinja file.",
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> PromptSpec:
+        given = [key for key in ("template", "messages", "column") if getattr(self, key) is not None]
+        if len(given) != 1:
+            have = " and ".join(given) or "none of them"
+            raise ValueError(f"needs exactly one of template, messages, column; has {have}")
+        if self.chat_template == "none" and (self.messages is not None or self.system is not None):
+            raise ValueError("chat_template: none takes a template or column only: messages need a chat template")
+        return self
+
+
+class SamplingSpec(_Section):
+    """How tokens are chosen. Names are vLLM's; what is not set comes from the model's generation_config.json."""
+
+    n: int = Field(1, ge=1, le=1024, description="Samples per row; each is an output row of its own.")
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate. Default: the model's, else 256.")
+    min_tokens: int = Field(0, ge=0, description="Fewest tokens to generate before an end or stop counts.")
+    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default: the model's, else 1.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
+    top_k: int | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1: all.")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Drop tokens less likely than this share of the likeliest."
+    )
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="Subtracted from tokens that were generated already.")
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="The same, times how often.")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=10, description="Above 1: tokens of the prompt and the output become less likely."
+    )
+    stop: str | list[str] | None = Field(None, description="Text that ends the output; it is not part of it.")
+    stop_token_ids: list[int] = Field(default_factory=list, description="Token ids that end the output.")
+    ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token (for benchmarks).")
+    seed: int = Field(0, description="The job's seed. A row's noise depends on this, its id and the sample only.")
+    per_row: dict[str, str] = Field(
+        default_factory=dict,
+        description="Sampling key -> input column that overrides it where the column is not null: "
+        f"any of {', '.join(PER_ROW_SAMPLING)}.",
+    )
+
+    @model_validator(mode="after")
+    def _per_row_names(self) -> SamplingSpec:
+        for key in self.per_row:
+            if key not in PER_ROW_SAMPLING:
+                raise ValueError(f"per_row: {key!r} cannot be set per row; these can: {', '.join(PER_ROW_SAMPLING)}")
+        return self
+
+    @model_validator(mode="after")
+    def _ranges(self) -> SamplingSpec:
+        self.to_params()
+        return self
+
+    def to_params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:
+        """The engine's parameters; `overrides` (a row's own values) win over the job's. Raises ValueError."""
+        values: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in SamplingParams.__dataclass_fields__
+            if name not in ("logprobs",) and getattr(self, name) is not None
+        }
+        values |= overrides or {}
+        values.pop("seed", None)
+        stop = values.get("stop", ())
+        values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
+        return SamplingParams(**values)
+
+
+class OutputSpec(_Section):
+    """Where the results go."""
+
+    path: str = Field(description="The result directory: this is the run.")
+
+
+class EngineSpec(_Section):
+    """How the engine works, never what it answers: changing these does not invalidate a run. Names are vLLM's."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="auto: the model's own; on a CPU without bf16 units float32."
+    )
+    max_num_seqs: int | None = Field(None, ge=1, description="Most sequences that run at once. Default: by memory.")
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Most tokens one step computes (prompts are chunked to fit). Default: by device.",
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=2,
+        description="Most tokens of prompt and output together. Default: the model's, if memory allows.",
+    )
+    block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per KV cache block.")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the GPU's memory that weights and KV cache may take."
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Bytes of KV cache. Default: what gpu_memory_utilization leaves; on CPU a share of RAM.",
+    )
+    enable_prefix_caching: bool = Field(True, description="Compute a prefix that several prompts share only once.")
+
+
+class RunSpec(_Section):
+    """How the run goes on: limits, safety, progress."""
+
+    limit: int | None = Field(None, ge=1, description="Only the first N rows of the input.")
+    checkpoint_every: float = Field(5.0, gt=0, description="Seconds of finished work that a kill may lose at most.")
+    max_error_rate: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Stop the run when more than this share of the last 1000 rows failed.",
+    )
+    on_too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
+        "error", description="A prompt that does not fit: an error row, or cut at its start or its end."
+    )
+    window_rows: int = Field(
+        1_000_000,
+        ge=1,
+        description="Rows that are planned (sorted, grouped) together; the next window is planned while this one runs.",
+    )
+    shard_rows: int | None = Field(
+        None,
+        ge=1,
+        description="Most rows in a shard, the unit of commit. Default: by the size of the input, at most 4096.",
+    )
+
+
+class JobSpec(_Section):
+    """One bulk inference job."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="A short name: letters, digits, dot, dash, underscore.",
+    )
+    model: str = Field(min_length=1, description="A hub id, a local directory, or bundled:tiny.")
+    input: InputSpec = Field(description="Where the rows come from.")
+    prompt: PromptSpec = Field(description="How a row becomes a prompt.")
+    sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="How tokens are chosen.")
+    output: OutputSpec = Field(description="Where the results go.")
+    engine: EngineSpec = Field(default_factory=EngineSpec, description="How the engine works.")
+    run: RunSpec = Field(default_factory=RunSpec, description="How the run goes on.")

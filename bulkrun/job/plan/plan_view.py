@@ -1,0 +1,57 @@
+"""How far the plan and its shards are, as files tell: planned, committed, complete. Reads, never writes.
+
+Shards are immutable and published one by one while the planner goes on, so each is read once; what is committed is
+asked of the directory again and again, because other workers commit too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bulkrun.job.plan.shard_file import ShardInfo, read_shard_info
+from bulkrun.job.store.durable import read_json
+from bulkrun.job.store.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class PlannedRows:
+    """Input rows planned so far, and how many of them can never run (too long, unreadable, ...)."""
+
+    rows: int
+    errors: int
+
+
+class PlanView:
+    """The plan of a run, up to date as of the last `refresh`."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self.shards: dict[int, ShardInfo] = {}
+        self.committed: set[int] = set()
+        self.complete: dict[str, Any] | None = None  # the totals in plan/complete.json
+        self._windows: dict[int, PlannedRows] = {}
+
+    def refresh(self) -> None:
+        """Look again. Raises RunError when a planning file is damaged."""
+        self.complete = self.complete or read_json(self._run.plan_complete)
+        for shard in sorted(self._run.planned_shards() - self.shards.keys()):
+            self.shards[shard] = read_shard_info(self._run.shard(shard))
+        self.committed = self._run.committed_shards()
+        while (marker := read_json(self._run.window(len(self._windows)))) is not None:
+            self._windows[len(self._windows)] = PlannedRows(marker["rows"], sum(marker.get("errors", {}).values()))
+
+    @property
+    def open_shards(self) -> list[int]:
+        """Planned and not committed, in plan order."""
+        return sorted(self.shards.keys() - self.committed)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the plan is complete and every shard of it is committed."""
+        return self.complete is not None and len(self.committed) >= self.complete["shards"]
+
+    @property
+    def planned(self) -> PlannedRows:
+        windows = self._windows.values()
+        return PlannedRows(sum(window.rows for window in windows), sum(window.errors for window in windows))

@@ -1,0 +1,94 @@
+"""A row's own sampling values: columns of the input that override the job's `sampling`.
+
+Values are checked like the job's own and kept as compact JSON; the same values always give the same text, so that
+rows can be compared by it. Knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.spec import SamplingSpec
+from bulkrun.job.prompts.templates import unknown_column
+from bulkrun.request import RowError
+
+_WHOLE = ("max_tokens", "min_tokens", "top_k", "seed")
+_CACHED_COMBINATIONS = 4096
+
+
+class RowSampling(NamedTuple):
+    """What one row's sampling comes to. `overrides` is its own values as JSON, None when it has none."""
+
+    overrides: str | None
+    max_tokens: int
+    greedy: bool
+
+
+class Overrides:
+    """Reads the columns of `sampling.per_row`. Raises JobFileError for a column that the input does not have."""
+
+    def __init__(self, sampling: SamplingSpec, columns: Sequence[str]) -> None:
+        unknown = [(key, name) for key, name in sampling.per_row.items() if name not in columns]
+        if unknown:
+            raise JobFileError([f"sampling.per_row.{key}: {unknown_column(name, columns)}" for key, name in unknown])
+        self._sampling = sampling
+        self._column_of = dict(sorted(sampling.per_row.items()))
+        # Rows repeat their values: a job has few combinations, and each is checked once.
+        self._check: Callable[[str], RowSampling | RowError] = lru_cache(_CACHED_COMBINATIONS)(self._checked)
+        job = sampling.to_params()
+        self._job = RowSampling(None, job.max_tokens, job.greedy)
+
+    @property
+    def reads(self) -> list[str]:
+        """The columns that are read."""
+        return list(dict.fromkeys(self._column_of.values()))
+
+    def of_row(self, row: Mapping[str, Any]) -> RowSampling | RowError:
+        """The sampling of one row (column -> Python value), or a `bad_input` that names the column and the value."""
+        values: dict[str, Any] = {}
+        for key, column in self._column_of.items():
+            if row[column] is None:
+                continue
+            try:
+                values[key] = _typed(key, row[column])
+            except ValueError as problem:
+                return RowError("bad_input", f"column {column!r} (sampling.{key}): {problem}")
+        return self._check(json.dumps(values, separators=(",", ":"), ensure_ascii=False)) if values else self._job
+
+    def _checked(self, overrides: str) -> RowSampling | RowError:
+        values = json.loads(overrides)
+        try:
+            params = self._sampling.to_params(values)
+        except ValueError as problem:
+            key = str(problem).split(":")[0]
+            column = self._column_of.get(key)
+            where = f"column {column!r} (sampling.{key})" if column else "this row's sampling values"
+            return RowError("bad_input", f"{where}: {problem}")
+        return RowSampling(overrides, params.max_tokens, params.greedy)
+
+
+def _typed(key: str, value: Any) -> int | float | str | list[str]:
+    """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
+    if key == "stop":
+        return _stop_strings(value)
+    kind = int if key in _WHOLE else float
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} is not a number")
+    try:
+        number = kind(value)
+    except (ValueError, OverflowError):
+        number = None
+    if number is None or (not isinstance(value, str) and number != value):
+        raise ValueError(f"{value!r} is not {'a whole number' if kind is int else 'a number'}")
+    return number
+
+
+def _stop_strings(value: Any) -> str | list[str]:
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(string, str) and string for string in strings):
+        raise ValueError(f"{value!r} is not a non-empty string or a list of them")
+    return value if isinstance(value, str) else list(strings)

@@ -1,0 +1,54 @@
+"""Who works on what: `claims/NAME.EPOCH`, made by exclusive publish, taken over with the next epoch.
+
+A claim only saves double work: two workers on one shard are harmless, because publishing a part is exclusive. So a
+claim is never renewed or fenced; it is as alive as the worker that owns it. Used for shards and for the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from bulkrun.job.store.durable import read_json, write_new_json
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import LifeWatch, Worker
+
+
+class Claims:
+    """The claims of a run as one worker sees them."""
+
+    def __init__(self, run: RunDir, worker: Worker, life: LifeWatch) -> None:
+        self._run, self._worker, self._life = run, worker, life
+        self._owners: dict[str, Worker] = {}  # claim files never change
+
+    def take(self, name: str) -> bool:
+        """Claim `name` for this worker if it is free, ours, or its owner is dead. Raises RunError on a bad disk."""
+        epoch, path = self._newest(name)
+        if path is not None:
+            owner = self._owner(path)
+            if owner == self._worker:
+                return True
+            if owner is not None and self._life.alive(owner):
+                return False
+        return write_new_json(self._run.claims / f"{name}.{epoch + 1}", asdict(self._worker))
+
+    def _newest(self, name: str) -> tuple[int, Path | None]:
+        epochs = [int(path.suffix[1:]) for path in self._run.claims.glob(f"{name}.*") if path.suffix[1:].isdigit()]
+        epoch = max(epochs, default=0)
+        return epoch, self._run.claims / f"{name}.{epoch}" if epoch else None
+
+    def _owner(self, path: Path) -> Worker | None:
+        """The worker named in a claim; None when the claim vanished or a power cut emptied it."""
+        if path.name not in self._owners:
+            document = read_json(path) if _has_bytes(path) else None
+            if document is None:
+                return None
+            self._owners[path.name] = Worker(**document)
+        return self._owners[path.name]
+
+
+def _has_bytes(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,219 @@
+"""`.bulkrun/run.json`: which job a directory holds the run of, and the one gate through which a run is entered.
+
+A new directory gets a record by exclusive publish; a directory with a record is continued when nothing that results
+depend on has changed, and refused with the difference when something has. Nothing is ever deleted: `--fresh` renames
+the whole old directory. Knows no engine and reads no input.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bulkrun.errors import ResumeError, RunError
+from bulkrun.job.store.durable import disk_errors, fsync_dir, make_dirs, read_json, replace_json, write_new_json
+from bulkrun.job.store.events import log_event, utc_now
+from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import TTL_S, LifeWatch, Worker, read_workers
+
+FORMAT = 1
+_SHOWN_CHARS = 60  # of each value in a difference
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's birth certificate. `job` is the resolved spec as plain data, `identity` what results depend on."""
+
+    run_id: str
+    created: str
+    job: dict[str, Any]
+    identity: dict[str, dict[str, Any]]
+    job_file: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return {section: fingerprint(values) for section, values in self.identity.items()}
+
+    @property
+    def plan_hash(self) -> str:
+        """One hash over everything that decides the plan and the results."""
+        return fingerprint(self.identity)
+
+    @property
+    def samples(self) -> int:
+        return int(self.job["sampling"]["n"])
+
+
+def new_record(
+    job: Mapping[str, Any],
+    *,
+    input_facts: Facts,
+    model_facts: Facts,
+    versions: Mapping[str, str],
+    job_file: str | None = None,
+) -> RunRecord:
+    """The record a new run of this resolved job (`JobSpec.model_dump()`) would get."""
+    identity = identity_of(job, input_facts, model_facts)
+    return RunRecord(secrets.token_hex(8), utc_now(), dict(job), identity, job_file, dict(versions))
+
+
+def read_record(run: RunDir) -> RunRecord:
+    """The record of an existing run. Raises RunError when the directory is no run, or of a newer bulkrun."""
+    document = read_json(run.run_json)
+    if document is None:
+        raise RunError(f"{run.root}: not a run: it has no .bulkrun/run.json; RUN is the output.path of a job")
+    found = document.pop("format", None)
+    document.pop("fingerprints", None)
+    if found != FORMAT:
+        raise RunError(
+            f"{run.run_json}: has format {found}, this bulkrun knows {FORMAT}; use the version it was made with"
+        )
+    try:
+        return RunRecord(**document)
+    except TypeError as error:
+        raise RunError(f"{run.run_json}: not a run record ({error}); the disk or another program damaged it") from error
+
+
+def check_not_replaced(run: RunDir, run_id: str) -> None:
+    """Raise RunError when the directory no longer holds this run.
+
+    A worker that was away (frozen, cut off) must not write into the run that took its place.
+    """
+    document = read_json(run.run_json)
+    if document is None or document.get("run_id") != run_id:
+        raise RunError(
+            f"{run.root}: this run was moved aside (--fresh) or removed while this worker was away; it stops here"
+        )
+
+
+def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyway: bool = False) -> RunRecord:
+    """Enter the run of `wanted` in this directory, making it if there is none.
+
+    Returns the record that is on disk now: the old one with the new engine and pace settings when a run continues,
+    `wanted` when nothing was planned before.
+    Raises ResumeError (with a readable difference) when the job or its input changed, and when the directory holds
+    something else; RunError when `fresh` meets a live worker.
+    """
+    if fresh:
+        move_aside(run)
+    if not run.run_json.exists():
+        _refuse_foreign_files(run)
+        if _create(run, wanted):
+            return wanted
+    return _continue(run, read_record(run), wanted, resume_anyway)
+
+
+def _create(run: RunDir, wanted: RunRecord) -> bool:
+    make_dirs(run.root)
+    make_dirs(run.state, mode=0o700)
+    for folder in (run.plan, run.claims, run.journal, run.workers, run.tmp):
+        make_dirs(folder)
+    return write_new_json(run.run_json, _document(wanted))
+
+
+def _document(record: RunRecord) -> dict[str, Any]:
+    return {**asdict(record), "fingerprints": record.fingerprints}
+
+
+def _refuse_foreign_files(run: RunDir) -> None:
+    """A directory that is not empty and not a run is somebody's: nothing is written into it."""
+    if run.root.exists() and not run.root.is_dir():
+        raise ResumeError(f"{run.root}: output.path is a file; choose a directory")
+    entries = run.root.iterdir() if run.root.is_dir() else ()
+    foreign = sorted(path.name for path in entries if not path.name.startswith(".") and path.name != "lost+found")
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise ResumeError(
+            f"{run.root}: holds files that are not of a run ({shown}) and no .bulkrun/run.json; "
+            "choose an empty or new directory as output.path"
+        )
+    if any(run.journal.glob("shard-*")) or any(run.plan.glob("shard-*")):
+        raise RunError(f"{run.run_json}: missing, but the run has a plan; restore it, or use --fresh")
+
+
+def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: bool) -> RunRecord:
+    changed = differences(old.identity, wanted.identity)
+    if changed and not (run.planned_shards() or run.committed_shards()):
+        return _begin_again(run, wanted)
+    harmful = [key for key in changed if key not in HARMLESS]
+    if harmful or (changed and not resume_anyway):
+        raise ResumeError(_explain(run, changed, harmless=not harmful))
+    record = replace(old, job=_keep_plan_settings(wanted.job, old.job), versions=wanted.versions)
+    record = replace(record, job_file=wanted.job_file or old.job_file)
+    if record != old:
+        replace_json(run.run_json, _document(record))
+    return record
+
+
+def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
+    """A run in which nothing was planned (its first start failed) holds nothing to protect: it takes the mended job."""
+    refuse_live_workers(run)
+    run.sql_snapshot.unlink(missing_ok=True)
+    replace_json(run.run_json, _document(wanted))
+    return wanted
+
+
+def _keep_plan_settings(job: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """A half-made plan goes on with the windows and shards it began with."""
+    kept = {key: old["run"][key] for key in ("window_rows", "shard_rows")}
+    return {**job, "run": {**job["run"], **kept}}
+
+
+def _explain(run: RunDir, changed: Mapping[str, tuple[Any, Any]], *, harmless: bool) -> str:
+    lines = [f"{run.root}: this run was started with other settings or other input:"]
+    lines += [f"  {key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changed.items()]
+    if harmless:
+        lines.append("The results do not depend on these: --resume-anyway continues the run.")
+    lines.append("--fresh moves the old results aside and starts anew; another output.path keeps both.")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def move_aside(run: RunDir) -> Path | None:
+    """Rename the whole directory of a run to a dated sibling; None when there is no run.
+
+    Raises RunError when a worker is alive in it.
+    """
+    if not run.state.is_dir():
+        return None
+    refuse_live_workers(run)
+    stamp = datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+    aside = run.root.with_name(f"{run.root.name}.{stamp}.{secrets.token_hex(2)}")
+    with disk_errors("moving the old results aside", run.root):
+        run.root.rename(aside)
+        fsync_dir(aside.parent)
+    log_event(RunDir(aside), "-", "moved_aside", moved_from=run.root.name)
+    return aside
+
+
+def refuse_live_workers(
+    run: RunDir,
+    *,
+    ttl_s: float = TTL_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Raise RunError when a worker of the run is alive. Takes up to `ttl_s` seconds if one died on another host."""
+    life = LifeWatch(run, ttl_s=ttl_s, clock=clock)
+    here = Worker.this_process().place
+    first = {state.worker.id: state.counter for state in read_workers(run) if life.alive(state.worker)}
+    while living := [state for state in read_workers(run) if state.worker.id in first and life.alive(state.worker)]:
+        for state in living:
+            if state.worker.place == here or state.counter != first[state.worker.id]:
+                raise RunError(
+                    f"{run.root}: a worker is running here (process {state.worker.pid}); "
+                    "wait for it, or stop it with Ctrl+C or `kill`, then try again"
+                )
+        sleep(1.0)

@@ -1,0 +1,165 @@
+"""What a run looks like from outside, from its files alone: any terminal, any node, no daemon, no torch.
+
+A worker's age is the age of its heartbeat file by the clocks of this host and the file server: good enough to show,
+never used to decide anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bulkrun.data.parts import PartInfo, read_part_info
+from bulkrun.job.plan.plan_view import PlanView
+from bulkrun.job.store.journal import read_outcomes
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers
+from bulkrun.job.work.finish import RunTotals, read_totals
+
+State = Literal["planning", "running", "interrupted", "completed", "completed_with_errors", "failed", "stalled"]
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """One process that works or worked on the run. `age_s` is the time since its last heartbeat."""
+
+    id: str
+    role: str
+    pid: int
+    alive: bool
+    ended: str | None
+    message: str | None
+    age_s: float
+    progress: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at one moment. Rows are output rows (input rows x samples); None where not known yet."""
+
+    root: Path
+    state: State
+    name: str
+    run_id: str
+    created: str
+    rows_total: int | None
+    rows_done: int
+    error_rows: int
+    prompt_tokens: int
+    completion_tokens: int
+    shards_total: int | None
+    shards_committed: int
+    plan_complete: bool
+    workers: list[WorkerStatus]
+    rows_per_s: float
+    tokens_per_s: float
+    eta_s: float | None
+    last_commit_age_s: float | None
+    message: str | None
+    next_command: str
+    totals: RunTotals | None
+
+
+def read_status(run: RunDir) -> RunStatus:
+    """Look at a run. Raises RunError when the directory is not a run or is damaged."""
+    record, totals = read_record(run), read_totals(run)
+    plan = PlanView(run)
+    plan.refresh()
+    parts = [read_part_info(run.part(shard)) for shard in sorted(plan.committed)]
+    journaled, failed = _open_rows(run, plan) if totals is None else (0, 0)
+    workers = [_worker_status(run, state) for state in read_workers(run)]
+    state, message = _state(totals, plan, workers)
+    return RunStatus(
+        root=run.root,
+        state=state,
+        name=str(record.job["name"]),
+        run_id=record.run_id,
+        created=record.created,
+        rows_total=plan.complete["rows"] * record.samples if plan.complete else None,
+        rows_done=sum(part.rows for part in parts) + journaled,
+        error_rows=sum(part.error_rows for part in parts) + failed,
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        completion_tokens=sum(part.completion_tokens for part in parts),
+        shards_total=plan.complete["shards"] if plan.complete else None,
+        shards_committed=len(plan.committed),
+        plan_complete=plan.complete is not None,
+        workers=workers,
+        **_speed(workers),
+        last_commit_age_s=_last_commit_age(run, parts),
+        message=message,
+        next_command=_next_command(run, record, state),
+        totals=totals,
+    )
+
+
+def _open_rows(run: RunDir, plan: PlanView) -> tuple[int, int]:
+    """Output rows journaled in shards that are not committed, and how many of them are errors."""
+    done = failed = 0
+    for shard in plan.open_shards:
+        records = read_outcomes(run.journals_of(shard)).answered.values()
+        done += len(records)
+        failed += sum(record.error_code is not None for record in records)
+    return done, failed
+
+
+def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:
+    try:
+        beat = (run.workers / f"{state.worker.id}.json").stat().st_mtime
+    except FileNotFoundError:
+        beat = 0.0
+    age = max(0.0, time.time() - beat)
+    alive = state.ended is None and not state.worker.gone and age < TTL_S
+    worker = state.worker
+    return WorkerStatus(worker.id, state.role, worker.pid, alive, state.ended, state.message, age, state.progress)
+
+
+def _state(totals: RunTotals | None, plan: PlanView, workers: list[WorkerStatus]) -> tuple[State, str | None]:
+    """The state, and why when it is a bad one."""
+    if totals is not None:
+        return totals.status, None
+    if any(worker.alive for worker in workers):
+        return ("running" if plan.shards else "planning"), None
+    runners = [worker for worker in workers if worker.role == "runner"]
+    last = min(runners or workers, key=lambda worker: worker.age_s, default=None)
+    if last is None:
+        return "interrupted", "no worker has started yet"
+    if last.ended == "failed":
+        return "failed", last.message
+    if last.ended is None and _silent_but_there(last):
+        return "stalled", f"worker {last.id} (process {last.pid}) has been silent for {last.age_s:.0f} s"
+    return "interrupted", None if last.ended else f"worker {last.id} (process {last.pid}) was killed"
+
+
+def _silent_but_there(worker: WorkerStatus) -> bool:
+    """Whether a silent worker may still exist (hung, or on a node that cannot be asked)."""
+    return worker.age_s >= TTL_S
+
+
+def _speed(workers: list[WorkerStatus]) -> dict[str, Any]:
+    """All live workers together; the time left from the tokens left, which every worker estimates for the whole run."""
+    reports = [worker.progress for worker in workers if worker.alive and worker.progress]
+    rows = sum(report.get("rows_per_s", 0.0) for report in reports)
+    names = ("prompt_tokens_per_s", "completion_tokens_per_s")
+    tokens = sum(report.get(name, 0.0) for report in reports for name in names)
+    remaining = min((report.get("remaining_tokens", 0) for report in reports), default=0)
+    return {"rows_per_s": rows, "tokens_per_s": tokens, "eta_s": remaining / tokens if tokens > 0 else None}
+
+
+def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
+    newest = max((run.part(part.shard).stat().st_mtime for part in parts), default=None)
+    return None if newest is None else max(0.0, time.time() - newest)
+
+
+def _next_command(run: RunDir, record: RunRecord, state: State) -> str:
+    root = shlex.quote(str(run.root))
+    if state in ("planning", "running"):
+        return f"bulkrun status {root}"
+    if state == "completed":
+        return f'bulkrun query {root} "SELECT * FROM results LIMIT 5"'
+    if state == "completed_with_errors":
+        return f"bulkrun errors {root}"
+    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}"

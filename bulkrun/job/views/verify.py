@@ -1,0 +1,122 @@
+"""Is a run whole and undamaged? Reads every page of every part and compares parts, plan and `_SUCCESS`.
+
+Finds what DuckDB and a plain read do not: a flipped bit (page checksums), a row twice or never, a foreign part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
+from bulkrun.data.schema import output_schema
+from bulkrun.errors import RunError
+from bulkrun.job.plan.plan_view import PlanView
+from bulkrun.job.plan.shard_file import read_shard
+from bulkrun.job.store.journal import read_journal
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.work.finish import read_totals
+
+
+@dataclass
+class VerifyReport:
+    """What was checked and what is wrong; each problem names its file. `rows` counts output rows read."""
+
+    parts: int = 0
+    rows: int = 0
+    finished: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify_run(run: RunDir) -> VerifyReport:
+    """Check a run, finished or not. Raises RunError only when the directory is not a run at all."""
+    record, report = read_record(run), VerifyReport()
+    plan = PlanView(run)
+    try:
+        plan.refresh()
+    except RunError as error:
+        report.problems.append(str(error))
+    errors: Counter[str] = Counter()
+    for shard in sorted(plan.committed):
+        try:
+            info = _verify_part(run, record, shard, report)
+            errors.update(info.errors)
+        except RunError as error:
+            report.problems.append(str(error))
+    _verify_journals(run, report)
+    try:
+        _verify_totals(run, record, plan, errors, report)
+    except RunError as error:
+        report.problems.append(str(error))
+    return report
+
+
+def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyReport) -> PartInfo:
+    path, info = run.part(shard), read_part_info(run.part(shard))
+    _, rows = _planned(run, shard)
+    want = [(row, sample) for row in rows["row"].to_pylist() for sample in range(record.samples)]
+    passthrough = pa.schema(list(rows.schema.field("passthrough").type))
+    if read_part_schema(path) != output_schema(passthrough):
+        raise RunError(f"{path}: its columns are not those of the plan ({run.shard(shard).name})")
+    got: list[tuple[int, int]] = []
+    codes: Counter[str] = Counter()
+    for table in read_part_columns(path):
+        got += zip(table["row"].to_pylist(), table["sample"].to_pylist(), strict=True)
+        codes.update(code for code in table["error_code"].to_pylist() if code is not None)
+    report.parts += 1
+    report.rows += len(got)
+    _compare(path.name, info, record, shard, {"rows": (want, got), "errors": (dict(codes), info.errors)}, report)
+    return info
+
+
+def _planned(run: RunDir, shard: int) -> tuple[object, pa.Table]:
+    if not run.shard(shard).exists():
+        raise RunError(f"{run.part(shard)}: no shard {shard} is in the plan; the file does not belong here")
+    return read_shard(run.shard(shard))
+
+
+def _compare(
+    name: str,
+    info: PartInfo,
+    record: RunRecord,
+    shard: int,
+    content: dict[str, tuple[object, object]],
+    report: VerifyReport,
+) -> None:
+    """Footer against run and plan, content against plan and footer."""
+    pairs = {"run": (record.run_id, info.run_id), "shard": (shard, info.shard)}
+    for what, (want, got) in {**pairs, **content}.items():
+        if want != got:
+            shown = "" if isinstance(want, list) else f": {got!r} instead of {want!r}"
+            report.problems.append(f"{name}: wrong {what}{shown}")
+
+
+def _verify_journals(run: RunDir, report: VerifyReport) -> None:
+    for path in sorted(run.journal.glob("shard-*.jsonl")):
+        if damaged := read_journal(path).damaged:
+            report.problems.append(f"{path.name}: bad checksum in line {', '.join(map(str, damaged))} (will be redone)")
+
+
+def _verify_totals(run: RunDir, record: RunRecord, plan: PlanView, errors: Counter[str], report: VerifyReport) -> None:
+    totals = read_totals(run)
+    if totals is None:
+        return
+    report.finished = True
+    planned = plan.complete["rows"] if plan.complete else None
+    pairs = {
+        "run_id": (record.run_id, totals.run_id),
+        "rows": (planned, totals.rows),
+        "parts": (report.parts, totals.parts),
+        "output rows": (report.rows, totals.ok + sum(totals.errors.values())),
+        "errors": (dict(errors), totals.errors),
+    }
+    report.problems += [
+        f"_SUCCESS: {what}: {got!r}, found {want!r}" for what, (want, got) in pairs.items() if want != got
+    ]

@@ -1,0 +1,1 @@
+"""One worker's part in a run: feed, loop, recorder, commit, finish."""

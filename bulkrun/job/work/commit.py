@@ -1,0 +1,130 @@
+"""From journals to a part: the commit of one shard, safe to repeat and safe with several workers on one shard.
+
+All outcomes journaled (over every attempt) -> one table in input order, then sample -> temporary file, fsync ->
+published only if absent -> the footer read back -> the shard's journals and claims go. The part is the commit
+record: there is nothing to keep in step with it. Knows no engine and no threads.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from bulkrun.data.parts import PartInfo, read_part_info, write_part
+from bulkrun.data.schema import output_schema
+from bulkrun.errors import RunError
+from bulkrun.job.plan.shard_file import read_shard
+from bulkrun.job.store.durable import disk_errors, publish_new
+from bulkrun.job.store.journal import JournalRecord, read_outcomes
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import check_not_replaced
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What every part of a run carries in its footer, and how many samples a row has."""
+
+    run_id: str
+    plan_hash: str
+    samples: int
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
+    """Publish the part of a shard whose every row is journaled, or return the one that is there.
+
+    Raises RunError when an outcome is missing (a journal was damaged after it was written) or the disk fails;
+    the same command then redoes what is missing.
+    """
+    final = run.part(shard)
+    if not final.exists():
+        table = _part_table(run, shard, identity.samples)
+        if table is not None:
+            _publish(run, shard, identity, table)
+    info = _committed(final, identity)
+    clear_shard_state(run, shard)
+    return info
+
+
+def _part_table(run: RunDir, shard: int, samples: int) -> pa.Table | None:
+    """The rows of a part, None when another worker published it (and removed its journals) meanwhile."""
+    _, rows = read_shard(run.shard(shard))
+    outcomes = read_outcomes(run.journals_of(shard)).answered
+    wanted = [(row, sample) for row in rows["row"].to_pylist() for sample in range(samples)]
+    missing = sum(key not in outcomes for key in wanted)
+    if missing and run.part(shard).exists():
+        return None
+    if missing:
+        raise RunError(
+            f"{run.journal}: {missing} of {len(wanted)} outcomes of shard {shard} do not read back: a journal was "
+            "damaged on disk; run the same command again to redo those rows"
+        )
+    return build_table(rows, [(row, sample, outcomes[row, sample]) for row, sample in wanted], samples)
+
+
+def build_table(rows: pa.Table, outcomes: list[tuple[int, int, JournalRecord]], samples: int) -> pa.Table:
+    """Passed-through columns beside the result columns, in the declared output schema.
+
+    `rows` is a shard's table; `outcomes` has `samples` entries for each of its rows, in the same order.
+    """
+    records = [record for _, _, record in outcomes]
+    results = {
+        "row": [row for row, _, _ in outcomes],
+        "sample": [sample for _, sample, _ in outcomes],
+        "response": [record.response for record in records],
+        "finish_reason": [record.finish_reason for record in records],
+        "prompt_tokens": [record.prompt_tokens for record in records],
+        "completion_tokens": [record.completion_tokens for record in records],
+        "error_code": [record.error_code for record in records],
+        "error_message": [record.error_message for record in records],
+    }
+    repeat = pa.array([index for index in range(rows.num_rows) for _ in range(samples)], pa.int64())
+    passthrough = rows["passthrough"].combine_chunks().take(repeat)
+    fields = list(rows.schema.field("passthrough").type)
+    schema = output_schema(pa.schema(fields))
+    columns = passthrough.flatten() if fields else []
+    columns += [pa.array(results[name], schema.field(name).type) for name in schema.names[len(fields) :]]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _publish(run: RunDir, shard: int, identity: RunIdentity, table: pa.Table) -> None:
+    attempt = secrets.token_hex(8)
+    tmp = run.tmp / f"part-{shard:05d}.{attempt}.tmp"
+    info = PartInfo(
+        run_id=identity.run_id,
+        plan_hash=identity.plan_hash,
+        shard=shard,
+        attempt=attempt,
+        input_rows=table.num_rows // identity.samples,
+        rows=table.num_rows,
+        errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
+        prompt_tokens=_sum(table, "prompt_tokens"),
+        completion_tokens=_sum(table, "completion_tokens"),
+        versions=identity.versions,
+    )
+    with disk_errors("writing a part", tmp):
+        write_part(tmp, table, info)
+    check_not_replaced(run, identity.run_id)  # if that happens after this, tmp went with the old run: publishing fails
+    publish_new(tmp, run.part(shard))
+
+
+def _sum(table: pa.Table, column: str) -> int:
+    return sum(value for value in table[column].to_pylist() if value is not None)
+
+
+def _committed(final: Path, identity: RunIdentity) -> PartInfo:
+    info = read_part_info(final)
+    if info.run_id != identity.run_id:
+        raise RunError(f"{final}: belongs to another run ({info.run_id}, this is {identity.run_id}); move it away")
+    return info
+
+
+def clear_shard_state(run: RunDir, shard: int) -> None:
+    """Remove the journals and claims of a committed shard; also what a kill left of them."""
+    with disk_errors("removing the journals of a committed shard", run.journal):
+        for path in [*run.journals_of(shard), *run.claims.glob(f"shard-{shard:05d}.*")]:
+            path.unlink(missing_ok=True)

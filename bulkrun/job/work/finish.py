@@ -1,0 +1,131 @@
+"""The end of a run: the totals must add up to the input, then `_SUCCESS` is published, once.
+
+Any worker that sees the last part may finish; a finished run stays as it is. Reads footers only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from bulkrun.data.parts import PartInfo, read_part_info
+from bulkrun.errors import EXIT_OK, EXIT_ROW_ERRORS, RunError
+from bulkrun.job.plan.plan_view import PlanView
+from bulkrun.job.store.durable import encode_json, publish_new, read_json, write_file
+from bulkrun.job.store.events import utc_now
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.work.commit import clear_shard_state
+
+
+@dataclass(frozen=True)
+class RunTotals:
+    """What `_SUCCESS` holds. `rows` are input rows; `ok` and `errors` count output rows (rows x samples)."""
+
+    status: Literal["completed", "completed_with_errors"]
+    rows: int
+    samples: int
+    ok: int
+    errors: dict[str, int]
+    prompt_tokens: int
+    completion_tokens: int
+    parts: int
+    run_id: str
+    started: str
+    finished: str
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_ROW_ERRORS if self.errors else EXIT_OK
+
+
+def read_totals(run: RunDir) -> RunTotals | None:
+    """The totals of a finished run, None while it is not finished."""
+    document = read_json(run.success)
+    if document is None:
+        return None
+    document.pop("nonce", None)
+    return RunTotals(**document)
+
+
+def finish_run(run: RunDir, record: RunRecord) -> RunTotals:
+    """Check the totals of a run whose every shard is committed and mark it finished. Safe to repeat.
+
+    Raises RunError that says what is missing or too much.
+    """
+    totals = read_totals(run)
+    if totals is None:
+        plan = PlanView(run)
+        plan.refresh()
+        totals = _publish(run, add_up(run, record, plan))
+    _clear_leftovers(run)
+    return totals
+
+
+def add_up(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
+    """The totals over all parts, checked against the plan. Raises RunError when they do not add up."""
+    if plan.complete is None:
+        raise RunError(f"{run.plan_complete}: missing: the plan is not complete; run the same command again")
+    expected = set(range(plan.complete["shards"]))
+    if plan.committed != expected:
+        missing, extra = sorted(expected - plan.committed), sorted(plan.committed - expected)
+        raise RunError(f"{run.root}: the plan has {len(expected)} shards; parts missing: {missing}, too many: {extra}")
+    parts = [read_part_info(run.part(shard)) for shard in sorted(expected)]
+    _check_parts(run, record, parts)
+    input_rows = sum(part.input_rows for part in parts)
+    if input_rows != plan.complete["rows"]:
+        raise RunError(f"{run.root}: the input has {plan.complete['rows']} rows, the parts answer {input_rows}")
+    return _totals(record, parts)
+
+
+def _check_parts(run: RunDir, record: RunRecord, parts: list[PartInfo]) -> None:
+    for part in parts:
+        path = run.part(part.shard)
+        if part.run_id != record.run_id:
+            raise RunError(f"{path}: belongs to another run ({part.run_id}, this is {record.run_id}); move it away")
+        if part.rows != part.input_rows * record.samples:
+            raise RunError(f"{path}: {part.rows} output rows for {part.input_rows} rows x {record.samples} samples")
+
+
+def _totals(record: RunRecord, parts: list[PartInfo]) -> RunTotals:
+    errors: Counter[str] = Counter()
+    for part in parts:
+        errors.update(part.errors)
+    return RunTotals(
+        status="completed_with_errors" if errors else "completed",
+        rows=sum(part.input_rows for part in parts),
+        samples=record.samples,
+        ok=sum(part.rows for part in parts) - errors.total(),
+        errors=dict(errors.most_common()),
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        completion_tokens=sum(part.completion_tokens for part in parts),
+        parts=len(parts),
+        run_id=record.run_id,
+        started=record.created,
+        finished=utc_now(),
+        fingerprints=record.fingerprints,
+        versions=record.versions,
+    )
+
+
+def _publish(run: RunDir, totals: RunTotals) -> RunTotals:
+    """Write `_SUCCESS` if there is none; returns the totals that are on disk."""
+    document: dict[str, Any] = {**asdict(totals), "nonce": secrets.token_hex(8)}
+    tmp = run.tmp / f"success.{document['nonce']}.tmp"
+    write_file(tmp, encode_json(document))
+    publish_new(tmp, run.success)
+    published = read_totals(run)
+    assert published is not None, "_SUCCESS was just published"
+    return published
+
+
+def _clear_leftovers(run: RunDir) -> None:
+    """What a late worker or a kill left of shards that are long committed, and temporary files."""
+    for path in run.journal.glob("shard-*.jsonl"):
+        clear_shard_state(run, int(path.name.split("-")[1].split(".")[0]))
+    for path in run.tmp.glob("*.tmp"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,52 @@
+"""Finding the row that kills the engine: after a crash, what was in flight runs again in ever smaller groups.
+
+Eight-way splits find one bad row among 512 in three more crashes. A generation that crashes alone is the culprit and
+becomes an error row; but only once another one has run, because an engine that cannot run anything is not the rows'
+fault. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bulkrun.errors import RunError
+from bulkrun.job.work.shard_work import Generation
+
+_WAYS = 8
+_CULPRITS_IN_A_ROW = 3  # generations that crashed alone with nothing finished between them: the engine is broken
+
+
+class Isolation:
+    """The generations under suspicion, in groups of which only one may run at a time."""
+
+    def __init__(self) -> None:
+        self._groups: list[list[Generation]] = []
+        self._unproven: list[tuple[Generation, str]] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether suspects wait for their turn."""
+        return bool(self._groups)
+
+    def crashed(self, in_flight: Sequence[Generation], error: Exception) -> None:
+        """The engine failed with these in flight. Raises RunError when it fails whatever it is given."""
+        if len(in_flight) > 1:
+            size = -(-len(in_flight) // _WAYS)
+            self._groups += [list(in_flight[at : at + size]) for at in range(0, len(in_flight), size)]
+            return
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        self._unproven += [(generation, reason) for generation in in_flight]
+        if not in_flight or len(self._unproven) >= _CULPRITS_IN_A_ROW:
+            raise RunError(
+                f"the engine fails on every request ({reason}); no row is to blame. What was finished is saved; "
+                "mend the cause, then run the same command again"
+            ) from error
+
+    def next_group(self) -> list[Generation]:
+        """The suspects to run next, alone."""
+        return self._groups.pop()
+
+    def convicted(self) -> list[tuple[Generation, str]]:
+        """The generations that crash the engine on their own, with the reason. Call when another one has run."""
+        convicted, self._unproven = self._unproven, []
+        return convicted

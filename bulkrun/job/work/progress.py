@@ -1,0 +1,179 @@
+"""How far a run is, as numbers: counters, rates over the last minute, and the time left by tokens, not rows.
+
+Pure: fed with events and a clock, asked for a snapshot. A snapshot is what a worker's heartbeat file carries, so any
+terminal can show it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bulkrun.data.parts import PartInfo
+from bulkrun.job.plan.plan_view import PlanView
+from bulkrun.request import EngineStats
+
+WINDOW_S = 60.0
+_SAMPLE_EVERY_S = 0.5
+_PRIOR_OUTPUTS = 16  # how many observed outputs weigh as much as the guess made before any were seen
+
+
+@dataclass(frozen=True)
+class ProgressSnapshot:
+    """One worker's view. Rows are output rows (input rows x samples); tokens are counts, rates are per second.
+
+    `rows_total` and `remaining_tokens` cover what is planned so far; `eta_s` is None until there is a rate.
+    """
+
+    rows_total: int = 0
+    rows_done: int = 0
+    error_rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    remaining_tokens: int = 0
+    rows_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    completion_tokens_per_s: float = 0.0
+    kv_cache_usage: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    elapsed_s: float = 0.0
+    eta_s: float | None = None
+    plan_complete: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Output rows, how many of them hold an error, and tokens."""
+
+    rows: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.rows + other.rows,
+            self.errors + other.errors,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What this worker had computed at a time."""
+
+    time: float
+    rows: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Progress:
+    """Counters of one worker. `samples` is the number of output rows per input row.
+
+    `expected_output` is the guess of an output's length in tokens before any ended. Used by one thread.
+    """
+
+    def __init__(
+        self, plan: PlanView, samples: int, expected_output: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._plan, self._samples, self._expected_output, self._clock = plan, samples, expected_output, clock
+        self._began = clock()
+        self._committed = Tally()
+        self._open: dict[int, Tally] = {}  # of shards that this worker has open
+        self._generations = 0  # ended in this attempt; each counts once, however many rows it answers
+        self._computed = Tally()
+        self._stats = EngineStats()
+        self._window: deque[_Sample] = deque([_Sample(self._began, 0, 0, 0)])
+
+    def opened(self, shard: int, already_done: int) -> None:
+        """A shard was opened, of which earlier attempts had done so many output rows."""
+        self._open[shard] = Tally(rows=already_done)
+
+    def refused(self, shard: int, rows: int) -> None:
+        """Output rows that the plan found unable to run."""
+        self._open[shard] += Tally(rows=rows, errors=rows)
+
+    def answered(self, shard: int, rows: int, *, failed: bool, prompt_tokens: int, completion_tokens: int) -> None:
+        """A generation ended that answers `rows` output rows; tokens are those of the one generation."""
+        errors = rows if failed else 0
+        if shard in self._open:  # else another worker committed it, and its footer counts
+            self._open[shard] += Tally(rows, errors, rows * prompt_tokens, rows * completion_tokens)
+        self._computed += Tally(rows, errors, prompt_tokens, completion_tokens)
+        self._generations += 1
+
+    def committed(self, shard: int, info: PartInfo) -> None:
+        """A part is there, made by whomever: its footer replaces what was counted of the shard here."""
+        self._open.pop(shard, None)
+        self._committed += Tally(info.rows, info.error_rows, info.prompt_tokens, info.completion_tokens)
+
+    def engine(self, stats: EngineStats) -> None:
+        """Levels and counters of the engine after a step."""
+        self._stats = stats
+        now = self._clock()
+        if now - self._window[-1].time >= _SAMPLE_EVERY_S:
+            prompt_tokens = stats.num_prompt_tokens + stats.num_cached_tokens
+            self._window.append(_Sample(now, self._computed.rows, prompt_tokens, stats.num_output_tokens))
+        while len(self._window) > 2 and now - self._window[1].time >= WINDOW_S:
+            self._window.popleft()
+
+    def engine_replaced(self) -> None:
+        """A new engine counts from zero, so the rates do too."""
+        self._window = deque([_Sample(self._clock(), self._computed.rows, 0, 0)])
+
+    def snapshot(self) -> ProgressSnapshot:
+        """The numbers now."""
+        done = sum(self._open.values(), self._committed)
+        rows_per_s, prompt_rate, completion_rate = self._rates()
+        remaining, rate = self._remaining_tokens(), prompt_rate + completion_rate
+        return ProgressSnapshot(
+            rows_total=self._samples * sum(info.rows for info in self._plan.shards.values()),
+            rows_done=done.rows,
+            error_rows=done.errors,
+            prompt_tokens=done.prompt_tokens,
+            completion_tokens=done.completion_tokens,
+            remaining_tokens=remaining,
+            rows_per_s=rows_per_s,
+            prompt_tokens_per_s=prompt_rate,
+            completion_tokens_per_s=completion_rate,
+            kv_cache_usage=self._stats.kv_cache_usage,
+            num_running=self._stats.num_running,
+            num_waiting=self._stats.num_waiting,
+            elapsed_s=self._clock() - self._began,
+            eta_s=remaining / rate if rate > 0 else None,
+            plan_complete=self._plan.complete is not None,
+        )
+
+    def _rates(self) -> tuple[float, float, float]:
+        """Rows, prompt tokens and output tokens per second over the window."""
+        first, last = self._window[0], self._window[-1]
+        seconds = last.time - first.time
+        if seconds <= 0:
+            return 0.0, 0.0, 0.0
+        return (
+            (last.rows - first.rows) / seconds,
+            (last.prompt_tokens - first.prompt_tokens) / seconds,
+            (last.completion_tokens - first.completion_tokens) / seconds,
+        )
+
+    def _remaining_tokens(self) -> int:
+        """Tokens that all open shards still need, by the mean output length seen so far."""
+        ended = self._generations + _PRIOR_OUTPUTS
+        mean_output = (self._computed.completion_tokens + _PRIOR_OUTPUTS * self._expected_output) / ended
+        left = 0.0
+        for shard, info in self._plan.shards.items():
+            if shard not in self._plan.committed:
+                rows = info.rows * self._samples
+                done = self._open[shard].rows if shard in self._open else 0
+                tokens = info.prompt_tokens * self._samples + rows * mean_output
+                left += tokens * (1 - done / max(rows, 1))
+        in_flight = self._stats.num_output_tokens - self._computed.completion_tokens
+        return max(0, int(left) - max(0, in_flight))

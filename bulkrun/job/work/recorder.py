@@ -1,0 +1,207 @@
+"""The thread between the engine and the disk: decodes, journals, syncs and commits, off the engine's path.
+
+The engine's thread hands over what finished and goes on; this one turns tokens into text in batches, appends the
+records, fsyncs every `checkpoint_every` seconds and commits a shard as soon as its last outcome is journaled. Its
+first failure ends it and comes out of the next call of its owner.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from bulkrun.data.parts import PartInfo
+from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import check_not_replaced
+from bulkrun.job.work.commit import RunIdentity, commit_shard
+from bulkrun.job.work.shard_work import Generation, ShardWork
+from bulkrun.request import Completion
+
+Decode = Callable[[list[Sequence[int]]], list[str]]
+
+_QUEUE_STEPS = 32  # engine steps whose results may wait for the disk before the engine waits too
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A generation and how it ended."""
+
+    generation: Generation
+    completion: Completion
+
+
+@dataclass(frozen=True)
+class _Saved:
+    shard: int
+    partial: PartialRecord
+
+
+@dataclass(frozen=True)
+class _Opened:
+    work: ShardWork
+    journal: JournalWriter
+
+
+_Item = Answer | _Saved | _Opened
+
+
+class Recorder:
+    """Owns the journals of one attempt. All public methods are for the engine's thread."""
+
+    def __init__(
+        self, run: RunDir, identity: RunIdentity, decode: Decode, *, attempt: str, checkpoint_every: float
+    ) -> None:
+        self._run, self._identity, self._decode = run, identity, decode
+        self._attempt, self._checkpoint_every = attempt, checkpoint_every
+        self._queue: queue.Queue[Sequence[_Item] | None] = queue.Queue(_QUEUE_STEPS)
+        self._journals: dict[int, JournalWriter] = {}
+        self._outstanding: dict[int, int] = {}
+        self._committed: queue.SimpleQueue[tuple[int, PartInfo]] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_until_closed, name="recorder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def open(self, work: ShardWork) -> None:
+        """Begin a shard; its refused rows are journaled, and a shard with nothing left to run is committed.
+
+        Raises RunError when another run took this one's place.
+        """
+        journal = JournalWriter(self._run.journal_file(work.shard, self._attempt))
+        check_not_replaced(self._run, self._identity.run_id)  # now that the file exists, it moves with its run
+        self._put([_Opened(work, journal)])
+
+    def record(self, answers: list[Answer]) -> None:
+        """Journal what ended. Blocks when the disk is far behind."""
+        self._put(answers)
+
+    def save_partials(self, partials: Iterable[tuple[Generation, tuple[int, ...]]]) -> None:
+        """Journal the output so far of generations that go on."""
+        self._put([_Saved(gen.shard, PartialRecord(gen.rows, gen.sample, ids)) for gen, ids in partials])
+
+    def take_committed(self) -> list[tuple[int, PartInfo]]:
+        """Shards committed since the last call, with their footers."""
+        return [self._committed.get() for _ in range(self._committed.qsize())]
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Write, sync and commit everything handed over. Raises what went wrong."""
+        self._put(None)
+        self._thread.join()
+        self.check()
+
+    def _put(self, items: Sequence[_Item] | None) -> None:
+        while True:
+            self.check()
+            try:
+                return self._queue.put(items, timeout=0.5)
+            except queue.Full:
+                continue
+
+    def _run_until_closed(self) -> None:
+        try:
+            self._write_until_closed()
+        except BaseException as failure:  # it belongs to the owner's thread, which raises it
+            self._failure = failure
+        finally:
+            for journal in self._journals.values():
+                journal.close()
+
+    def _write_until_closed(self) -> None:
+        next_sync = time.monotonic() + self._checkpoint_every
+        closing = False
+        while not closing:
+            items, closing = self._take(next_sync)
+            self._write(items)
+            if closing or time.monotonic() >= next_sync:
+                self._sync()
+                next_sync = time.monotonic() + self._checkpoint_every
+            self._commit_whole_shards()
+
+    def _take(self, deadline: float) -> tuple[list[_Item], bool]:
+        """Everything that waits, after waiting for the first of it until the deadline; and whether that is all."""
+        items: list[_Item] = []
+        timeout = max(0.0, deadline - time.monotonic())
+        while True:
+            try:
+                handed_over = self._queue.get(timeout=timeout)
+            except queue.Empty:
+                return items, False
+            if handed_over is None:
+                return items, True
+            items += handed_over
+            timeout = 0.0
+
+    def _write(self, items: Sequence[_Item]) -> None:
+        records: dict[int, list[JournalRecord | PartialRecord]] = {}
+        for item in items:
+            if isinstance(item, _Opened):
+                self._journals[item.work.shard] = item.journal
+                self._outstanding[item.work.shard] = item.work.outstanding
+                records[item.work.shard] = [*item.work.refused]
+            elif isinstance(item, _Saved):
+                records.setdefault(item.shard, []).append(item.partial)
+        answers = [item for item in items if isinstance(item, Answer)]
+        for answer, text in zip(
+            answers, answer_texts(self._decode, [answer.completion for answer in answers]), strict=True
+        ):
+            records.setdefault(answer.generation.shard, []).append(to_record(answer, text))
+        for shard, of_shard in records.items():
+            self._append(shard, of_shard)
+
+    def _append(self, shard: int, records: list[JournalRecord | PartialRecord]) -> None:
+        if records:
+            self._journals[shard].append(records)
+        self._outstanding[shard] -= sum(len(record.rows) for record in records if isinstance(record, JournalRecord))
+
+    def _sync(self) -> None:
+        for journal in self._journals.values():
+            journal.sync()
+
+    def _commit_whole_shards(self) -> None:
+        for shard in [shard for shard, outstanding in self._outstanding.items() if outstanding == 0]:
+            del self._outstanding[shard]
+            self._journals.pop(shard).close()
+            self._committed.put((shard, commit_shard(self._run, shard, self._identity)))
+
+
+def answer_texts(decode: Decode, completions: Sequence[Completion]) -> list[str]:
+    """The text of each completion; where a stop string ended the output, the text ends before it."""
+    if not completions:
+        return []
+    texts = decode([completion.token_ids for completion in completions])
+    stopped = [i for i, completion in enumerate(completions) if isinstance(completion.stop_reason, str)]
+    if stopped:
+        before = decode([completions[i].token_ids[:-1] for i in stopped])
+        for i, prefix in zip(stopped, before, strict=True):
+            texts[i] = cut_at_stop(texts[i], str(completions[i].stop_reason), len(prefix))
+    return texts
+
+
+def cut_at_stop(text: str, stop: str, without_last_token: int) -> str:
+    """`text` up to the stop string that its last token completed (`without_last_token`: characters before that).
+
+    An earlier occurrence did not end the output (min_tokens), so it is part of the answer.
+    """
+    first = max(0, without_last_token - len(stop) - 3)  # 3: half a character before the last token
+    at = text.find(stop, first)
+    return text if at < 0 else text[:at]
+
+
+def to_record(answer: Answer, text: str) -> JournalRecord:
+    """The journal record of a completion. A failed one has no text, so that it cannot look like an answer."""
+    done, generation = answer.completion, answer.generation
+    tokens = (done.num_prompt_tokens or len(generation.request.prompt_token_ids), done.num_output_tokens)
+    if done.error is not None:
+        return JournalRecord(generation.rows, generation.sample, None, "error", *tokens, *done.error)
+    text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot go into Parquet
+    return JournalRecord(generation.rows, generation.sample, text, done.finish_reason, *tokens)

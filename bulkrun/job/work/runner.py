@@ -1,0 +1,272 @@
+"""The job loop: keep the engine's queue full across shard borders, record what ends, stop and resume at any instant.
+
+Wires feed, engine, recorder, isolation and progress together; each of them knows more of its matter than this
+module does. Knows no tokens' meaning, no files and no signals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from bulkrun.data.parts import read_part_info
+from bulkrun.errors import BulkrunError
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.plan_view import PlanView
+from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.events import log_event
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, check_not_replaced
+from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
+from bulkrun.job.work.commit import RunIdentity
+from bulkrun.job.work.error_rate import ErrorRate
+from bulkrun.job.work.feed import Feed
+from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
+from bulkrun.job.work.isolation import Isolation
+from bulkrun.job.work.progress import Progress, ProgressSnapshot
+from bulkrun.job.work.recorder import Answer, Decode, Recorder
+from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
+from bulkrun.request import Completion, Engine, RowError
+
+_HOUSEKEEPING_S = 1.0
+_IDLE_S = 0.05  # between looks when there is nothing to run
+_SAVE_PARTIALS_S = 60.0
+_LONG_OUTPUT = 128  # tokens; a shorter output is cheaper to make again than to save every minute
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a worker's part in a run ended. `totals` are those of `_SUCCESS`, None when interrupted."""
+
+    state: Literal["completed", "completed_with_errors", "interrupted"]
+    progress: ProgressSnapshot
+    totals: RunTotals | None = None
+
+
+class JobRunner:
+    """Runs one worker of a run until the run is finished or `should_stop` says so.
+
+    `spec` is the resolved job. `rebuild_engine` makes a fresh engine after one failed. `check_planner` raises when
+    the planner failed (it may be another process). `on_progress` gets a snapshot about once a second.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        record: RunRecord,
+        spec: JobSpec,
+        engine: Engine,
+        decode: Decode,
+        *,
+        rebuild_engine: Callable[[], Engine],
+        worker: Worker | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        check_planner: Callable[[], None] = lambda: None,
+        on_progress: Callable[[ProgressSnapshot], None] = lambda snapshot: None,
+        ttl_s: float = TTL_S,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._run, self._record, self._spec, self._engine = run, record, spec, engine
+        self._rebuild_engine, self._should_stop = rebuild_engine, should_stop
+        self._check_planner, self._on_progress = check_planner, on_progress
+        self._worker = worker or Worker.this_process()
+        self._plan = PlanView(run)
+        self._feed = Feed(self._plan, Claims(run, self._worker, LifeWatch(run, ttl_s=ttl_s)), self._open_shard)
+        self._recorder = Recorder(
+            run,
+            RunIdentity(record.run_id, record.plan_hash, record.samples, record.versions),
+            decode,
+            attempt=self._worker.id,
+            checkpoint_every=spec.run.checkpoint_every,
+        )
+        self._progress = Progress(self._plan, record.samples, spec.sampling.to_params().max_tokens)
+        self._latest = ProgressSnapshot()
+        self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
+        self._error_rate = ErrorRate(spec.run.max_error_rate)
+        self._isolation = Isolation()
+        self._in_flight: dict[str, Generation] = {}
+        self._counted: set[int] = set()  # committed shards that the progress knows of
+        self._next_housekeeping = self._next_partials = 0.0
+
+    def run(self) -> RunOutcome:
+        """Work until the run is finished or interrupted. Finishing a finished run does nothing.
+
+        Raises RunError (disk, damaged run, engine that cannot run), ErrorRateExceeded, and what `check_planner`
+        raises; in each case everything that ended is journaled first.
+        """
+        if (totals := read_totals(self._run)) is not None:
+            return RunOutcome(totals.status, self._latest, totals)
+        self._heartbeat.start()
+        try:
+            self._log("resumed" if self._begun() else "started")
+            outcome = self._work_and_save()
+        except BaseException as error:
+            self._say_goodbye("failed", f"{type(error).__name__}: {error}" if isinstance(error, BulkrunError) else None)
+            raise
+        self._say_goodbye(outcome.state, None)
+        return outcome
+
+    def _begun(self) -> bool:
+        """Whether an earlier attempt left results."""
+        return bool(self._run.committed_shards()) or any(self._run.journal.glob("shard-*.jsonl"))
+
+    def _work_and_save(self) -> RunOutcome:
+        """The loop, with everything that ended and every partial output on disk however it ends."""
+        self._recorder.start()
+        try:
+            self._loop()
+        finally:
+            self._recorder.save_partials(self._partials(at_least=1))
+            self._recorder.close()
+        self._housekeep()
+        if not self._plan.finished:
+            return RunOutcome("interrupted", self._latest)
+        totals = finish_run(self._run, self._record)
+        return RunOutcome(totals.status, self._latest, totals)
+
+    def _loop(self) -> None:
+        while not self._should_stop():
+            self._housekeep_now_and_then()
+            self._top_up()
+            if self._in_flight:
+                self._record_answers(self._step())
+            elif not self._finish_suspects() and self._plan.finished:
+                break
+            elif not self._in_flight:
+                time.sleep(_IDLE_S)
+
+    def _top_up(self) -> None:
+        """Keep as many requests waiting as can run at once; suspects of a crash run alone."""
+        if self._isolation.active:
+            if not self._in_flight:
+                self._admit(self._isolation.next_group())
+            return
+        while len(self._in_flight) < 2 * self._engine.max_num_seqs:
+            generation = self._feed.next()
+            if generation is None:
+                return
+            self._admit([generation])
+
+    def _admit(self, generations: list[Generation]) -> None:
+        for generation in generations:
+            self._in_flight[generation.request.request_id] = generation
+            self._engine.add_request(generation.request)
+
+    def _step(self) -> list[Completion]:
+        """One step of the engine; when it fails, a new engine and no completions."""
+        try:
+            return self._engine.step()
+        except BulkrunError:
+            raise
+        except Exception as error:
+            self._replace_engine(error)
+            return []
+
+    def _replace_engine(self, error: Exception) -> None:
+        in_flight = list(self._in_flight.values())
+        self._in_flight.clear()
+        self._log("engine_failed", error=type(error).__name__, in_flight=len(in_flight))
+        self._isolation.crashed(in_flight, error)
+        self._engine = self._rebuild_engine()
+        self._progress.engine_replaced()
+
+    def _record_answers(self, completions: list[Completion]) -> None:
+        answers = [Answer(self._in_flight.pop(done.request_id), done) for done in completions]
+        if answers:
+            answers += self._convicted()
+            self._count(answers)
+            self._recorder.record(answers)
+        self._progress.engine(self._engine.stats())
+
+    def _finish_suspects(self) -> bool:
+        """With nothing left to run, rows that crashed the engine alone are error rows. Whether there were any."""
+        answers = [] if self._isolation.active else self._convicted()
+        if answers:
+            self._count(answers)
+            self._recorder.record(answers)
+        return bool(answers)
+
+    def _convicted(self) -> list[Answer]:
+        answers = []
+        for generation, reason in self._isolation.convicted():
+            error = RowError("engine_error", f"this row alone makes the engine fail: {reason}")
+            answers.append(Answer(generation, Completion(generation.request.request_id, (), "error", error=error)))
+        return answers
+
+    def _count(self, answers: list[Answer]) -> None:
+        for generation, done in ((answer.generation, answer.completion) for answer in answers):
+            rows, failed = len(generation.rows), done.error is not None
+            self._error_rate.ran(rows, failed=failed)
+            self._progress.answered(
+                generation.shard,
+                rows,
+                failed=failed,
+                prompt_tokens=done.num_prompt_tokens,
+                completion_tokens=done.num_output_tokens,
+            )
+
+    def _open_shard(self, shard: int) -> ShardWork:
+        work = open_shard(self._run, shard, self._spec.sampling)
+        rows = self._plan.shards[shard].rows * self._record.samples
+        self._progress.opened(shard, already_done=rows - work.outstanding)
+        self._progress.refused(shard, len(work.refused))
+        for journal, lines in work.damaged.items():
+            self._log("journal_damaged", journal=journal, lines=len(lines))
+        self._recorder.open(work)
+        return work
+
+    def _housekeep_now_and_then(self) -> None:
+        self._recorder.check()
+        now = time.monotonic()
+        if now >= self._next_housekeeping or not self._in_flight:
+            self._next_housekeeping = now + _HOUSEKEEPING_S
+            self._housekeep()
+            self._check_world()
+        if now >= self._next_partials:
+            self._next_partials = now + _SAVE_PARTIALS_S
+            self._recorder.save_partials(self._partials(at_least=_LONG_OUTPUT))
+
+    def _housekeep(self) -> None:
+        """See what was committed, here and by others, and publish the progress."""
+        self._plan.refresh()
+        for shard, info in self._recorder.take_committed():
+            self._log("committed", shard=shard, rows=info.rows, errors=info.error_rows)
+        for shard in self._plan.committed - self._counted:
+            self._counted.add(shard)
+            self._drop_generations_of(shard)
+            self._progress.committed(shard, read_part_info(self._run.part(shard)))
+        self._latest = self._progress.snapshot()
+        self._on_progress(self._latest)
+
+    def _check_world(self) -> None:
+        """Raise when there is no point in going on: disk, planner, too many errors (unless all is done already)."""
+        self._heartbeat.check()
+        check_not_replaced(self._run, self._record.run_id)
+        self._check_planner()
+        if not self._plan.finished:
+            self._error_rate.check(self._plan.planned)
+
+    def _drop_generations_of(self, shard: int) -> None:
+        """Another worker was faster: what is still running of this shard is wasted."""
+        wasted = [request_id for request_id, generation in self._in_flight.items() if generation.shard == shard]
+        if wasted:
+            self._engine.abort(wasted)
+            for request_id in wasted:
+                del self._in_flight[request_id]
+
+    def _partials(self, at_least: int) -> list[tuple[Generation, tuple[int, ...]]]:
+        outputs = self._engine.partial_outputs() if self._in_flight else []
+        known = [output for output in outputs if output.request_id in self._in_flight]
+        return [(self._in_flight[out.request_id], out.token_ids) for out in known if len(out.token_ids) >= at_least]
+
+    def _say_goodbye(self, ended: str, message: str | None) -> None:
+        """On a disk that fails nothing can be said; the error that stopped the run matters more."""
+        with suppress(BulkrunError):
+            self._heartbeat.stop(ended, message)
+            self._log(ended, rows=self._latest.rows_done)
+
+    def _log(self, event: str, **numbers: str | int | float | bool | None) -> None:
+        log_event(self._run, self._worker.id, event, **numbers)

@@ -1,0 +1,124 @@
+"""One claimed shard as work: the generations it still needs, after all that earlier attempts journaled.
+
+Rows with an error in the plan need none. Greedy rows with equal prompts and settings share one generation; its
+result fans out to all of them. Knows the shard file and the journal; knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from bulkrun.job.jobfile.spec import SamplingSpec
+from bulkrun.job.plan.shard_file import read_shard
+from bulkrun.job.store.journal import JournalRecord, ShardOutcomes, read_outcomes
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.request import Request, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request and the rows of its shard that its completion answers."""
+
+    request: Request
+    shard: int
+    rows: tuple[int, ...]
+    sample: int
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """A shard that is open in this worker.
+
+    `outstanding` counts the outcomes (row, sample) that are not journaled yet, `refused` included: records of the
+    rows that the plan found unable to run. `damaged` names journals with bad lines.
+    """
+
+    shard: int
+    outstanding: int
+    refused: list[JournalRecord]
+    generations: Iterator[Generation]
+    damaged: dict[str, list[int]]
+
+
+def row_seed(job_seed: int, row_id: str, sample: int) -> int:
+    """63 bits of noise for one sample of one row, the same in every attempt, order and batch."""
+    digest = blake2b(f"{job_seed}|{row_id}|{sample}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") & (2**63 - 1)
+
+
+def open_shard(run: RunDir, shard: int, sampling: SamplingSpec) -> ShardWork:
+    """Read a shard and its journals. Token ids become Python lists only as the generations are asked for."""
+    _, table = read_shard(run.shard(shard))
+    outcomes = read_outcomes(run.journals_of(shard))
+    table = table.drop_columns(["passthrough"]).sort_by("order").combine_chunks()
+    keys = [(row, sample) for row in table["row"].to_pylist() for sample in range(sampling.n)]
+    return ShardWork(
+        shard=shard,
+        outstanding=sum(key not in outcomes.answered for key in keys),
+        refused=list(_refusals(table, sampling.n, outcomes)),
+        generations=_generations(shard, table, sampling, outcomes),
+        damaged=outcomes.damaged,
+    )
+
+
+def _refusals(table: pa.Table, samples: int, outcomes: ShardOutcomes) -> Iterator[JournalRecord]:
+    columns = (table[name].to_pylist() for name in ("row", "error_code", "error_message"))
+    for row, code, message in zip(*columns, strict=True):
+        for sample in range(samples) if code is not None else ():
+            if (row, sample) not in outcomes.answered:
+                yield JournalRecord((row,), sample, None, "error", 0, 0, code, message)
+
+
+def _generations(shard: int, table: pa.Table, sampling: SamplingSpec, outcomes: ShardOutcomes) -> Iterator[Generation]:
+    rows, row_ids = table["row"].to_pylist(), table["row_id"].to_pylist()
+    token_ids, overrides = table["token_ids"].combine_chunks(), table["overrides"].to_pylist()
+    params = cache(partial(_params, sampling))
+    for indexes in _groups(table, params):
+        first = indexes[0]
+        given, job_seed = params(overrides[first])
+        for sample in range(sampling.n):
+            left = tuple(rows[index] for index in indexes if (rows[index], sample) not in outcomes.answered)
+            if left:
+                request = Request(
+                    request_id=f"{left[0]}:{sample}",
+                    prompt_token_ids=token_ids[first].as_py(),
+                    sampling=given,
+                    seed=row_seed(job_seed, row_ids[first], sample),
+                    output_token_ids=outcomes.partials.get((left[0], sample), ())[: given.max_tokens - 1],
+                )
+                yield Generation(request, shard, left, sample)
+
+
+def _params(sampling: SamplingSpec, overrides: str | None) -> tuple[SamplingParams, int]:
+    values: dict[str, Any] = json.loads(overrides) if overrides else {}
+    return sampling.to_params(values), int(values.get("seed", sampling.seed))
+
+
+def _groups(table: pa.Table, params: Callable[[str | None], tuple[SamplingParams, int]]) -> list[list[int]]:
+    """Indexes of the rows that can run, in run order; rows whose greedy result must be the same are together."""
+    prompts = _prompt_bytes(table["token_ids"].combine_chunks())
+    overrides, errors = table["overrides"].to_pylist(), table["error_code"].to_pylist()
+    groups: dict[tuple[bytes, str | None] | int, list[int]] = {}
+    for index in range(table.num_rows):
+        if errors[index] is None:
+            key: tuple[bytes, str | None] | int = index
+            if params(overrides[index])[0].greedy:
+                key = (blake2b(prompts[index], digest_size=16).digest(), overrides[index])
+            groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def _prompt_bytes(token_ids: pa.ListArray) -> list[memoryview]:
+    """The int32 tokens of each row as bytes, without copying them."""
+    offsets, values = token_ids.offsets.to_pylist(), token_ids.values
+    data = memoryview(values.buffers()[1] or b"")
+    starts = [4 * (values.offset + offset) for offset in offsets]
+    return [data[begin:end] for begin, end in pairwise(starts)]

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.load import job_schema, load_job
+from bulkrun.job.jobfile.spec import JobSpec
+
+GOOD = """\
+name: summarize
+model: bundled:tiny
+input:
+  path: [data/a.parquet, data/*.parquet]
+  columns: [title]
+prompt:
+  messages:
+    - {role: system, content: "Be short."}
+    - {role: user, content: "{{ text }}"}
+sampling: {max_tokens: 64, temperature: 0, stop: ["\\n"]}
+output: {path: out/summaries}
+run:
+  limit: null
+  checkpoint_every: 5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def load(text: str | bytes, *overrides: str) -> JobSpec:
+    Path("x.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
+    return load_job(Path("x.yaml"), overrides)
+
+
+def problems(text: str | bytes, *overrides: str) -> list[str]:
+    with pytest.raises(JobFileError) as caught:
+        load(text, *overrides)
+    assert caught.value.exit_code == 2
+    return caught.value.problems
+
+
+def test_a_good_job_becomes_a_spec(folder: Path) -> None:
+    spec = load(GOOD)
+    assert spec.input.path == ["data/a.parquet", "data/*.parquet"]
+    assert isinstance(spec.prompt.messages, list) and spec.prompt.messages[1].content == "{{ text }}"
+    assert spec.sampling.temperature == 0 and spec.sampling.stop == ["\n"]
+    assert spec.run.limit is None and spec.run.checkpoint_every == 5
+
+
+def test_every_problem_is_reported_at_once_in_the_order_of_the_file(folder: Path) -> None:
+    text = """\
+nam: x
+model: 5
+input:
+  path: 7
+  colums: [a]
+  sql: NO
+prompt:
+  template: "{{ x }}"
+  column: y
+sampling:
+  temperature: "0.7"
+  max_tokens: 1.5
+  max_tokens: 2
+  top_p: 3
+  n: 010
+  stop: [1]
+run:
+  limit: 12:30
+  on_too_long: eror
+  gpus: 4
+  temperature: 1
+"""
+    assert problems(text) == [
+        "x.yaml:1:1: nam: unknown key, did you mean name?",
+        "x.yaml:1:1: name: is missing. A short name: letters, digits, dot, dash, underscore.",
+        "x.yaml:1:1: output: is missing. Where the results go.",
+        'x.yaml:2:1: model: 5 is not text; quote it: "5"',
+        'x.yaml:4:3: input.path: 7 is not text or a list; quote it: "7"',
+        "x.yaml:5:3: input.colums: unknown key, did you mean columns?",
+        'x.yaml:6:8: input.sql: YAML reads NO as true or false; write true or false, or quote it ("NO") if it is text',
+        "x.yaml:7:1: prompt: needs exactly one of template, messages, column; has template and column",
+        'x.yaml:11:3: sampling.temperature: "0.7" is not a number; remove the quotes: 0.7',
+        "x.yaml:12:3: sampling.max_tokens: 1.5 is not a whole number",
+        "x.yaml:13:3: sampling.max_tokens: the key is here twice (first on line 12); keep one",
+        "x.yaml:14:3: sampling.top_p: 3 is out of range: at most 1 is wanted",
+        "x.yaml:15:6: sampling.n: YAML does not read 010 as the number it looks like; write plain digits, "
+        'or quote it ("010")',
+        'x.yaml:16:10: sampling.stop[0]: 1 is not text; quote it: "1"',
+        "x.yaml:18:10: run.limit: YAML does not read 12:30 as the number it looks like; write plain digits, "
+        'or quote it ("12:30")',
+        'x.yaml:19:3: run.on_too_long: "eror" is not one of error, truncate_left, truncate_right; did you mean error?',
+        "x.yaml:20:3: run.gpus: unknown key; these are known here: "
+        + ", ".join(JobSpec.model_fields["run"].annotation.model_fields),  # type: ignore[union-attr]
+        "x.yaml:21:3: run.temperature: unknown key here; temperature belongs to sampling:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("{role: user,", "{role: usr,", '9:8: prompt.messages[1].role: "usr" is not one of system'),
+        ('role: user, content: "{{ text }}"', "role: user", "9:7: prompt.messages[1].content: is missing. "),
+        ("columns: [title]", "columns: title", '5:3: input.columns: "title" is not a list'),
+        ("columns: [title]", "columns: {a: 1}", "5:3: input.columns: a section is not a list"),
+        ("name: summarize", "name: a b", '1:1: name: "a b" cannot be used here. A short name'),
+        ("name: summarize", "name:", "1:1: name: has no value; text is wanted"),
+        ("max_tokens: 64", "max_tokens: 0", "10:12: sampling.max_tokens: 0 is out of range: at least 1 is wanted"),
+        ("max_tokens: 64", "min_tokens: 9, max_tokens: 3", "10:1: sampling: min_tokens: 9 is not between 0"),
+        ("max_tokens: 64", "per_row: {top: x}", "10:1: sampling: per_row: 'top' cannot be set per row"),
+        ("checkpoint_every: 5", 'checkpoint_every: "5"', '14:3: run.checkpoint_every: "5" is not a number; remove'),
+        ("checkpoint_every: 5", "checkpoint_every: .inf", "14:21: run.checkpoint_every: YAML does not read .inf"),
+        ("output: {path: out/summaries}", "output: out", '11:1: output: "out" is not a section of keys and values'),
+        ("bundled:tiny", "[a]", "2:1: model: a list is not text"),
+        ("model: bundled:tiny", "1: x\nmodel: m", "2:1: the key 1 is not text; quote it"),
+        ("model: bundled:tiny", "model: !!python/name:os.system x", "2:8: model: the tag !!python/name:os.system"),
+        ("model: bundled:tiny", "model: 0x1F", "2:8: model: YAML does not read 0x1F as the number"),
+        ("output: {path", "<<: {a: 1}\noutput: {path", "11:1: merge keys (<<) are not allowed"),
+        ("checkpoint_every: 5", "checkpoint_every: [", "15:1: not valid YAML: "),
+        ("name: summarize", "name: a\x07b", "1:1: not valid YAML: the character '\\x07' is not allowed"),
+        ("name: summarize", "a: &a [*a]\nname: x", "1:1: nested too deeply"),
+    ],
+)  # fmt: skip
+def test_a_problem_names_its_place_value_and_fix(folder: Path, old: str, new: str, problem: str) -> None:
+    assert old in GOOD
+    found = problems(GOOD.replace(old, new))
+    assert len([line for line in found if line.startswith(f"x.yaml:{problem}")]) == 1, found
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-3", 0.001), ("0.5", 0.5), ("1", 1), (".5", 0.5), ("2.5e+1", 25.0), ("null", None), ("~", None)],
+)
+def test_numbers_are_read_as_everyone_reads_them(folder: Path, text: str, value: float | None) -> None:
+    assert load(GOOD.replace("temperature: 0", f"temperature: {text}")).sampling.temperature == value
+
+
+def test_a_date_is_text(folder: Path) -> None:
+    assert load(GOOD.replace("out/summaries", "2026-01-31")).output.path == "2026-01-31"
+
+
+def test_an_anchor_can_be_used_twice_and_an_override_changes_one_place_only(folder: Path) -> None:
+    text = GOOD + "engine: {max_num_seqs: &n 3, block_size: *n}\n"
+    spec = load(text, "engine.block_size=8")
+    assert (spec.engine.max_num_seqs, spec.engine.block_size) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "x.yaml:1:1: the job file is empty"),
+        ("# nothing\n", "x.yaml:1:1: the job file is empty"),
+        ("- a\n", "x.yaml:1:1: the job file is a list, not keys and values"),
+        ("just words", 'x.yaml:1:1: the job file is "just words", not keys and values'),
+        ("a: 1\n---\nb: 2\n", "x.yaml:2:1: not valid YAML: but found another document"),
+        (b"name: ok\nmodel: \xff\n", "x.yaml:2:1: not UTF-8 text"),
+        ("x" * (2**20 + 1), "x.yaml: more than 1048576 bytes"),
+        ("[" * 100_000, "x.yaml:1:1: nested too deeply"),
+        (b"a: \xf0\x9f\x98\x80: b", "x.yaml:1:5: not valid YAML"),
+    ],
+)
+def test_what_is_no_job_file_at_all_is_one_clear_problem(folder: Path, text: str | bytes, problem: str) -> None:
+    [found] = problems(text)
+    assert found.startswith(problem)
+
+
+def test_an_alias_bomb_is_cut_short(folder: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert any("more than 100000 values with the aliases written out" in line for line in problems("\n".join(lines)))
+
+
+def test_missing_files_and_folders_are_named(folder: Path) -> None:
+    for path in ("nothing.yaml", "."):
+        with pytest.raises(JobFileError, match=path):
+            load_job(Path(path))
+
+
+def test_a_byte_order_mark_is_fine(folder: Path) -> None:
+    assert load(b"\xef\xbb\xbf" + GOOD.encode()).name == "summarize"
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "value"),
+    [
+        ("sampling.temperature=0.7", ("sampling", "temperature"), 0.7),
+        ("run.limit=10", ("run", "limit"), 10),
+        ("engine.max_num_seqs=8", ("engine", "max_num_seqs"), 8),
+        ("input.path=b=c.jsonl", ("input", "path"), "b=c.jsonl"),
+        ("input.path=[a.csv, b.csv]", ("input", "path"), ["a.csv", "b.csv"]),
+        ("input.columns=", ("input", "columns"), None),
+        ('sampling.stop="\\n\\n"', ("sampling", "stop"), "\n\n"),
+        ("sampling.per_row={top_k: k}", ("sampling", "per_row"), {"top_k": "k"}),
+        ("name=other", ("name",), "other"),
+    ],
+)
+def test_an_override_wins_over_the_file(folder: Path, override: str, where: tuple[str, ...], value: Any) -> None:
+    found: Any = load(GOOD, override)
+    for part in where:
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_the_last_of_two_overrides_wins_and_a_whole_section_can_be_set(folder: Path) -> None:
+    spec = load(GOOD, "sampling={top_k: 5}", "sampling.top_k=6", "sampling.top_k=7")
+    assert spec.sampling.top_k == 7 and spec.sampling.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("sampling.temprature=3", "--set sampling.temprature: unknown key, did you mean temperature?"),
+        ("run.limit=many", '--set run.limit: "many" is not a whole number'),
+        ("run.limit=010", "--set run.limit: YAML does not read 010 as the number it looks like"),
+        ("input.path.x=3", "--set input.path.x: input.path is a list, not a section of keys; set it whole"),
+        ("output={pth: a}", "--set output.pth: unknown key, did you mean path?"),
+        ("limit", "--set limit: write it as key=value"),
+        ("=3", "--set =3: write it as key=value"),
+        ("a..b=3", "--set a..b=3: write it as key=value"),
+        ("run.limit=[", "--set run.limit: not valid YAML"),
+        ("limit=5", "--set limit: unknown key here; limit belongs to run:"),
+    ],
+)
+def test_a_wrong_override_says_set_and_the_key(folder: Path, override: str, problem: str) -> None:
+    assert any(line.startswith(problem) for line in problems(GOOD, override))
+
+
+def test_an_override_mends_a_problem_of_the_file(folder: Path) -> None:
+    assert load(GOOD.replace("max_tokens: 64", "max_tokens: lots"), "sampling.max_tokens=9").sampling.max_tokens == 9
+
+
+YAML_PIECES = [
+    *(
+        "a: ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "&x ",
+        "*x",
+        "<<: ",
+        "!!int ",
+        "!!set ",
+        "? ",
+        "|\n ",
+        "'",
+        '"',
+        "\n",
+        "  ",
+        "\t",
+    ),
+    *("name", "input:\n", "  path: x\n", "null", "NO", "1.5", "0x1", "2024-01-01", "=", "---\n", "%", "@", "\x85", "é"),
+]
+yaml_pieces = st.sampled_from(YAML_PIECES)
+
+
+@given(
+    pieces=st.lists(yaml_pieces, max_size=12), at=st.integers(0, len(GOOD)), option=st.lists(yaml_pieces, max_size=4)
+)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_a_spec_or_a_list_of_problems_with_places(
+    folder: Path, pieces: list[str], at: int, option: list[str]
+) -> None:
+    for text in ("".join(pieces), GOOD[:at] + "".join(pieces) + GOOD[at:]):
+        try:
+            load(text, "run.limit=" + "".join(option), "".join(option))
+        except JobFileError as error:
+            assert all(problem.startswith(("x.yaml:", "--set ")) for problem in error.problems)
+
+
+def test_the_schema_describes_every_key(folder: Path) -> None:
+    schema = job_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["title"] == "bulkrun job"
+    for section in [schema, *schema["$defs"].values()]:
+        for key, described in section["properties"].items():
+            section_name = described.get("$ref", "").removeprefix("#/$defs/")
+            assert described.get("description") or schema["$defs"][section_name]["description"], key
+        assert section["additionalProperties"] is False
+
+
+def test_every_job_that_is_shipped_loads() -> None:
+    shipped = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
+    assert [load_job(path).name for path in shipped]

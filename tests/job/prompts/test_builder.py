@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from bulkrun.data.batch import InputBatch, Position
+from bulkrun.errors import JobFileError, ModelError
+from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.request import RowError
+from bulkrun.text.tokenizer import Tokenizer
+from tests.job.plan.planning import BOS, CharacterCodec, job
+from tests.text.small_tokenizers import byte_level
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def batch_of(rows: Sequence[dict[str, Any]], first: int = 0, errors: dict[int, RowError] | None = None) -> InputBatch:
+    return InputBatch(Position(0, first), pa.RecordBatch.from_pylist(list(rows)), errors or {})
+
+
+def build(
+    prompt: dict[str, Any], rows: Sequence[dict[str, Any]], *, chat: bool = True, **sections: Any
+) -> list[Prompt | RowError]:
+    batch = batch_of(rows)
+    spec = job("unused.jsonl", prompt=prompt, **sections)
+    return PromptBuilder(spec, batch.rows.schema.names, CharacterCodec(chat=chat)).build(batch)
+
+
+def text(prompt: Prompt | RowError) -> str:
+    assert isinstance(prompt, Prompt), prompt
+    return "".join(chr(token) for token in prompt.token_ids if token != BOS)
+
+
+def code(prompt: Prompt | RowError) -> str:
+    assert isinstance(prompt, RowError), prompt
+    return prompt.code
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ({"template": "Say {{ a }}"}, "[user]Say x\n[assistant]"),
+        ({"column": "a"}, "[user]x\n[assistant]"),
+        ({"column": "a", "system": "Be {{ b }}"}, "[system]Be 2\n[user]x\n[assistant]"),
+        (
+            {"messages": [{"role": "user", "content": "{{ b }}"}, {"role": "assistant", "content": "{{ a }}"}]},
+            "[user]2\n[assistant]x\n[assistant]",
+        ),
+        ({"template": "{{ a }}", "chat_template": "none"}, "x"),
+    ],
+)
+def test_every_form_of_prompt_section(prompt: dict[str, Any], expected: str) -> None:
+    assert text(build(prompt, [{"a": "x", "b": 2}])[0]) == expected
+
+
+def test_without_a_chat_template_the_text_is_the_prompt_after_bos() -> None:
+    plain, system = (build(p, [{"a": "x"}], chat=False)[0] for p in ({"column": "a"}, {"column": "a", "system": "s"}))
+    assert isinstance(plain, Prompt) and plain.token_ids == [BOS, ord("x")]
+    assert text(system) == "s\n\nx"
+
+
+def test_messages_need_a_chat_template_and_that_is_said_before_the_run() -> None:
+    with pytest.raises(JobFileError, match=r"prompt\.messages: the model 'none' has no chat template"):
+        build({"messages": "m"}, [{"m": "[]"}], chat=False)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_messages_column_is_structs_or_json(as_json: bool) -> None:
+    chats: list[Any] = [[USER], [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "{{ 1 }}"}]]
+    rows = [{"m": json.dumps(chat) if as_json else chat} for chat in chats]
+    assert [text(prompt) for prompt in build({"messages": "m"}, rows)] == [
+        "[user]Hi\n[assistant]",
+        "[system]s\n[user]Hi\n[assistant]{{ 1 }}\n[assistant]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "not json",
+        "{}",
+        '["x"]',
+        '[{"role": "user"}]',
+        '[{"role": 1, "content": "x"}]',
+        "[" * 10**5,
+        "1" * 10**4,
+    ],
+)
+def test_a_bad_messages_value_is_bad_input_that_names_the_column_and_stays_short(value: str | None) -> None:
+    error = build({"messages": "m"}, [{"m": value}, {"m": json.dumps([USER])}])[0]
+    assert code(error) == "bad_input"
+    assert isinstance(error, RowError) and "'m'" in error.message and len(error.message) < 200
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, "bad_input"), ("", "empty_prompt"), (" \n", "empty_prompt")])
+def test_a_null_prompt_is_bad_input_and_an_empty_one_is_empty(value: str | None, expected: str) -> None:
+    rows = [{"a": value}, {"a": "fine"}]
+    assert code(build({"column": "a"}, rows)[0]) == expected
+    assert code(build({"column": "a", "system": "with a system prompt"}, rows)[0]) == expected
+    assert code(build({"template": "{{ a }}"}, rows)[0]) == expected
+
+
+def test_a_number_is_no_prompt_but_a_template_prints_it() -> None:
+    assert code(build({"column": "a"}, [{"a": 7}])[0]) == "bad_input"
+    assert text(build({"template": "{{ a }}"}, [{"a": 7}], chat=False)[0]) == "7"
+
+
+def test_empty_conversations_are_empty_prompts() -> None:
+    rows = [{"m": "[]"}, {"m": json.dumps([{"role": "system", "content": "s"}])}]
+    assert [code(prompt) for prompt in build({"messages": "m"}, rows)] == ["empty_prompt", "empty_prompt"]
+
+
+def test_a_lone_surrogate_is_bad_input_not_a_crash_of_its_batch() -> None:
+    bad, good = build({"template": "{% if a %}\ud83d{% else %}fine{% endif %}"}, [{"a": True}, {"a": False}])
+    assert code(bad) == "bad_input" and "fine" in text(good)
+
+
+def test_rows_that_could_not_be_read_keep_their_own_error() -> None:
+    error = RowError("bad_input", "in.jsonl:2: broken")
+    batch = batch_of([{"a": "x"}, {"a": None}, {"a": "y"}], errors={1: error})
+    prompts = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec()).build(batch)
+    assert prompts[1] is error and [text(prompts[0]), text(prompts[2])] == ["x", "y"]
+
+
+def test_only_the_columns_that_are_needed_are_converted() -> None:
+    spec = job("x", prompt={"template": "{{ b }}"}, sampling={"per_row": {"top_p": "c"}})
+    assert PromptBuilder(spec, ["a", "b", "c"], CharacterCodec()).reads == ["b", "c"]
+
+
+@pytest.mark.parametrize("prompt", [{"column": "aa"}, {"messages": "aa"}, {"template": "{{ aa }}"}])
+def test_an_unknown_column_is_found_before_the_run(prompt: dict[str, Any]) -> None:
+    with pytest.raises(JobFileError, match="did you mean 'aaa'"):
+        build(prompt, [{"aaa": "x"}])
+
+
+def test_a_chat_template_file_is_used_and_a_missing_or_broken_one_is_named(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_dir(byte_level(tmp_path / "model"))
+    good, bad = tmp_path / "good.jinja", tmp_path / "bad.jinja"
+    good.write_text("{{ bos_token }}{{ messages[0].content }}<|im_end|>")
+    bad.write_text("{% if %}")
+
+    def builder(path: Path) -> PromptBuilder:
+        return PromptBuilder(job("x", prompt={"column": "a", "chat_template": str(path)}), ["a"], tokenizer)
+
+    prompt = builder(good).build(batch_of([{"a": "fox"}]))[0]
+    assert isinstance(prompt, Prompt)
+    assert tokenizer.decode_batch([prompt.token_ids], skip_special_tokens=False) == ["<s>fox<|im_end|>"]
+    with pytest.raises(ModelError, match=r"bad\.jinja, line 1"):
+        builder(bad)
+    with pytest.raises(JobFileError, match=r"prompt\.chat_template: cannot read .*missing\.jinja.*: No such file"):
+        builder(tmp_path / "missing.jinja")
+
+
+def test_a_chat_templates_complaint_is_the_rows_error(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}ok")
+    tokenizer = Tokenizer.from_dir(byte_level(tmp_path / "model"))
+    spec = job("x", prompt={"messages": "m", "chat_template": str(template)})
+    rows = [{"m": json.dumps([USER])}, {"m": json.dumps([USER, USER])}]
+    fine, error = PromptBuilder(spec, ["m"], tokenizer).build(batch_of(rows))
+    assert isinstance(fine, Prompt)
+    assert error == RowError("bad_template", "chat template: one message only")
+
+
+def test_the_frame_is_what_surrounds_every_prompt() -> None:
+    frame = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec(chat=True)).frame()
+    assert "".join(map(chr, frame.head)) == "[user]" and "".join(map(chr, frame.tail)) == "\n[assistant]"
+    plain = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec()).frame()
+    assert (list(plain.head), list(plain.tail)) == ([BOS], [])
+
+
+def test_batches_are_tokenized_on_other_threads_and_come_back_in_order() -> None:
+    threads: set[int] = set()
+
+    class Watched(CharacterCodec):
+        def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+            threads.add(threading.get_ident())
+            return super().encode_batch(texts, add_special_tokens)
+
+    builder = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], Watched())
+    batches = [batch_of([{"a": f"{start}-{row}"} for row in range(3)], start) for start in range(50)]
+    result = list(builder.stream(batches))
+    assert [text(prompt) for _, prompts in result for prompt in prompts] == [
+        f"{start}-{row}" for start in range(50) for row in range(3)
+    ]
+    assert [batch for batch, _ in result] == batches
+    assert threading.get_ident() not in threads
+
+
+def test_the_stream_reads_only_a_few_batches_ahead_and_ends_with_its_reader() -> None:
+    read = 0
+
+    def endless() -> Any:
+        nonlocal read
+        while True:
+            read += 1
+            yield batch_of([{"a": "x"}])
+
+    before = threading.active_count()
+    stream = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec()).stream(endless())
+    next(stream)
+    assert read <= 6
+    stream.close()
+    assert threading.active_count() == before

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
+from bulkrun.request import RowError
+
+FRAME = PromptFrame([1, 2], [8, 9])
+BODY = list(range(100, 130))
+CHAT = [1, 2, *BODY, 8, 9]  # 34 tokens
+
+
+def test_error_refuses_only_what_leaves_no_room_for_one_token() -> None:
+    assert PromptFitter(35, "error", FRAME).fit(CHAT, 500) is CHAT
+    error = PromptFitter(34, "error", FRAME).fit(CHAT, 1)
+    assert isinstance(error, RowError) and error.code == "too_long"
+    assert "34 tokens" in error.message and "run.on_too_long" in error.message
+
+
+def test_cutting_keeps_the_chat_templates_frame() -> None:
+    assert PromptFitter(20, "truncate_left", FRAME).fit(CHAT, 4) == [1, 2, *BODY[-12:], 8, 9]
+    assert PromptFitter(20, "truncate_right", FRAME).fit(CHAT, 4) == [1, 2, *BODY[:12], 8, 9]
+
+
+def test_cutting_leaves_room_for_max_tokens_but_never_less_than_half_for_the_prompt() -> None:
+    assert len(PromptFitter(20, "truncate_left", FRAME).fit(CHAT, 1000)) == 10
+
+
+def test_a_prompt_that_fits_is_not_touched() -> None:
+    assert PromptFitter(40, "truncate_left", FRAME).fit(CHAT, 6) is CHAT
+
+
+def test_the_frame_is_what_prompts_with_different_contents_share() -> None:
+    assert PromptFrame.between([1, 2, 5, 8, 9], [1, 2, 6, 6, 8, 9]) == FRAME
+    assert PromptFrame.between([5], [6]) == PromptFrame([], [])
+    assert PromptFrame.between([1, 5, 1], [1, 6, 1]) == PromptFrame([1], [1])
+
+
+ids = st.lists(st.integers(0, 9), min_size=1, max_size=40)
+
+
+@given(
+    token_ids=ids,
+    head=st.lists(st.integers(0, 9), max_size=9),
+    tail=st.lists(st.integers(0, 9), max_size=9),
+    length=st.integers(2, 50),
+    max_tokens=st.integers(1, 60),
+)
+def test_what_is_kept_fits_and_is_in_the_prompts_order(
+    token_ids: list[int], head: list[int], tail: list[int], length: int, max_tokens: int
+) -> None:
+    for policy in ("truncate_left", "truncate_right"):
+        kept = PromptFitter(length, policy, PromptFrame(head, tail)).fit(token_ids, max_tokens)
+        assert isinstance(kept, list) and 1 <= len(kept) < length
+        rest = iter(token_ids)
+        assert all(token in rest for token in kept)  # a subsequence
+        room = length - min(max_tokens, length // 2)
+        assert len(kept) == min(len(token_ids), room)

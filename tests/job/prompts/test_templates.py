@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.prompts.templates import RowTemplate
+from bulkrun.request import RowError
+
+COLUMNS = ["text", "title", "my column"]
+
+
+def render(source: str, **row: object) -> str | RowError:
+    return RowTemplate("prompt.template", source, COLUMNS).render(row)
+
+
+def test_values_that_look_like_templates_are_text() -> None:
+    assert render("<{{ text }}>", text="{{ 7 * 7 }}{% raw %}") == "<{{ 7 * 7 }}{% raw %}>"
+
+
+def test_only_the_columns_that_are_named_are_read() -> None:
+    assert RowTemplate("k", "{{ text }}{% set title = 1 %}{{ title }}", COLUMNS).reads == ["text"]
+    assert RowTemplate("k", "{{ row['my column'] }}", COLUMNS).reads == COLUMNS
+
+
+def test_the_whole_row_reaches_columns_that_are_no_identifiers() -> None:
+    assert render("{{ row['my column'] }} {{ title }}", text="", title="t", **{"my column": 5}) == "5 t"
+
+
+def test_a_syntax_error_is_found_before_the_run_with_its_key_and_line() -> None:
+    with pytest.raises(JobFileError, match=r"prompt\.template: template line 2: "):
+        RowTemplate("prompt.template", "a\n{{ text ", COLUMNS)
+
+
+def test_unknown_columns_are_all_found_before_the_run_with_the_nearest_name() -> None:
+    with pytest.raises(JobFileError) as problem:
+        RowTemplate("prompt.template", "{{ txet }} {{ titel }} {{ zzzzzz }}", COLUMNS)
+    near, far = problem.value.problems[0], problem.value.problems[2]
+    assert len(problem.value.problems) == 3
+    assert near == "prompt.template: the input has no column 'titel'; did you mean 'title'?"
+    assert far == "prompt.template: no column 'zzzzzz'; the input has: text, title, my column"
+
+
+def test_a_bomb_in_a_constant_is_found_before_the_run_or_at_the_row() -> None:
+    error = render("{{ 'x' * 300000000 }}")
+    assert isinstance(error, RowError) and error.code == "bad_template"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ text.missing }}", "{{ text + 1 }}", "{{ 1 / 0 }}", "{{ text() }}", "{{ text[9].x }}"]
+)
+def test_what_goes_wrong_for_a_rows_values_is_that_rows_error(source: str) -> None:
+    error = render(source, text="abc")
+    assert (
+        isinstance(error, RowError) and error.code == "bad_template" and error.message.startswith("prompt.template: ")
+    )
+
+
+def test_a_printed_null_is_an_error_that_names_the_column_instead_of_the_word_none() -> None:
+    error = render("{{ title }}: {{ text }}", text=None, title="t")
+    assert isinstance(error, RowError) and error.code == "bad_input" and "'text'" in error.message
+    assert render("{{ text or 'no text' }}{% if text %}x{% endif %}", text=None) == "no text"
+
+
+def test_numbers_and_lists_print_as_python_does() -> None:
+    assert render("{{ text }} {{ title[0] }}", text=1.5, title=["a", "b"]) == "1.5 a"

@@ -1,0 +1,62 @@
+"""Claims: one holder at a time while it lives, and the next epoch for whoever follows a dead one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import LifeWatch, Worker
+from tests.job.store.test_workers import Clock, beat
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path)
+    run.workers.mkdir(parents=True)
+    run.claims.mkdir()
+    return run
+
+
+def worker(name: str) -> Worker:
+    return Worker(name, "another machine", 1, "0")
+
+
+def claims_of(run: RunDir, name: str, clock: Clock) -> Claims:
+    return Claims(run, worker(name), LifeWatch(run, ttl_s=30, clock=clock))
+
+
+def test_a_claim_keeps_others_out_while_its_worker_lives(run: RunDir) -> None:
+    clock = Clock()
+    mine, yours = claims_of(run, "me", clock), claims_of(run, "you", clock)
+    beat(run, worker("me"), 1)
+    assert mine.take("shard-00001") and mine.take("shard-00001")
+    assert not yours.take("shard-00001")
+    assert yours.take("shard-00002")
+
+
+def test_a_dead_workers_claim_is_taken_over_by_exactly_one_with_the_next_epoch(run: RunDir) -> None:
+    clock = Clock()
+    dead, first, second = (claims_of(run, name, clock) for name in ("dead", "first", "second"))
+    beat(run, worker("dead"), 1)
+    beat(run, worker("first"), 1)
+    assert dead.take("plan")
+    assert not first.take("plan") and not second.take("plan")
+    clock.now += 31
+    assert first.take("plan") and not second.take("plan")
+    assert {path.name for path in run.claims.iterdir()} == {"plan.1", "plan.2"}
+
+
+def test_names_that_begin_alike_are_different(run: RunDir) -> None:
+    clock = Clock()
+    beat(run, worker("me"), 1)
+    assert claims_of(run, "me", clock).take("shard-00001")
+    assert claims_of(run, "you", clock).take("shard-0000")
+
+
+def test_an_empty_claim_file_is_free(run: RunDir) -> None:
+    (run.claims / "plan.3").touch()
+    assert claims_of(run, "me", Clock()).take("plan")
+    assert (run.claims / "plan.4").exists()

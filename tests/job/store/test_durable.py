@@ -1,0 +1,139 @@
+"""The file-system verbs under rivals, lost replies and full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulkrun.errors import RunError
+from bulkrun.job.store import durable
+from bulkrun.job.store.durable import (
+    append_line,
+    make_dirs,
+    publish_new,
+    read_json,
+    replace_json,
+    write_file,
+    write_new_json,
+)
+
+
+def test_exactly_one_of_many_rivals_publishes(tmp_path: Path) -> None:
+    for round_ in range(20):
+        wins: list[int] = []
+        barrier = threading.Barrier(8)
+
+        def rival(me: int, final: Path = tmp_path / f"f{round_}", wins: list[int] = wins, at: Any = barrier) -> None:
+            at.wait()
+            if write_new_json(final, {"nonce": me}):
+                wins.append(me)
+
+        threads = [threading.Thread(target=rival, args=(me,)) for me in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(wins) == 1 and read_json(tmp_path / f"f{round_}") == {"nonce": wins[0]}
+    assert len(list(tmp_path.iterdir())) == 20, "no temporary file stays"
+
+
+@pytest.mark.parametrize("rival_first", [False, True])
+def test_a_lost_reply_of_link_is_told_from_a_lost_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rival_first: bool
+) -> None:
+    write_file(tmp_path / "tmp", b"mine")
+    if rival_first:
+        write_file(tmp_path / "final", b"theirs")
+    real = os.link
+
+    def link_without_reply(source: Any, target: Any) -> None:
+        if not rival_first:
+            real(source, target)
+        raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(os, "link", link_without_reply)
+    assert publish_new(tmp_path / "tmp", tmp_path / "final") is not rival_first
+
+
+def test_a_tmp_that_a_finished_runs_clean_up_took_is_a_lost_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(tmp_path / "tmp", b"mine")
+    write_file(tmp_path / "final", b"theirs")
+    read_tail = durable._tail
+
+    def sweep_first(path: Path) -> tuple[int, bytes]:
+        (tmp_path / "tmp").unlink(missing_ok=True)  # the rival cleans up between our link() and our look at the tmp
+        return read_tail(path)
+
+    monkeypatch.setattr(durable, "_tail", sweep_first)
+    assert publish_new(tmp_path / "tmp", tmp_path / "final") is False
+
+
+def test_a_file_system_without_hard_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_file(tmp_path / "tmp", b"x")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "no")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(RunError, match=r"no hard links.*output.path"):
+        publish_new(tmp_path / "tmp", tmp_path / "final")
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.ENOSPC, "free some space"), (errno.EDQUOT, "quota"), (errno.EROFS, "read-only"), (errno.EIO, "check it")],
+)
+def test_disk_errors_say_which_file_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RunError, match=f"result.json.*{advice}"):
+        write_new_json(tmp_path / "result.json", {})
+    assert list(tmp_path.iterdir()) == [], "half a file is in the way on a full disk"
+
+
+def test_replace_leaves_the_old_or_the_new_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f.json"
+    replace_json(path, {"a": 1})
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "io")))
+    for sync in (True, False):
+        with pytest.raises(RunError):
+            replace_json(path, {"a": 2}, sync=sync)
+        assert read_json(path) == {"a": 1} and len(list(tmp_path.iterdir())) == 1
+
+
+def test_read_json_refuses_what_is_not_a_json_object(tmp_path: Path) -> None:
+    assert read_json(tmp_path / "missing") is None
+    for junk in (b"", b'{"a": 1', b"[1]", b"\xff"):
+        (tmp_path / "f").write_bytes(junk)
+        with pytest.raises(RunError, match="another program"):
+            read_json(tmp_path / "f")
+
+
+def test_make_dirs_makes_the_last_one_private_and_is_repeatable(tmp_path: Path) -> None:
+    for _ in range(2):
+        make_dirs(tmp_path / "a/b/c", mode=0o700)
+    assert (tmp_path / "a/b/c").stat().st_mode & 0o777 == 0o700
+
+
+def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
+    threads = [
+        threading.Thread(target=lambda n=n: [append_line(tmp_path / "log", b"%d" % n * 50) for _ in range(50)])
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert len(lines) == 200 and all(len(set(line)) == 1 and len(line) == 50 for line in lines)

@@ -1,0 +1,118 @@
+"""Who is alive: judged by counters on one's own clock, by a goodbye, or by a process that is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bulkrun.errors import RunError
+from bulkrun.job.store.durable import replace_json
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, WorkerState, read_worker, read_workers
+
+ELSEWHERE = Worker("w-far", "another machine", 1, "0")
+
+
+class Clock:
+    """Monotonic seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path)
+    run.workers.mkdir(parents=True)
+    return run
+
+
+def beat(run: RunDir, worker: Worker, counter: int, ended: str | None = None) -> None:
+    replace_json(run.workers / f"{worker.id}.json", asdict(WorkerState(worker, counter, "runner", ended)))
+
+
+def test_a_worker_dies_when_its_counter_stands_still_for_the_ttl(run: RunDir) -> None:
+    clock = Clock()
+    life = LifeWatch(run, ttl_s=30, clock=clock)
+    beat(run, ELSEWHERE, 1)
+    assert life.alive(ELSEWHERE)
+    clock.now += 29
+    assert life.alive(ELSEWHERE)
+    beat(run, ELSEWHERE, 2)
+    clock.now += 29
+    assert life.alive(ELSEWHERE)
+    clock.now += 30
+    assert not life.alive(ELSEWHERE)
+    beat(run, ELSEWHERE, 3)
+    assert life.alive(ELSEWHERE), "it was only slow"
+
+
+def test_a_worker_without_a_file_gets_the_ttl_too(run: RunDir) -> None:
+    clock = Clock()
+    life = LifeWatch(run, ttl_s=30, clock=clock)
+    assert life.alive(ELSEWHERE)
+    clock.now += 31
+    assert not life.alive(ELSEWHERE)
+
+
+def test_a_goodbye_counts_at_once(run: RunDir) -> None:
+    beat(run, ELSEWHERE, 5, ended="interrupted")
+    assert not LifeWatch(run).alive(ELSEWHERE)
+
+
+def test_a_process_that_is_gone_from_this_machine_counts_at_once(run: RunDir) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        started = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        worker = replace(Worker.this_process(), id="child", pid=child.pid, started=started)
+        beat(run, worker, 1)
+        assert LifeWatch(run).alive(worker)
+    finally:
+        child.kill()
+        child.wait()
+    assert not LifeWatch(run).alive(worker)
+
+
+def test_a_reused_pid_is_another_process(run: RunDir) -> None:
+    worker = replace(Worker.this_process(), id="old", started="12345")
+    beat(run, worker, 1)
+    assert not LifeWatch(run).alive(worker)
+
+
+def test_the_heartbeat_counts_carries_numbers_and_says_goodbye(run: RunDir) -> None:
+    worker = Worker.this_process()
+    heartbeat = Heartbeat(run, worker, lambda: {"rows_done": 7}, interval_s=0.01)
+    heartbeat.start()
+    deadline = time.monotonic() + 10
+    while (state := read_worker(run, worker.id)) is None or state.counter < 3:
+        assert time.monotonic() < deadline
+    assert state.ended is None and state.progress == {"rows_done": 7}
+    heartbeat.stop("failed", "why")
+    last = read_workers(run)[0]
+    assert (last.ended, last.message) == ("failed", "why")
+
+
+def test_a_heartbeat_that_cannot_write_is_told_to_its_worker(run: RunDir) -> None:
+    heartbeat = Heartbeat(run, Worker.this_process(), dict, interval_s=0.01)
+    heartbeat.start()
+    for path in [*run.workers.iterdir()]:
+        path.unlink()
+    run.workers.rmdir()
+    run.workers.write_text("not a directory")
+    deadline = time.monotonic() + 10
+    with pytest.raises(RunError, match="writing failed"):
+        while time.monotonic() < deadline:
+            heartbeat.check()
+
+
+def test_a_heartbeat_that_a_power_cut_emptied_is_no_heartbeat(run: RunDir) -> None:
+    (run.workers / "w.json").write_bytes(b"")
+    assert read_worker(run, "w") is None and read_workers(run) == []

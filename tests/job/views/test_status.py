@@ -1,0 +1,166 @@
+"""What status, verify, errors and list say of runs in every state, from files alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bulkrun.errors import RunError
+from bulkrun.job.store.durable import replace_json
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import Worker, WorkerState, read_workers
+from bulkrun.job.views.listing import find_runs
+from bulkrun.job.views.row_errors import read_row_errors
+from bulkrun.job.views.status import read_status
+from bulkrun.job.views.verify import verify_run
+from tests.job.fake_engine import FakeEngine
+from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
+from tests.job.work.test_runner import StopAfter
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    start(tmp_path / "out", make_rows(30), job(tmp_path / "out", n=2))
+    status = read_status(RunDir(tmp_path / "out"))
+    assert (status.state, status.rows_total, status.rows_done, status.error_rows) == (
+        "completed_with_errors",
+        60,
+        60,
+        8,
+    )
+    assert (status.shards_total, status.shards_committed) == (3, 3) and status.totals is not None
+    assert status.next_command == f"bulkrun errors {tmp_path / 'out'}"
+
+
+def test_an_interrupted_run_counts_its_journals(tmp_path: Path) -> None:
+    spec = job(tmp_path / "out", max_tokens=60)
+    start(tmp_path / "out", make_rows(40), spec, should_stop=StopAfter(25), shard_rows=20)
+    status = read_status(RunDir(tmp_path / "out"))
+    assert status.state == "interrupted" and status.rows_total == 40 and 0 < status.rows_done < 40
+    assert status.next_command == "bulkrun submit JOB" and status.last_commit_age_s is None
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    def failed() -> None:
+        raise RunError("the planner failed: no such column")
+
+    with pytest.raises(RunError):
+        start(tmp_path / "out", make_rows(10), job(tmp_path / "out"), check_planner=failed)
+    status = read_status(RunDir(tmp_path / "out"))
+    assert status.state == "failed" and "no such column" in str(status.message)
+
+
+def put_worker(run: RunDir, worker: Worker, age_s: float, **progress: float) -> None:
+    path = run.workers / f"{worker.id}.json"
+    replace_json(path, asdict(WorkerState(worker, 3, "runner", progress=progress)))
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_running_planning_killed_and_stalled_are_told_apart(tmp_path: Path) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    me = replace(Worker.this_process(), id="me")
+    assert read_status(run).state == "interrupted"
+    put_worker(run, me, age_s=1)
+    assert read_status(run).state == "planning"
+    write_plan(run, make_rows(10), 5)
+    put_worker(run, me, 1, rows_per_s=2.0, prompt_tokens_per_s=30.0, completion_tokens_per_s=10.0, remaining_tokens=400)
+    status = read_status(run)
+    assert (status.state, status.rows_per_s, status.tokens_per_s, status.eta_s) == ("running", 2.0, 40.0, 10.0)
+    put_worker(run, me, age_s=100)
+    assert read_status(run).state == "stalled" and "silent" in str(read_status(run).message)
+    put_worker(run, replace(me, started="another process"), age_s=1)
+    assert read_status(run).state == "interrupted" and "was killed" in str(read_status(run).message)
+
+
+def test_status_needs_no_torch_and_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not a run"):
+        read_status(RunDir(tmp_path))
+    modules = "bulkrun.job.views.status, bulkrun.job.views.verify, bulkrun.job.work.runner"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_verify_finds_nothing_in_a_whole_run(tmp_path: Path) -> None:
+    start(tmp_path / "out", make_rows(30), job(tmp_path / "out", n=2))
+    report = verify_run(RunDir(tmp_path / "out"))
+    assert (report.ok, report.finished, report.parts, report.rows) == (True, True, 3, 60)
+
+
+def test_verify_names_the_damaged_the_missing_and_the_swapped_part(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "out")
+    start(run.root, make_rows(40), job(run.root))
+    data = bytearray(run.part(1).read_bytes())
+    data[40] ^= 1
+    run.part(1).write_bytes(data)
+    swapped = run.part(2).read_bytes()
+    run.part(2).write_bytes(run.part(3).read_bytes())
+    run.part(3).write_bytes(swapped)
+    run.part(0).unlink()
+    problems = "\n".join(verify_run(run).problems)
+    assert "part-00001.parquet: damaged" in problems
+    assert (
+        "part-00002.parquet: wrong shard: 3 instead of 2" in problems and "part-00003.parquet: wrong rows" in problems
+    )
+    assert "_SUCCESS: parts: 4, found 2" in problems
+
+
+def test_a_damaged_part_is_redone_as_the_message_says(tmp_path: Path) -> None:
+    run, rows, spec = RunDir(tmp_path / "out"), make_rows(40), job(tmp_path / "out")
+    start(run.root, rows, spec)
+    data = bytearray(run.part(1).read_bytes())
+    data[40] ^= 1
+    run.part(1).write_bytes(data)
+    assert "delete this file and _SUCCESS, then run" in verify_run(run).problems[0]
+    run.part(1).unlink()
+    run.success.unlink()
+    engine = FakeEngine()
+    start(run.root, rows, spec, engine=engine)
+    assert results(run.root) == oracle(rows, spec) and 0 < len(engine.seen) <= 10
+
+
+def test_verify_names_a_torn_part_and_a_damaged_journal(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "out")
+    start(run.root, make_rows(40), job(run.root, max_tokens=60), should_stop=StopAfter(25), shard_rows=20)
+    (journal,) = run.journals_of(0)
+    journal.write_bytes(b"x" + journal.read_bytes())
+    run.part(1).write_bytes(b"PAR1")
+    problems = "\n".join(verify_run(run).problems)
+    assert f"{journal.name}: bad checksum in line 1" in problems
+    assert "part-00001.parquet: not a whole Parquet file" in problems
+
+
+def test_errors_are_counted_by_code_with_examples_before_and_after_the_end(tmp_path: Path) -> None:
+    rows, spec = make_rows(60), job(tmp_path / "out", max_tokens=40)
+    bad = rows[1].token_ids
+
+    def engine() -> FakeEngine:
+        return FakeEngine(refuse=lambda request: tuple(request.prompt_token_ids) == bad)
+
+    start(tmp_path / "out", rows, spec, engine=engine(), should_stop=StopAfter(10), shard_rows=60)
+    early = read_row_errors(RunDir(tmp_path / "out"))
+    assert early.counts == {"bad_input": 9}
+    start(tmp_path / "out", rows, spec, engine=engine(), shard_rows=60)
+    report = read_row_errors(RunDir(tmp_path / "out"), examples=2)
+    assert report.counts == {"bad_input": 9, "nan_logits": 1}
+    assert [error.row for error in report.examples["bad_input"]] == [3, 10]
+    assert report.examples["nan_logits"][0].message == "no"
+
+
+def test_list_finds_runs_and_does_not_look_into_them(tmp_path: Path) -> None:
+    for name in ("b", "deep/er/a"):
+        enter(tmp_path / name, job(tmp_path / name))
+    enter(tmp_path / "b/inner", job(tmp_path / "b/inner"))
+    (tmp_path / ".hidden").mkdir()
+    assert [run.root.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == ["b", "deep/er/a"]
+    assert [run.root for run in find_runs(tmp_path / "b")] == [tmp_path / "b"]
+
+
+def test_a_worker_file_holds_live_numbers_until_its_goodbye(tmp_path: Path) -> None:
+    start(tmp_path / "out", make_rows(20), job(tmp_path / "out"))
+    (state,) = read_workers(RunDir(tmp_path / "out"))
+    assert state.ended == "completed_with_errors" and state.progress["rows_done"] == 20

@@ -1,0 +1,139 @@
+"""Commit and finish: exclusive, repeatable, and nothing is marked done that is not whole."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from bulkrun.data.parts import PartInfo, read_part_info
+from bulkrun.data.schema import output_schema
+from bulkrun.errors import RunError
+from bulkrun.job.store.durable import replace_json
+from bulkrun.job.store.journal import JournalRecord, JournalWriter
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.work.commit import RunIdentity, commit_shard
+from bulkrun.job.work.finish import finish_run, read_totals
+from tests.job.small_runs import PASSTHROUGH, Row, enter, job, results, write_plan
+
+ROWS = [Row(row, f"id-{row}", (row,)) for row in range(5)]
+
+
+def opened(path: Path, n: int = 1, shard_rows: int = 5) -> tuple[RunDir, RunRecord, RunIdentity]:
+    run, record = enter(path, job(path, n=n))
+    write_plan(run, ROWS, shard_rows, samples=n)
+    return run, record, RunIdentity(record.run_id, record.plan_hash, n, record.versions)
+
+
+def journal_rows(run: RunDir, shard: int, attempt: str, rows: list[int], samples: int = 1, text: str = "t") -> None:
+    writer = JournalWriter(run.journal_file(shard, attempt))
+    for row in rows:
+        failed = row == 3
+        answer = (None, "error", 0, 0, "bad_input", "why") if failed else (f"{text}{row}", "stop", 2, 3)
+        writer.append([JournalRecord((row,), sample, *answer) for sample in reversed(range(samples))])
+    writer.close()
+
+
+def test_a_part_is_in_input_order_with_the_declared_schema_and_a_footer_that_counts(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, n=2)
+    journal_rows(run, 0, "a", [4, 0, 3], samples=2)
+    journal_rows(run, 0, "b", [1, 2, 0], samples=2)
+    info = commit_shard(run, 0, identity)
+    table = pq.read_table(run.part(0))
+    assert table.schema.remove_metadata() == output_schema(PASSTHROUGH)
+    assert list(zip(table["row"].to_pylist(), table["sample"].to_pylist(), strict=True)) == [
+        (row, sample) for row in range(5) for sample in range(2)
+    ]
+    assert table["doc"].to_pylist()[::2] == [f"text {row}" for row in range(5)]
+    assert (info.rows, info.input_rows, info.errors) == (10, 5, {"bad_input": 2})
+    assert (info.prompt_tokens, info.completion_tokens) == (16, 24)
+    assert (info.run_id, info.plan_hash) == (record.run_id, record.plan_hash) and read_part_info(run.part(0)) == info
+    assert list(run.journal.iterdir()) == [] and list(run.tmp.iterdir()) == []
+
+
+def test_of_two_workers_on_one_shard_exactly_one_publishes_and_both_go_on(tmp_path: Path) -> None:
+    run, _, identity = opened(tmp_path)
+    journal_rows(run, 0, "a", list(range(5)), text="a")
+    journal_rows(run, 0, "b", list(range(5)), text="b")
+    infos: list[PartInfo] = []
+    threads = [threading.Thread(target=lambda: infos.append(commit_shard(run, 0, identity))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(infos) == 6 and len({info.attempt for info in infos}) == 1
+    assert [row["response"] for row in results(tmp_path)] == ["a0", "a1", "a2", None, "a4"]
+
+
+def test_a_late_commit_after_the_journals_are_gone_finds_the_part(tmp_path: Path) -> None:
+    run, _, identity = opened(tmp_path)
+    journal_rows(run, 0, "a", list(range(5)))
+    first = commit_shard(run, 0, identity)
+    journal_rows(run, 0, "zombie", [1], text="other")
+    assert commit_shard(run, 0, identity) == first
+    assert list(run.journal.iterdir()) == [], "a zombie's journal goes too"
+
+
+def test_a_shard_with_a_missing_outcome_is_not_committed(tmp_path: Path) -> None:
+    run, _, identity = opened(tmp_path)
+    journal_rows(run, 0, "a", [0, 1, 2, 4])
+    with pytest.raises(RunError, match="1 of 5 outcomes of shard 0 do not read back"):
+        commit_shard(run, 0, identity)
+    assert not run.part(0).exists()
+
+
+def test_a_part_of_another_run_is_refused(tmp_path: Path) -> None:
+    other, _, foreign = opened(tmp_path / "other")
+    journal_rows(other, 0, "a", list(range(5)))
+    commit_shard(other, 0, foreign)
+    run, _, identity = opened(tmp_path / "out")
+    run.part(0).write_bytes(other.part(0).read_bytes())
+    with pytest.raises(RunError, match="belongs to another run"):
+        commit_shard(run, 0, identity)
+
+
+def commit_all(run: RunDir, identity: RunIdentity) -> None:
+    for shard in (0, 1):
+        journal_rows(run, shard, "a", list(range(shard * 3, min(5, shard * 3 + 3))))
+        commit_shard(run, shard, identity)
+
+
+def test_finish_writes_totals_once(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, shard_rows=3)
+    commit_all(run, identity)
+    totals = finish_run(run, record)
+    assert (totals.status, totals.rows, totals.ok, totals.errors) == ("completed_with_errors", 5, 4, {"bad_input": 1})
+    assert (totals.parts, totals.exit_code, totals.fingerprints) == (2, 3, record.fingerprints)
+    assert finish_run(run, record) == totals == read_totals(run)
+
+
+def test_finish_says_which_part_is_missing(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, shard_rows=3)
+    commit_all(run, identity)
+    run.part(1).unlink()
+    with pytest.raises(RunError, match=r"parts missing: \[1\], too many: \[\]"):
+        finish_run(run, record)
+    assert not run.success.exists()
+
+
+def test_finish_refuses_totals_that_do_not_add_up(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, shard_rows=3)
+    commit_all(run, identity)
+    replace_json(run.plan_complete, {"rows": 6, "shards": 2})
+    with pytest.raises(RunError, match="the input has 6 rows, the parts answer 5"):
+        finish_run(run, record)
+
+
+def test_rivals_finish_with_one_success_file(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, shard_rows=3)
+    commit_all(run, identity)
+    finished: list[str] = []
+    threads = [threading.Thread(target=lambda: finished.append(finish_run(run, record).finished)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(finished) == 6 and len(set(finished)) == 1

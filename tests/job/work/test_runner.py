@@ -1,0 +1,222 @@
+"""The job loop against a fake engine: unbroken = interrupted = resumed, and no bad row is anybody else's problem."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulkrun.errors import ErrorRateExceeded, RunError
+from bulkrun.job.store.events import read_events
+from bulkrun.job.store.journal import read_journal
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.work.finish import read_totals
+from bulkrun.job.work.runner import JobRunner
+from bulkrun.request import Request
+from tests.job.fake_engine import FakeEngine, decode
+from tests.job.small_runs import Row, enter, job, make_rows, oracle, results, start, write_plan
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 16])
+@pytest.mark.parametrize(("n", "temperature"), [(1, 0.0), (1, 1.0), (3, 0.7)])
+def test_an_unbroken_run_answers_every_row_in_input_order(
+    tmp_path: Path, n: int, temperature: float, max_num_seqs: int
+) -> None:
+    rows, spec = make_rows(53), job(tmp_path / "out", n=n, temperature=temperature)
+    outcome = start(tmp_path / "out", rows, spec, engine=FakeEngine(max_num_seqs))
+    assert results(tmp_path / "out") == oracle(rows, spec)
+    assert outcome.state == "completed_with_errors" and outcome.totals is not None
+    assert (outcome.totals.rows, outcome.totals.errors) == (53, {"bad_input": n * 8})
+    assert outcome.totals.ok == n * 45
+
+
+class StopAfter:
+    """`should_stop` that says yes at the n-th question."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("questions", [0, 1, 3, 7, 20, 45])
+def test_an_interrupted_run_continues_until_it_equals_an_unbroken_one(tmp_path: Path, questions: int) -> None:
+    rows, spec = make_rows(41), job(tmp_path / "out", n=2, temperature=0.5, max_tokens=30)
+    states = []
+    for _ in range(100):
+        outcome = start(tmp_path / "out", rows, spec, should_stop=StopAfter(questions + len(states)))
+        states.append(outcome.state)
+        if outcome.state != "interrupted":
+            break
+    assert states[-1] == "completed_with_errors"
+    assert results(tmp_path / "out") == oracle(rows, spec)
+
+
+def test_a_partial_generation_goes_on_where_it_was(tmp_path: Path) -> None:
+    rows = [Row(0, "a", (1, 2, 3))]
+    spec = job(tmp_path / "out", max_tokens=400)
+    assert len(oracle(rows, spec)[0]["response"]) > 20
+    start(tmp_path / "out", rows, spec, should_stop=StopAfter(12))
+    engine = FakeEngine()
+    start(tmp_path / "out", rows, spec, engine=engine)
+    assert len(engine.seen[0].output_token_ids) > 5
+    assert results(tmp_path / "out") == oracle(rows, spec)
+
+
+def test_a_finished_run_again_does_nothing(tmp_path: Path) -> None:
+    rows, spec = make_rows(12), job(tmp_path / "out")
+    first = start(tmp_path / "out", rows, spec)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    engine = FakeEngine()
+    again = start(tmp_path / "out", rows, spec, engine=engine)
+    assert again.totals == first.totals and not engine.seen
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_the_queue_stays_full_across_shard_borders(tmp_path: Path) -> None:
+    rows, spec = make_rows(200, error_every=0, duplicate_every=0), job(tmp_path / "out", max_tokens=5)
+    engine = FakeEngine(8)
+    start(tmp_path / "out", rows, spec, engine=engine, shard_rows=7)
+    assert engine.starved_steps <= 5, "only the tail may run with free places"
+
+
+def test_equal_greedy_prompts_run_once_and_sampled_ones_each(tmp_path: Path) -> None:
+    rows = [Row(number, f"id-{number}", (9, 9)) for number in range(6)] + [Row(6, "x", (9, 9), {"max_tokens": 3})]
+    for name, temperature, requests in (("greedy", 0.0, 2), ("sampled", 1.0, 7)):
+        engine, spec = FakeEngine(), job(tmp_path / name, temperature=temperature)
+        start(tmp_path / name, rows, spec, engine=engine)
+        assert len(engine.seen) == requests
+        assert results(tmp_path / name) == oracle(rows, spec)
+
+
+def test_per_row_settings_and_seeds_count(tmp_path: Path) -> None:
+    overrides: list[dict[str, Any] | None] = [None, {"max_tokens": 2}, {"seed": 99}, {"temperature": 0.0, "seed": 1}]
+    rows = [Row(number, "same-id", (4, 5, 6), given) for number, given in enumerate(overrides)]
+    spec = job(tmp_path / "out", temperature=1.0)
+    start(tmp_path / "out", rows, spec)
+    assert results(tmp_path / "out") == oracle(rows, spec)
+
+
+def test_an_error_completion_is_a_row_without_text(tmp_path: Path) -> None:
+    rows, spec = make_rows(20, error_every=0, duplicate_every=0), job(tmp_path / "out")
+    bad = rows[4].token_ids
+    outcome = start(tmp_path / "out", rows, spec, engine=FakeEngine(refuse=lambda r: tuple(r.prompt_token_ids) == bad))
+    failed = [row for row in results(tmp_path / "out") if row["error_code"]]
+    assert [(row["row"], row["response"], row["error_code"]) for row in failed] == [(4, None, "nan_logits")]
+    assert outcome.totals is not None and outcome.totals.exit_code == 3
+
+
+def poison_of(prompts: list[tuple[int, ...] | None], engines: list[FakeEngine], max_num_seqs: int = 16) -> Any:
+    """A factory of engines that raise whenever one of these prompts runs."""
+
+    def make() -> FakeEngine:
+        engines.append(FakeEngine(max_num_seqs, poison=lambda request: tuple(request.prompt_token_ids) in prompts))
+        return engines[-1]
+
+    return make
+
+
+@pytest.mark.parametrize("bad", [[17], [0], [59], [3, 4, 40]])
+def test_rows_that_kill_the_engine_are_found_and_the_others_are_unaffected(tmp_path: Path, bad: list[int]) -> None:
+    rows, spec = make_rows(60, error_every=0, duplicate_every=0), job(tmp_path / "out")
+    engines: list[FakeEngine] = []
+    make = poison_of([rows[number].token_ids for number in bad], engines)
+    start(tmp_path / "out", rows, spec, engine=make(), rebuild_engine=make)
+    got, want = results(tmp_path / "out"), oracle(rows, spec)
+    assert [row["row"] for row in got if row["error_code"] == "engine_error"] == bad
+    assert [row for row in got if row["row"] not in bad] == [row for row in want if row["row"] not in bad]
+    assert len(engines) <= 1 + 4 * len(bad)
+
+
+def test_an_engine_that_runs_nothing_stops_the_run_and_blames_no_row(tmp_path: Path) -> None:
+    rows, spec = make_rows(30), job(tmp_path / "out")
+
+    def make() -> FakeEngine:
+        return FakeEngine(poison=lambda request: True)
+
+    with pytest.raises(RunError, match="fails on every request"):
+        start(tmp_path / "out", rows, spec, engine=make(), rebuild_engine=make)
+    start(tmp_path / "out", rows, spec)
+    assert results(tmp_path / "out") == oracle(rows, spec)
+
+
+def test_a_single_row_that_kills_the_engine_ends_the_run_as_an_error_row(tmp_path: Path) -> None:
+    spec = job(tmp_path / "out")
+    outcome = start(tmp_path / "out", [Row(0, "a", (1,))], spec, engine=FakeEngine(poison=lambda request: True))
+    assert outcome.totals is not None and outcome.totals.errors == {"engine_error": 1}
+
+
+def test_a_hopeless_job_stops_with_everything_saved(tmp_path: Path) -> None:
+    rows = make_rows(400, error_every=0, duplicate_every=0)
+    spec = job(tmp_path / "out", run={"max_error_rate": 0.3})
+
+    def refuse(request: Request) -> bool:
+        return int(request.request_id.split(":")[0]) < 200
+
+    with pytest.raises(ErrorRateExceeded, match=r"max_error_rate = 0\.3"):
+        start(tmp_path / "out", rows, spec, engine=FakeEngine(refuse=refuse, step_s=0.02), shard_rows=100)
+    run = RunDir(tmp_path / "out")
+    saved = sum(len(read_journal(path).records) for path in run.journal.iterdir()) + len(results(run.root))
+    assert saved >= 100 and read_totals(run) is None
+    assert [event["event"] for event in read_events(run)][-1] == "failed"
+
+
+def test_a_plan_full_of_bad_rows_stops_before_any_work(tmp_path: Path) -> None:
+    engine, spec = FakeEngine(), job(tmp_path / "out", run={"max_error_rate": 0.4})
+    with pytest.raises(ErrorRateExceeded, match="50% cannot run"):
+        start(tmp_path / "out", half_bad(200), spec, engine=engine)
+    assert not engine.seen
+
+
+def half_bad(count: int) -> list[Row]:
+    return [Row(row, str(row), (1,), error_code="too_long" if row % 2 else None) for row in range(count)]
+
+
+def test_an_empty_input_is_a_completed_run(tmp_path: Path) -> None:
+    outcome = start(tmp_path / "out", [], job(tmp_path / "out"))
+    assert outcome.state == "completed" and outcome.totals is not None and outcome.totals.rows == 0
+
+
+def test_work_starts_before_the_plan_is_complete(tmp_path: Path) -> None:
+    rows, spec = make_rows(60), job(tmp_path / "out")
+    run, record = enter(tmp_path / "out", spec)
+    write_plan(run, rows[:40], 10, complete=False)
+    looks = []
+
+    def plan_the_rest_after_the_first_part() -> None:
+        looks.append(len(run.committed_shards()))
+        if looks[-1] and not run.plan_complete.exists():
+            write_plan(run, rows, 10)
+
+    runner = JobRunner(
+        run,
+        record,
+        spec,
+        FakeEngine(),
+        decode,
+        rebuild_engine=FakeEngine,
+        check_planner=plan_the_rest_after_the_first_part,
+    )
+    assert runner.run().state == "completed_with_errors"
+    assert results(tmp_path / "out") == oracle(rows, spec)
+
+
+def test_a_failing_planner_stops_the_run_with_its_own_error(tmp_path: Path) -> None:
+    def failed() -> None:
+        raise RunError("the planner failed: rows.jsonl vanished")
+
+    with pytest.raises(RunError, match="vanished"):
+        start(tmp_path / "out", make_rows(10), job(tmp_path / "out"), check_planner=failed)
+
+
+def test_events_carry_no_text(tmp_path: Path) -> None:
+    rows, spec = make_rows(25), job(tmp_path / "out")
+    start(tmp_path / "out", rows, spec)
+    text = (tmp_path / "out/.bulkrun/events.jsonl").read_text()
+    kinds = [json.loads(line)["event"] for line in text.splitlines()]
+    assert kinds[0] == "started" and kinds[-1] == "completed_with_errors" and kinds.count("committed") == 3
+    assert not any(row["response"] in text for row in oracle(rows, spec) if len(row["response"] or "") > 6)
