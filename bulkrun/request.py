@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "repetition", "timeout", "error"]
 
 
 class RowError(NamedTuple):
@@ -20,12 +20,38 @@ class RowError(NamedTuple):
     message: str
 
 
+class StructuredOutput(NamedTuple):
+    """What an output must look like. `value` is JSON schema text, a regex, a Lark grammar, or a JSON list of choices."""
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    value: str
+
+
+class Thinking(NamedTuple):
+    """How a reasoning model marks its thoughts, and how many tokens they may have (None: as many as the output)."""
+
+    start: str
+    end: str
+    max_tokens: int | None = None
+
+
+class RepetitionStop(NamedTuple):
+    """When an output runs in circles: its tail is one pattern of at most `max_pattern` tokens, `repeats` times over,
+    and at least `min_tokens` tokens long."""
+
+    max_pattern: int
+    repeats: int
+    min_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. Names and meanings are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and the penalties' defaults switch the
-    respective filter off. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones'.
+    respective filter off. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones';
+    `prompt_logprobs` the same for the tokens of the prompt. `structured_outputs` and `thinking` constrain which tokens
+    may come next (they need a `TokenConstraintFactory`). `timeout_s` is counted from the first step of the request.
     """
 
     max_tokens: int = 256
@@ -41,6 +67,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutput | None = None
+    thinking: Thinking | None = None
+    repetition_stop: RepetitionStop | None = None
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for problem in self.problems():
@@ -60,6 +91,8 @@ class SamplingParams:
             ("repetition_penalty", 0.0 < self.repetition_penalty <= 10.0, "above 0 and at most 10"),
             ("stop", all(self.stop), "non-empty strings"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "between 0 and 20"),
+            ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 20, "between 0 and 20"),
+            ("timeout_s", self.timeout_s is None or self.timeout_s > 0, "above 0"),
         ]
         return [f"{name}: {getattr(self, name)!r} is not {want}" for name, ok, want in ranges if not ok]
 
@@ -101,7 +134,9 @@ class Completion:
 
     `token_ids` holds the output without the end-of-sequence or stop token, but with the tokens of a matched
     stop string (the text is cut by whoever decodes it). `stop_reason` is the stop string or stop token id that
-    ended it, None for end-of-sequence. `error` is set if and only if `finish_reason` is "error".
+    ended it, None for end-of-sequence. `error` is set if and only if `finish_reason` is neither "stop" nor "length":
+    codes `runaway` (repetition), `timeout`, `grammar_failed`, `engine_error` and those of a refusal. What was generated
+    before is kept in `token_ids`. `prompt_logprobs` has an entry per prompt token, None for the first.
     """
 
     request_id: str
@@ -112,7 +147,13 @@ class Completion:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0  # tokens generated, the ending token included
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     error: RowError | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum over the generated tokens, None where `logprobs` were not asked for."""
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
 
 
 class PartialOutput(NamedTuple):
@@ -177,3 +218,26 @@ class StopMatcherFactory(Protocol):
     """Makes the matcher of a sequence with stop strings; injected, so that the engine knows no text."""
 
     def __call__(self, stop: Sequence[str]) -> StopMatcher: ...
+
+
+class TokenConstraint(Protocol):
+    """Says which tokens one sequence may take next: a grammar, a thinking budget, or both. Used by one thread at a time."""
+
+    def fill_mask(self, mask: memoryview) -> bool:
+        """Write the allowed tokens into `mask` (int32 words, bit k of word w: token 32 w + k); False: all are allowed.
+
+        `mask` is not touched when the answer is False. Releases the GIL where it takes long.
+        """
+
+    def accept(self, token_id: int) -> str | None:
+        """Go on with a token that was generated; None, or why no output can follow any more (`grammar_failed`)."""
+
+
+class TokenConstraintFactory(Protocol):
+    """Makes the constraint of a sequence, None where its sampling needs none.
+
+    Injected, so that the engine knows no text. Raises ValueError, with what is wrong, for a schema, regex or grammar
+    that cannot be used.
+    """
+
+    def __call__(self, sampling: SamplingParams) -> TokenConstraint | None: ...

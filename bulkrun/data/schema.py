@@ -15,32 +15,35 @@ from bulkrun.errors import InputError
 RESULT_FIELDS: tuple[pa.Field, ...] = (
     pa.field("row", pa.int64(), nullable=False),  # position in the whole input, from 0
     pa.field("sample", pa.int32(), nullable=False),  # 0 to sampling.n - 1
-    pa.field("response", pa.string()),
+    pa.field("response", pa.string()),  # null where a row failed before any text came
     pa.field("finish_reason", pa.string()),
     pa.field("prompt_tokens", pa.int32()),
     pa.field("completion_tokens", pa.int32()),
-    pa.field("error_code", pa.string()),  # null if and only if the row has a response
+    pa.field("error_code", pa.string()),  # null if and only if the row did not fail
     pa.field("error_message", pa.string()),
 )
 RESULT_NAMES = frozenset(field.name for field in RESULT_FIELDS)
 
 
-def output_schema(passthrough: pa.Schema) -> pa.Schema:
-    """The schema of every part: the columns that pass through, then the result columns."""
+def output_schema(passthrough: pa.Schema, extra: Sequence[pa.Field] = ()) -> pa.Schema:
+    """The schema of every part: the columns that pass through, the result columns, those that the job asks for."""
     assert not RESULT_NAMES & set(passthrough.names), "passthrough_schema refuses these names"
-    return pa.schema([*passthrough, *RESULT_FIELDS])
+    return pa.schema([*passthrough, *RESULT_FIELDS, *extra])
 
 
-def passthrough_schema(input_schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+def passthrough_schema(
+    input_schema: pa.Schema, columns: Sequence[str] | None, extra: Sequence[pa.Field] = ()
+) -> pa.Schema:
     """The input columns that go to the output: those named in `input.columns`, or all.
 
     Raises InputError for an unknown name and for a column that is named like a result column.
     """
     names = list(input_schema.names) if columns is None else list(dict.fromkeys(columns))
     check_columns(input_schema, names, "input.columns")
-    taken = [name for name in names if name in RESULT_NAMES]
+    results = RESULT_NAMES.union(field.name for field in extra)
+    taken = [name for name in names if name in results]
     if taken:
-        others = [name for name in names if name not in RESULT_NAMES]
+        others = [name for name in names if name not in results]
         raise InputError(
             f"input column {', '.join(map(repr, taken))} is named like a result column; choose the columns to pass "
             f"through (input.columns: [{', '.join(others)}]) or rename it in input.sql "

@@ -34,9 +34,9 @@ model: bundled:tiny
 input: {{path: {input}, id: name}}
 prompt: {{template: "Summarize this Python code in one sentence:\\n{{{{ source[:400] }}}}"}}
 sampling: {{max_tokens: 24, temperature: 0, n: {samples}}}
-output: {{path: {output}}}
+output: {{path: {output}, rows_per_file: 48}}
 engine: {{dtype: float32, max_num_seqs: 32}}
-run: {{shard_rows: 48, window_rows: {window_rows}, checkpoint_every: 0.3}}
+run: {{window_rows: {window_rows}, checkpoint_every: 0.3}}
 """
 MARKS = {
     "plan": ".bulkrun/plan/shard-*.arrow",

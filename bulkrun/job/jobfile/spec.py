@@ -6,11 +6,12 @@ into a `JobSpec` and problems into `file:line:col` messages; `bulkrun schema` pr
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bulkrun.request import SamplingParams
+from bulkrun.request import RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
 PER_ROW_SAMPLING = (
     "max_tokens",
@@ -24,6 +25,25 @@ PER_ROW_SAMPLING = (
     "repetition_penalty",
     "seed",
     "stop",
+    "structured_outputs",
+)
+
+# Sampling keys that go to the engine as they are.
+_PLAIN_SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
 )
 
 
@@ -65,7 +85,10 @@ class InputSpec(_Section):
 
 
 class PromptSpec(_Section):
-    """How a row becomes a prompt: exactly one of `template`, `messages`, `column`."""
+    """How a row becomes a prompt: one of `template`, `messages`, `column`; with none, the input's columns tell.
+
+    The columns looked for, in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`.
+    """
 
     template: str | None = Field(None, description="A Jinja template over the row's columns: the user's message.")
     messages: list[ChatMessage] | str | None = Field(
@@ -81,20 +104,79 @@ class PromptSpec(_Section):
     )
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> PromptSpec:
+    def _at_most_one(self) -> PromptSpec:
         given = [key for key in ("template", "messages", "column") if getattr(self, key) is not None]
-        if len(given) != 1:
-            have = " and ".join(given) or "none of them"
-            raise ValueError(f"needs exactly one of template, messages, column; has {have}")
+        if len(given) > 1:
+            raise ValueError(f"needs one of template, messages, column; has {' and '.join(given)}")
         if self.chat_template == "none" and (self.messages is not None or self.system is not None):
             raise ValueError("chat_template: none takes a template or column only: messages need a chat template")
         return self
+
+
+class StructuredOutputsSpec(_Section):
+    """What every output must look like: exactly one of `json`, `regex`, `choice`, `grammar`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, serialize_by_alias=True)
+
+    # `json` is vLLM's name; as an attribute it would hide a method of pydantic's models.
+    json_schema: dict[str, Any] | str | None = Field(
+        None,
+        alias="json",
+        description="A JSON schema, or the path of a .json file with one. The result gets a typed column `parsed`.",
+    )
+    regex: str | None = Field(None, description="A regular expression that the whole output matches.")
+    choice: list[str] | None = Field(None, min_length=1, description="The output is one of these texts.")
+    grammar: str | None = Field(None, description="A Lark grammar whose `start` rule is the whole output.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> StructuredOutputsSpec:
+        given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if len(given) != 1:
+            have = " and ".join(given).replace("json_schema", "json") or "none of them"
+            raise ValueError(f"needs exactly one of json, regex, choice, grammar; has {have}")
+        return self
+
+    def to_param(self) -> StructuredOutput:
+        """The engine's parameter. A schema that is a path must have been read before (`launch.prepare` does)."""
+        if self.json_schema is not None:
+            assert isinstance(self.json_schema, dict), "a schema's path is read when the job is prepared"
+            return StructuredOutput("json", json.dumps(self.json_schema))
+        if self.regex is not None:
+            return StructuredOutput("regex", self.regex)
+        if self.choice is not None:
+            return StructuredOutput("choice", json.dumps(self.choice))
+        assert self.grammar is not None, "one of the four is given"
+        return StructuredOutput("grammar", self.grammar)
+
+
+class ThinkingSpec(_Section):
+    """How a reasoning model marks its thoughts; they go into the column `reasoning`, the rest into `response`."""
+
+    start: str = Field("<think>", min_length=1, description="What begins the thoughts (it may stand in the prompt).")
+    end: str = Field("</think>", min_length=1, description="What ends them.")
+    max_tokens: int | None = Field(
+        None, ge=1, description="Most tokens to think; then the end is written for the model, and it answers."
+    )
+
+
+class RepetitionStopSpec(_Section):
+    """End an output that runs in circles: an error row `runaway` that keeps the text so far."""
+
+    max_pattern: int = Field(64, ge=1, le=512, description="Longest pattern to look for, in tokens.")
+    repeats: int = Field(4, ge=2, description="How often it stands at the end, one after the other.")
+    min_tokens: int = Field(48, ge=2, description="How many tokens the repetitions have at least.")
 
 
 class SamplingSpec(_Section):
     """How tokens are chosen. Names are vLLM's; what is not set comes from the model's generation_config.json."""
 
     n: int = Field(1, ge=1, le=1024, description="Samples per row; each is an output row of its own.")
+    best_of: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Generate so many samples and keep the n with the highest cumulative log-probability, best first.",
+    )
     max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate. Default: the model's, else 256.")
     min_tokens: int = Field(0, ge=0, description="Fewest tokens to generate before an end or stop counts.")
     temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default: the model's, else 1.")
@@ -112,6 +194,21 @@ class SamplingSpec(_Section):
     stop_token_ids: list[int] = Field(default_factory=list, description="Token ids that end the output.")
     ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token (for benchmarks).")
     seed: int = Field(0, description="The job's seed. A row's noise depends on this, its id and the sample only.")
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="A column `logprobs`: each token's, and so many of the likeliest alternatives'."
+    )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=20, description="A column `prompt_logprobs`: the same for the tokens of the prompt."
+    )
+    structured_outputs: StructuredOutputsSpec | None = Field(
+        None, description="What every output must look like: a JSON schema, a regex, one of several texts, a grammar."
+    )
+    thinking: ThinkingSpec | None = Field(
+        None, description="For reasoning models: thoughts in a column of their own, and a budget for them."
+    )
+    repetition_stop: RepetitionStopSpec | None = Field(
+        None, description="End outputs that run in circles ({}: as usual)."
+    )
     per_row: dict[str, str] = Field(
         default_factory=dict,
         description="Sampling key -> input column that overrides it where the column is not null: "
@@ -126,29 +223,61 @@ class SamplingSpec(_Section):
         return self
 
     @model_validator(mode="after")
+    def _best_of(self) -> SamplingSpec:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of: {self.best_of} is less than n ({self.n}); generate at least what is kept")
+        return self
+
+    @property
+    def generations(self) -> int:
+        """How many outputs are generated for a row; `n` of them are kept."""
+        return self.best_of or self.n
+
+    @model_validator(mode="after")
     def _ranges(self) -> SamplingSpec:
         self.to_params()
         return self
 
     def to_params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:
         """The engine's parameters; `overrides` (a row's own values) win over the job's. Raises ValueError."""
-        values: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in SamplingParams.__dataclass_fields__
-            if name not in ("logprobs",) and getattr(self, name) is not None
-        }
+        values: dict[str, Any] = {name: value for name in _PLAIN_SAMPLING if (value := getattr(self, name)) is not None}
+        if self.best_of is not None:
+            values.setdefault("logprobs", 0)  # to compare samples by
         values |= overrides or {}
         values.pop("seed", None)
         stop = values.get("stop", ())
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
-        return SamplingParams(**values)
+        return SamplingParams(**values, **self._structured_params(values.pop("structured_outputs", None)))
+
+    def _structured_params(self, row_schema: str | None) -> dict[str, Any]:
+        """The parameters that are values of their own; `row_schema` is a row's own JSON schema."""
+        given: dict[str, Any] = {}
+        if row_schema is not None:
+            given["structured_outputs"] = StructuredOutput("json", row_schema)
+        elif self.structured_outputs is not None:
+            given["structured_outputs"] = self.structured_outputs.to_param()
+        if self.thinking is not None:
+            given["thinking"] = Thinking(self.thinking.start, self.thinking.end, self.thinking.max_tokens)
+        if (circles := self.repetition_stop) is not None:
+            given["repetition_stop"] = RepetitionStop(circles.max_pattern, circles.repeats, circles.min_tokens)
+        return given
 
 
 class OutputSpec(_Section):
     """Where the results go."""
 
     path: str = Field(description="The result directory: this is the run.")
+    partition_by: list[str] = Field(
+        default_factory=list,
+        description="Columns whose values become folders (lang=en/part-00000.parquet), as Hive and DuckDB read them.",
+    )
+    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = Field("zstd", description="Codec of the parts.")
+    rows_per_file: int | None = Field(
+        None,
+        ge=1,
+        description="Most input rows in a part, the unit of commit. Default: by the size of the input, at most 4096.",
+    )
 
 
 class EngineSpec(_Section):
@@ -200,10 +329,28 @@ class RunSpec(_Section):
         ge=1,
         description="Rows that are planned (sorted, grouped) together; the next window is planned while this one runs.",
     )
-    shard_rows: int | None = Field(
-        None,
+    workers: int = Field(
+        1,
         ge=1,
-        description="Most rows in a shard, the unit of commit. Default: by the size of the input, at most 4096.",
+        le=1024,
+        description="Processes on this machine: one per GPU, or that many on CPU with threads divided.",
+    )
+    row_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds a row may run in the engine; then it is an error row `timeout` with its text so far.",
+    )
+    max_tokens_per_row: int | None = Field(
+        None,
+        ge=2,
+        description="Most tokens of prompt and outputs of one row together: outputs are cut to what the prompt leaves.",
+    )
+    incremental: bool = Field(
+        False,
+        description="The same command again runs only rows that are new, changed or failed. Needs input.id.",
+    )
+    on_vanished: Literal["keep", "drop"] = Field(
+        "keep", description="With incremental, what to do with results whose row the input no longer has."
     )
 
 
@@ -216,7 +363,7 @@ class JobSpec(_Section):
     )
     model: str = Field(min_length=1, description="A hub id, a local directory, or bundled:tiny.")
     input: InputSpec = Field(description="Where the rows come from.")
-    prompt: PromptSpec = Field(description="How a row becomes a prompt.")
+    prompt: PromptSpec = Field(default_factory=PromptSpec, description="How a row becomes a prompt.")
     sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="How tokens are chosen.")
     output: OutputSpec = Field(description="Where the results go.")
     engine: EngineSpec = Field(default_factory=EngineSpec, description="How the engine works.")

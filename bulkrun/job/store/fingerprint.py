@@ -14,7 +14,7 @@ from typing import Any
 Facts = Mapping[str, Any]
 
 # Keys whose change leaves every result as it was: --resume-anyway accepts them.
-HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.shard_rows")
+HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.rows_per_file")
 
 
 def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) -> dict[str, dict[str, Any]]:
@@ -23,15 +23,15 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
     `input_facts` and `model_facts` say what the files hold (sizes, hashes), so that an edited file under the same
     name is noticed, and a moved one is not taken for a change.
     """
-    given, run = job["input"], job["run"]
+    given, run, output = job["input"], job["run"], job["output"]
     names = ("path", "sql", "id", "on_duplicate", "max_row_bytes")
     return {
         "model": {"name": job["model"], **model_facts},
         "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
-        "prompt": {**job["prompt"], "on_too_long": run["on_too_long"]},
+        "prompt": {**job["prompt"], "on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
         "sampling": dict(job["sampling"]),
-        "output": {"columns": given["columns"]},
-        "plan": {"window_rows": run["window_rows"], "shard_rows": run["shard_rows"]},
+        "output": {"columns": given["columns"], "partition_by": output["partition_by"]},
+        "plan": {"window_rows": run["window_rows"], "rows_per_file": output["rows_per_file"]},
     }
 
 

@@ -23,16 +23,21 @@ from bulkrun.job.store.durable import disk_errors, fsync_dir
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """The outcome of one generation. `response` is None if and only if the rows have an error."""
+    """The outcome of one generation.
+
+    A row that failed has an `error_code`, and a `response` only if some text came before the failure. `extra` holds
+    the values of the columns that the job asks for beyond the usual ones, by column name, as JSON knows them.
+    """
 
     rows: tuple[int, ...]
     sample: int
-    response: str | None
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
+    response: str | None = None
+    finish_reason: str = "error"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     error_code: str | None = None
     error_message: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class JournalWriter:
 
 def encode_record(record: JournalRecord | PartialRecord) -> bytes:
     """The line of a record, newline included."""
-    document = asdict(record)
+    document = {key: value for key, value in asdict(record).items() if value is not None and value != {}}
     if isinstance(record, PartialRecord):
         document["partial"] = True
     payload = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

@@ -163,8 +163,8 @@ def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
 
 def _keep_plan_settings(job: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     """A half-made plan goes on with the windows and shards it began with."""
-    kept = {key: old["run"][key] for key in ("window_rows", "shard_rows")}
-    return {**job, "run": {**job["run"], **kept}}
+    run = {**job["run"], "window_rows": old["run"]["window_rows"]}
+    return {**job, "run": run, "output": {**job["output"], "rows_per_file": old["output"]["rows_per_file"]}}
 
 
 def _explain(run: RunDir, changed: Mapping[str, tuple[Any, Any]], *, harmless: bool) -> str:

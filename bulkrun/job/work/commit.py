@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,12 +27,13 @@ from bulkrun.job.store.run_record import check_not_replaced
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What every part of a run carries in its footer, and how many samples a row has."""
+    """What every part of a run carries in its footer, how many samples a row has, and its columns of its own."""
 
     run_id: str
     plan_hash: str
     samples: int
     versions: dict[str, str] = field(default_factory=dict)
+    extra: tuple[pa.Field, ...] = ()
 
 
 def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
@@ -42,7 +44,7 @@ def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
     """
     final = run.part(shard)
     if not final.exists():
-        table = _part_table(run, shard, identity.samples)
+        table = _part_table(run, shard, identity)
         if table is not None:
             _publish(run, shard, identity, table)
     info = _committed(final, identity)
@@ -50,11 +52,11 @@ def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
     return info
 
 
-def _part_table(run: RunDir, shard: int, samples: int) -> pa.Table | None:
+def _part_table(run: RunDir, shard: int, identity: RunIdentity) -> pa.Table | None:
     """The rows of a part, None when another worker published it (and removed its journals) meanwhile."""
     _, rows = read_shard(run.shard(shard))
     outcomes = read_outcomes(run.journals_of(shard)).answered
-    wanted = [(row, sample) for row in rows["row"].to_pylist() for sample in range(samples)]
+    wanted = [(row, sample) for row in rows["row"].to_pylist() for sample in range(identity.samples)]
     missing = sum(key not in outcomes for key in wanted)
     if missing and run.part(shard).exists():
         return None
@@ -63,10 +65,12 @@ def _part_table(run: RunDir, shard: int, samples: int) -> pa.Table | None:
             f"{run.journal}: {missing} of {len(wanted)} outcomes of shard {shard} do not read back: a journal was "
             "damaged on disk; run the same command again to redo those rows"
         )
-    return build_table(rows, [(row, sample, outcomes[row, sample]) for row, sample in wanted], samples)
+    return build_table(rows, [(*key, outcomes[key]) for key in wanted], identity.samples, identity.extra)
 
 
-def build_table(rows: pa.Table, outcomes: list[tuple[int, int, JournalRecord]], samples: int) -> pa.Table:
+def build_table(
+    rows: pa.Table, outcomes: list[tuple[int, int, JournalRecord]], samples: int, extra: Sequence[pa.Field] = ()
+) -> pa.Table:
     """Passed-through columns beside the result columns, in the declared output schema.
 
     `rows` is a shard's table; `outcomes` has `samples` entries for each of its rows, in the same order.
@@ -81,11 +85,12 @@ def build_table(rows: pa.Table, outcomes: list[tuple[int, int, JournalRecord]], 
         "completion_tokens": [record.completion_tokens for record in records],
         "error_code": [record.error_code for record in records],
         "error_message": [record.error_message for record in records],
+        **{field.name: [record.extra.get(field.name) for record in records] for field in extra},
     }
     repeat = pa.array([index for index in range(rows.num_rows) for _ in range(samples)], pa.int64())
     passthrough = rows["passthrough"].combine_chunks().take(repeat)
     fields = list(rows.schema.field("passthrough").type)
-    schema = output_schema(pa.schema(fields))
+    schema = output_schema(pa.schema(fields), extra)
     columns = passthrough.flatten() if fields else []
     columns += [pa.array(results[name], schema.field(name).type) for name in schema.names[len(fields) :]]
     return pa.Table.from_arrays(columns, schema=schema)

@@ -25,7 +25,10 @@ plan(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 def plan(root: Path, table: Path) -> None:
-    make_plan(root, job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 1300, "shard_rows": 60}))
+    make_plan(
+        root,
+        job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 1300}, output={"rows_per_file": 60}),
+    )
 
 
 def planned_with_kills(root: Path, table: Path, kills: int, rng: random.Random, longest: float) -> int:

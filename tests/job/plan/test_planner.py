@@ -295,18 +295,18 @@ def test_nested_columns_and_dictionaries_pass_through_in_their_declared_types(tm
         "when": pa.array(range(3000), pa.timestamp("ms", "UTC")),
     }
     path = write_parquet(tmp_path / "in.parquet", columns)
-    make_plan(tmp_path / "run", job(path, run={"shard_rows": 431}))
+    make_plan(tmp_path / "run", job(path, output={"rows_per_file": 431}))
     assert [row["passthrough"] for row in read_rows(tmp_path / "run")] == pq.read_table(path).to_pylist()
 
 
 def test_shard_rows_is_the_most_rows_of_a_shard(table: Path, tmp_path: Path) -> None:
-    make_plan(tmp_path / "run", job(table, run={"shard_rows": 37}))
+    make_plan(tmp_path / "run", job(table, output={"rows_per_file": 37}))
     sizes = Counter(info.rows for info, _ in read_shards(tmp_path / "run"))
     assert max(sizes) <= 37 and sum(sizes.values()) < 2 * 2503 / 37
 
 
 def _plan(root: Path, table: Path) -> None:
-    make_plan(root, job(table, run={"window_rows": 300, "shard_rows": 20}))
+    make_plan(root, job(table, run={"window_rows": 300}, output={"rows_per_file": 20}))
 
 
 def test_two_planners_at_once_make_one_plan(table: Path, tmp_path: Path) -> None:
