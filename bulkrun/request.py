@@ -21,7 +21,7 @@ class RowError(NamedTuple):
 
 
 class StructuredOutput(NamedTuple):
-    """What an output must look like. `value` is JSON schema text, a regex, a Lark grammar, or a JSON list of choices."""
+    """What an output must look like. `value`: JSON schema text, a regex, a Lark grammar, or a JSON list of choices."""
 
     kind: Literal["json", "regex", "choice", "grammar"]
     value: str
@@ -221,7 +221,7 @@ class StopMatcherFactory(Protocol):
 
 
 class TokenConstraint(Protocol):
-    """Says which tokens one sequence may take next: a grammar, a thinking budget, or both. Used by one thread at a time."""
+    """Which tokens one sequence may take next: a grammar, a thinking budget, or both. One thread at a time uses it."""
 
     def fill_mask(self, mask: memoryview) -> bool:
         """Write the allowed tokens into `mask` (int32 words, bit k of word w: token 32 w + k); False: all are allowed.

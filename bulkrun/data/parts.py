@@ -24,7 +24,10 @@ _ROW_GROUP_ROWS = 65536
 
 @dataclass(frozen=True)
 class PartInfo:
-    """A part's footer. `rows` counts output rows (input rows x samples); `attempt` is unique for each file written."""
+    """A part's footer. `rows` counts output rows (input rows x samples); `attempt` is unique for each file written.
+
+    `generation` 0 is what a run published; a retry, an incremental night or `compact` writes a higher one.
+    """
 
     run_id: str
     plan_hash: str
@@ -36,6 +39,7 @@ class PartInfo:
     prompt_tokens: int
     completion_tokens: int
     versions: dict[str, str]
+    generation: int = 0
 
     @property
     def error_rows(self) -> int:

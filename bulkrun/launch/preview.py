@@ -14,8 +14,8 @@ from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.work.recorder import answer_texts
 from bulkrun.job.work.shard_work import row_seed
+from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.prepare import PreparedJob, prepare
-from bulkrun.launch.run import engine_factory
 from bulkrun.request import Completion, Request, RowError
 
 

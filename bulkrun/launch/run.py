@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,11 +13,10 @@ from bulkrun.job.store.run_record import RunRecord, open_run
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.runner import JobRunner
+from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.planner import PlannerProcess
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.signals import DrainOnSignal, drain_on_signal
-from bulkrun.launch.threads import settle_threads
-from bulkrun.request import Engine
 
 
 class View(Protocol):
@@ -89,18 +87,3 @@ def _work(prepared: PreparedJob, record: RunRecord, view: View, drain: DrainOnSi
             "run the same command again to continue"
         )
     return Submitted(prepared.run, outcome.totals, worked=True, elapsed_s=outcome.progress.elapsed_s)
-
-
-def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
-    """A function that loads the job's engine; loading is when torch is imported."""
-
-    def make_engine() -> Engine:
-        settle_threads()
-        from bulkrun.engine.llm_engine import LLMEngine
-        from bulkrun.text.stop import stop_matcher_factory
-
-        settings = prepared.spec.engine.model_dump(exclude_none=True)
-        matchers = stop_matcher_factory(prepared.tokenizer)
-        return LLMEngine.from_model_dir(prepared.model_dir, stop_matcher_factory=matchers, **settings)
-
-    return make_engine

@@ -87,7 +87,7 @@ class InputSpec(_Section):
 class PromptSpec(_Section):
     """How a row becomes a prompt: one of `template`, `messages`, `column`; with none, the input's columns tell.
 
-    The columns looked for, in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`.
+    Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`.
     """
 
     template: str | None = Field(None, description="A Jinja template over the row's columns: the user's message.")

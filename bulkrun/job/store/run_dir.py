@@ -13,6 +13,7 @@
       .bulkrun/workers/WORKER.json      heartbeat and live counters of a process
       .bulkrun/events.jsonl             what happened, one JSON line each
       .bulkrun/tmp/                     files that are not whole yet
+      .bulkrun/next/                    a whole run of its own: the rows of a retry or an incremental night
 
 Nothing under .bulkrun ends in .parquet (DuckDB's `**` globs enter dot folders), and
 `<output.path>/*.parquet` matches parts alone.
@@ -24,7 +25,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_PART = re.compile(r"part-(\d{5,})\.parquet")
+_PART = re.compile(r"part-(\d{5,})\.(?:parquet|staged)")
 _SHARD = re.compile(r"shard-(\d{5,})\.arrow")
 
 
@@ -33,6 +34,16 @@ class RunDir:
     """Names in one run directory."""
 
     root: Path
+
+    @property
+    def staged(self) -> RunDir:
+        """The run inside this run that computes what a retry or an incremental night changes."""
+        return RunDir(self.state / "next")
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether this is such a run: its parts are not results yet, and no glob for Parquet may find them."""
+        return self.root.parent.name == ".bulkrun"
 
     @property
     def state(self) -> Path:
@@ -84,7 +95,7 @@ class RunDir:
         return self.state / "input.snapshot"
 
     def part(self, shard: int) -> Path:
-        return self.root / f"part-{shard:05d}.parquet"
+        return self.root / f"part-{shard:05d}.{'staged' if self.is_staged else 'parquet'}"
 
     def shard(self, shard: int) -> Path:
         return self.plan / f"shard-{shard:05d}.arrow"

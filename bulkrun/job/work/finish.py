@@ -22,7 +22,10 @@ from bulkrun.job.work.commit import clear_shard_state
 
 @dataclass(frozen=True)
 class RunTotals:
-    """What `_SUCCESS` holds. `rows` are input rows; `ok` and `errors` count output rows (rows x samples)."""
+    """What `_SUCCESS` holds. `rows` are input rows; `ok` and `errors` count output rows (rows x samples).
+
+    With a `generation` above 0 (retry, incremental nights, compact) the parts are no longer those of the plan.
+    """
 
     status: Literal["completed", "completed_with_errors"]
     rows: int
@@ -37,6 +40,7 @@ class RunTotals:
     finished: str
     fingerprints: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    generation: int = 0
 
     @property
     def exit_code(self) -> int:
