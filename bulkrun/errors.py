@@ -7,6 +7,7 @@
     |- ModelError               1   model not found, unsupported architecture, pickle weights
     |- RunError                 1   the run directory is damaged or not a run
     |- ResumeError              4   the job or its input changed under a resume
+    |- ExecutorError            1   Slurm or Ray refused, or is not there
     |- ErrorRateExceeded        1   more rows failed than run.max_error_rate allows
     `- Interrupted              75  stopped and saved: run the same command again
 
@@ -59,6 +60,10 @@ class ResumeError(BulkrunError):
     """The job or its input is not what this run was started with; the message shows the difference."""
 
     exit_code = 4
+
+
+class ExecutorError(BulkrunError):
+    """The system that should start the workers refused or is not there; the message has its own words."""
 
 
 class ErrorRateExceeded(BulkrunError):

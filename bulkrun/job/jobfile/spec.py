@@ -7,7 +7,7 @@ into a `JobSpec` and problems into `file:line:col` messages; `bulkrun schema` pr
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -335,6 +335,12 @@ class RunSpec(_Section):
         le=1024,
         description="Processes on this machine: one per GPU, or that many on CPU with threads divided.",
     )
+    executor: Literal["local", "slurm"] = Field(
+        "local", description="Who starts the workers: this machine, or Slurm (inside a Slurm job always this machine)."
+    )
+    walltime: float | None = Field(
+        None, gt=0, description="Seconds a worker may run; under Slurm the job's own end counts too."
+    )
     row_timeout: float | None = Field(
         None,
         gt=0,
@@ -354,6 +360,32 @@ class RunSpec(_Section):
     )
 
 
+_LINE = Field(pattern=r"^[^\r\n]+$")
+
+
+class SlurmSpec(_Section):
+    """How `submit --executor slurm` asks for machines: an array of identical workers. Names are sbatch's."""
+
+    array: int | None = Field(None, ge=1, le=4096, description="Workers (array elements). Default: run.workers.")
+    partition: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --partition.")
+    account: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --account.")
+    qos: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --qos.")
+    time: str | None = Field(None, pattern=r"^[0-9:-]+$", description='sbatch --time, in quotes: "04:00:00".')
+    gpus: int | str | None = Field(None, description="GPUs per element (1), or type and count (a100:1).")
+    cpus: int | None = Field(None, ge=1, description="CPUs per element.")
+    mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="Memory per node: 64G.")
+    constraint: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --constraint.")
+    warn: int = Field(
+        120, ge=10, le=3600, description="Seconds before the time limit at which Slurm says so (SIGUSR1)."
+    )
+    extra: list[Annotated[str, _LINE]] = Field(
+        default_factory=list, description="More sbatch options, one a line: --exclude=node7."
+    )
+    setup: list[Annotated[str, _LINE]] = Field(
+        default_factory=list, description="Shell lines before the worker starts: module load cuda."
+    )
+
+
 class JobSpec(_Section):
     """One bulk inference job."""
 
@@ -367,4 +399,5 @@ class JobSpec(_Section):
     sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="How tokens are chosen.")
     output: OutputSpec = Field(description="Where the results go.")
     engine: EngineSpec = Field(default_factory=EngineSpec, description="How the engine works.")
+    slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="What to ask Slurm for.")
     run: RunSpec = Field(default_factory=RunSpec, description="How the run goes on.")

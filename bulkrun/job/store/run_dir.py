@@ -12,6 +12,8 @@
       .bulkrun/journal/shard-00000.ATTEMPT.jsonl   finished rows of an open shard
       .bulkrun/workers/WORKER.json      heartbeat and live counters of a process
       .bulkrun/events.jsonl             what happened, one JSON line each
+      .bulkrun/logs/                    what workers wrote on stderr
+      .bulkrun/slurm/                   batch scripts, and the ids of the jobs they became
       .bulkrun/tmp/                     files that are not whole yet
       .bulkrun/next/                    a whole run of its own: the rows of a retry or an incremental night
 
@@ -85,6 +87,20 @@ class RunDir:
     @property
     def events(self) -> Path:
         return self.state / "events.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """What workers wrote on stderr."""
+        return self.state / "logs"
+
+    @property
+    def slurm(self) -> Path:
+        """The batch scripts that were submitted for this run."""
+        return self.state / "slurm"
+
+    @property
+    def slurm_jobs(self) -> Path:
+        return self.slurm / "jobs.jsonl"
 
     @property
     def tmp(self) -> Path:

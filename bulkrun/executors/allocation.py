@@ -1,0 +1,71 @@
+"""The Slurm job that this process is part of: when it ends, and how it gets its next turn. Reads the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """An allocation or array element. `ends_at` is wall-clock time in seconds, None where there is no limit."""
+
+    job_id: str
+    ends_at: float | None
+
+    def requeue(self) -> bool:
+        """See to it that the job starts again after this process; whether the cluster was asked to.
+
+        Where exit 75 requeues by itself (RequeueExit) nothing needs to be asked. Without Slurm's answer the user's next
+        `submit` goes on.
+        """
+        return _requeues_itself() or _say("scontrol", "requeue", self.job_id) is not None
+
+
+def current_allocation(environ: Mapping[str, str] = os.environ) -> Allocation | None:
+    """The batch job of this process, None outside of one (an interactive allocation is not ours to requeue)."""
+    job_id = environ.get("SLURM_JOB_ID")
+    if not job_id:
+        return None
+    return Allocation(job_id, _end_time(job_id, environ))
+
+
+def _end_time(job_id: str, environ: Mapping[str, str]) -> float | None:
+    stated = environ.get("SLURM_JOB_END_TIME", "")
+    if stated.isdigit():
+        return float(stated)
+    shown = (_say("squeue", "--noheader", "--job", job_id, "--format=%e") or "").strip()
+    try:
+        return datetime.fromisoformat(shown).timestamp()
+    except ValueError:  # "NONE", "N/A": no limit
+        return None
+
+
+def _requeues_itself() -> bool:
+    config = _say("scontrol", "show", "config") or ""
+    match = re.search(r"^RequeueExit\s*=\s*(.*)$", config, re.MULTILINE)
+    return match is not None and "75" in re.split(r"[,\s]+", match[1])
+
+
+def _say(program: str, *arguments: str) -> str | None:
+    """What one of Slurm's programs prints, None when it cannot be asked."""
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def deadline_of(allocation: Allocation | None, walltime_s: float | None) -> float | None:
+    """When this process must be done, on the monotonic clock: the job's end or `walltime_s` from now, whichever first."""
+    limits = [] if walltime_s is None else [walltime_s]
+    if allocation is not None and allocation.ends_at is not None:
+        limits.append(allocation.ends_at - time.time())
+    return time.monotonic() + min(limits) if limits else None

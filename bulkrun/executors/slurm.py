@@ -1,0 +1,128 @@
+"""A run on Slurm: a readable batch script, an array of identical workers, and the questions asked of the queue.
+
+Every array element is one pull-worker on the run's directory; a lost element costs speed, never rows. Speaks to Slurm's
+own programs (sbatch, squeue, scancel, scontrol) and needs no accounting database. Knows no tokens and no tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from bulkrun.errors import ExecutorError
+from bulkrun.job.jobfile.spec import JobSpec, SlurmSpec
+from bulkrun.job.store.durable import append_line, make_dirs, write_file
+from bulkrun.job.store.run_dir import RunDir
+
+_PATIENCE_S = 60.0
+_KEYS = ("partition", "account", "qos", "time", "mem", "constraint")
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """One array element (or a whole array that still waits) as the queue shows it."""
+
+    job_id: str
+    state: str  # Slurm's word: PENDING, RUNNING, COMPLETING, ...
+    node: str
+    reason: str
+
+
+def batch_script(run: RunDir, name: str, slurm: SlurmSpec, workers: int, command: Sequence[str]) -> str:
+    """The text for sbatch: `workers` array elements, each of which becomes `command` (so that signals arrive)."""
+    options = [
+        f"--job-name=bulkrun-{name}",
+        f"--array=0-{workers - 1}",
+        f"--output={_pattern(run.logs)}/slurm-%A_%a.log",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:USR1@{slurm.warn}",
+        *(f"--{key}={value}" for key in _KEYS if (value := getattr(slurm, key)) is not None),
+    ]
+    if slurm.gpus is not None:
+        options.append(f"--gpus-per-node={slurm.gpus}")
+    if slurm.cpus is not None:
+        options.append(f"--cpus-per-task={slurm.cpus}")
+    lines = [f"#SBATCH {_quoted(option)}" for option in options] + [f"#SBATCH {line}" for line in slurm.extra]
+    body = [*slurm.setup, f"exec {shlex.join(command)}"]
+    return "\n".join(["#!/bin/bash", *lines, "", *body]) + "\n"
+
+
+def _quoted(option: str) -> str:
+    key, _, value = option.partition("=")
+    if re.fullmatch(r"[\w./:@%+,-]*", value):
+        return option
+    return f'{key}="{value}"'
+
+
+def _pattern(path: Path) -> str:
+    """A path in a file name pattern of Slurm, where a percent sign begins a placeholder."""
+    return str(path.resolve()).replace("%", "%%")
+
+
+def submit_array(run: RunDir, spec: JobSpec) -> str:
+    """Write the script into the run and hand it to sbatch; the job id.
+
+    Raises ExecutorError with Slurm's own words, and when an array of this run is queued already.
+    """
+    if queued := [job.job_id for job in queued_jobs(run)]:
+        raise ExecutorError(
+            f"{run.root}: job {', '.join(queued)} of this run is in the queue already; "
+            f"`bulkrun status {run.root}` shows it, `bulkrun cancel {run.root}` takes it out"
+        )
+    make_dirs(run.logs)
+    make_dirs(run.slurm)
+    command = [sys.executable, "-m", "bulkrun", "worker", str(run.root.resolve())]
+    script = run.slurm / f"{datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}.sh"
+    text = batch_script(run, spec.name, spec.slurm, spec.slurm.array or spec.run.workers, command)
+    write_file(script, text.encode())
+    job_id = _slurm("sbatch", "--parsable", str(script)).strip().split(";")[0]
+    append_line(run.slurm_jobs, json.dumps({"job_id": job_id, "script": script.name}).encode())
+    return job_id
+
+
+def submitted_jobs(run: RunDir) -> list[str]:
+    """The ids of every array that was submitted for this run, oldest first."""
+    if not run.slurm_jobs.is_file():
+        return []
+    lines = run.slurm_jobs.read_bytes().splitlines()
+    return [str(json.loads(line)["job_id"]) for line in lines if line.endswith(b"}")]
+
+
+def queued_jobs(run: RunDir) -> list[QueuedJob]:
+    """What of this run is still in the queue: waiting, running or ending."""
+    ids = submitted_jobs(run)
+    if not ids:
+        return []
+    # One id that Slurm has forgotten would make squeue fail for all: ask for the user's jobs, pick ours.
+    lines = _slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r").splitlines()
+    rows = [line.split("|", 5) for line in lines if line.count("|") >= 5]
+    return [QueuedJob(row[2], row[3], row[4], row[5]) for row in rows if row[0] in ids or row[1] in ids]
+
+
+def cancel_jobs(run: RunDir) -> list[str]:
+    """Take this run's arrays out of the queue and stop their elements; the ids that were there."""
+    queued = queued_jobs(run)
+    ids = sorted({job.job_id.split("_")[0] for job in queued})
+    if ids:
+        _slurm("scancel", *ids)
+    return ids
+
+
+def _slurm(program: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except FileNotFoundError:
+        raise ExecutorError(f"{program}: not found; is this a machine of a Slurm cluster?") from None
+    except subprocess.TimeoutExpired:
+        raise ExecutorError(f"{program}: no answer in {_PATIENCE_S:.0f} s; is its controller down?") from None
+    if done.returncode != 0:
+        raise ExecutorError(f"{program}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+    return done.stdout

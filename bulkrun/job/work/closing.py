@@ -1,0 +1,37 @@
+"""A worker that knows its end: which rows can still finish, and when it is time to stop and save.
+
+A row's time is guessed from the tokens it may still generate and the seconds that a token of one sequence took lately.
+Rows that cannot finish are left for the next start, which costs nothing; what runs when time is up is saved mid-sequence.
+Knows no engine and no files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SAVE_S = 10.0  # to journal, sync and say goodbye
+_SMOOTHING = 0.05  # of a step in the mean: about the last 20 steps count
+
+
+class Closing:
+    """Time left until `deadline` (monotonic seconds; None: no end)."""
+
+    def __init__(self, deadline: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deadline, self._clock = deadline, clock
+        self._step_s = 0.0
+
+    def observe(self, step_s: float) -> None:
+        """A step of the engine took so long; it gave each running sequence one token."""
+        self._step_s += (step_s - self._step_s) * (_SMOOTHING if self._step_s else 1.0)
+
+    @property
+    def over(self) -> bool:
+        """Whether it is time to stop and save."""
+        return self._deadline is not None and self._clock() >= self._deadline - SAVE_S
+
+    def fits(self, output_tokens: float) -> bool:
+        """Whether a row that starts now and generates so many tokens would finish in time."""
+        if self._deadline is None:
+            return True
+        return self._clock() + output_tokens * self._step_s <= self._deadline - SAVE_S
