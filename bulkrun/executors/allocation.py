@@ -64,7 +64,7 @@ def _say(program: str, *arguments: str) -> str | None:
 
 
 def deadline_of(allocation: Allocation | None, walltime_s: float | None) -> float | None:
-    """When this process must be done, on the monotonic clock: the job's end or `walltime_s` from now, whichever first."""
+    """When this process must be done (monotonic clock): the job's end or `walltime_s` from now, whichever is first."""
     limits = [] if walltime_s is None else [walltime_s]
     if allocation is not None and allocation.ends_at is not None:
         limits.append(allocation.ends_at - time.time())

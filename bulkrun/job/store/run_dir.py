@@ -12,6 +12,7 @@
       .bulkrun/journal/shard-00000.ATTEMPT.jsonl   finished rows of an open shard
       .bulkrun/workers/WORKER.json      heartbeat and live counters of a process
       .bulkrun/events.jsonl             what happened, one JSON line each
+      .bulkrun/cancelled.json           which workers `bulkrun cancel` asked to stop
       .bulkrun/logs/                    what workers wrote on stderr
       .bulkrun/slurm/                   batch scripts, and the ids of the jobs they became
       .bulkrun/tmp/                     files that are not whole yet
@@ -87,6 +88,10 @@ class RunDir:
     @property
     def events(self) -> Path:
         return self.state / "events.jsonl"
+
+    @property
+    def cancelled(self) -> Path:
+        return self.state / "cancelled.json"
 
     @property
     def logs(self) -> Path:

@@ -1,8 +1,8 @@
 """A worker that knows its end: which rows can still finish, and when it is time to stop and save.
 
 A row's time is guessed from the tokens it may still generate and the seconds that a token of one sequence took lately.
-Rows that cannot finish are left for the next start, which costs nothing; what runs when time is up is saved mid-sequence.
-Knows no engine and no files.
+Rows that cannot finish are left for the next start, which costs nothing; what runs when time is up is saved in the
+middle of its output. Knows no engine and no files.
 """
 
 from __future__ import annotations
