@@ -12,7 +12,7 @@ from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
-from bulkrun.job.work.recorder import answer_texts
+from bulkrun.job.work.answers import answer_texts
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.prepare import PreparedJob, prepare

@@ -38,6 +38,7 @@ class JournalRecord:
     error_code: str | None = None
     error_message: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    cached_tokens: int = 0  # prompt tokens that the prefix cache held
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The thread between the engine and the disk: decodes, journals, syncs and commits, off the engine's path.
 
-The engine's thread hands over what finished and goes on; this one turns tokens into text in batches, appends the
-records, fsyncs every `checkpoint_every` seconds and commits a shard as soon as its last outcome is journaled. Its
+The engine's thread hands over what finished and goes on; this one turns it into records in batches, appends them,
+fsyncs every `checkpoint_every` seconds and commits a shard as soon as its last outcome is journaled. Its
 first failure ends it and comes out of the next call of its owner.
 """
 
@@ -10,28 +10,19 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bulkrun.data.parts import PartInfo
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import check_not_replaced
+from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.commit import RunIdentity, commit_shard
+from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.shard_work import Generation, ShardWork
-from bulkrun.request import Completion
-
-Decode = Callable[[list[Sequence[int]]], list[str]]
 
 _QUEUE_STEPS = 32  # engine steps whose results may wait for the disk before the engine waits too
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A generation and how it ended."""
-
-    generation: Generation
-    completion: Completion
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,8 @@ class Recorder:
     def __init__(
         self, run: RunDir, identity: RunIdentity, decode: Decode, *, attempt: str, checkpoint_every: float
     ) -> None:
-        self._run, self._identity, self._decode = run, identity, decode
+        self._run, self._identity = run, identity
+        self._reader = AnswerReader(decode, [field.name for field in identity.extra])
         self._attempt, self._checkpoint_every = attempt, checkpoint_every
         self._queue: queue.Queue[Sequence[_Item] | None] = queue.Queue(_QUEUE_STEPS)
         self._journals: dict[int, JournalWriter] = {}
@@ -151,10 +143,8 @@ class Recorder:
             elif isinstance(item, _Saved):
                 records.setdefault(item.shard, []).append(item.partial)
         answers = [item for item in items if isinstance(item, Answer)]
-        for answer, text in zip(
-            answers, answer_texts(self._decode, [answer.completion for answer in answers]), strict=True
-        ):
-            records.setdefault(answer.generation.shard, []).append(to_record(answer, text))
+        for answer, record in zip(answers, self._reader.records(answers), strict=True):
+            records.setdefault(answer.generation.shard, []).append(record)
         for shard, of_shard in records.items():
             self._append(shard, of_shard)
 
@@ -172,36 +162,3 @@ class Recorder:
             del self._outstanding[shard]
             self._journals.pop(shard).close()
             self._committed.put((shard, commit_shard(self._run, shard, self._identity)))
-
-
-def answer_texts(decode: Decode, completions: Sequence[Completion]) -> list[str]:
-    """The text of each completion; where a stop string ended the output, the text ends before it."""
-    if not completions:
-        return []
-    texts = decode([completion.token_ids for completion in completions])
-    stopped = [i for i, completion in enumerate(completions) if isinstance(completion.stop_reason, str)]
-    if stopped:
-        before = decode([completions[i].token_ids[:-1] for i in stopped])
-        for i, prefix in zip(stopped, before, strict=True):
-            texts[i] = cut_at_stop(texts[i], str(completions[i].stop_reason), len(prefix))
-    return texts
-
-
-def cut_at_stop(text: str, stop: str, without_last_token: int) -> str:
-    """`text` up to the stop string that its last token completed (`without_last_token`: characters before that).
-
-    An earlier occurrence did not end the output (min_tokens), so it is part of the answer.
-    """
-    first = max(0, without_last_token - len(stop) - 3)  # 3: half a character before the last token
-    at = text.find(stop, first)
-    return text if at < 0 else text[:at]
-
-
-def to_record(answer: Answer, text: str) -> JournalRecord:
-    """The journal record of a completion. A failed one has no text, so that it cannot look like an answer."""
-    done, generation = answer.completion, answer.generation
-    tokens = (done.num_prompt_tokens or len(generation.request.prompt_token_ids), done.num_output_tokens)
-    if done.error is not None:
-        return JournalRecord(generation.rows, generation.sample, None, "error", *tokens, *done.error)
-    text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot go into Parquet
-    return JournalRecord(generation.rows, generation.sample, text, done.finish_reason, *tokens)

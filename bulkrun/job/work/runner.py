@@ -21,13 +21,15 @@ from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, check_not_replaced
 from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
+from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
 from bulkrun.job.work.isolation import Isolation
+from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.progress import Progress, ProgressSnapshot
-from bulkrun.job.work.recorder import Answer, Decode, Recorder
+from bulkrun.job.work.recorder import Recorder
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.request import Completion, Engine, RowError
 

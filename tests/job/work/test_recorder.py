@@ -1,4 +1,4 @@
-"""From completions to text and records, on a thread whose failure nobody misses."""
+"""From completions to records on disk, on a thread whose failure nobody misses."""
 
 from __future__ import annotations
 
@@ -7,44 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bulkrun.errors import RunError
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity
-from bulkrun.job.work.recorder import Answer, Recorder, cut_at_stop, to_record
+from bulkrun.job.work.recorder import Recorder
 from bulkrun.job.work.shard_work import Generation, open_shard
-from bulkrun.request import Completion, Request, RowError
+from bulkrun.request import Completion, Request
 from tests.job.small_runs import Row, enter, job, write_plan
-
-
-@given(st.text("abX", max_size=12), st.sampled_from(["X", "aX", "bb"]), st.text("ab", max_size=2))
-def test_text_ends_before_the_stop_string_that_the_last_token_completed(head: str, stop: str, rest: str) -> None:
-    """Oracle: the engine stopped at the first occurrence that ends inside the last token."""
-    text = head + stop + rest
-    before = len(head) + len(stop) - 1  # the last token begins with the stop string's last character
-    cut = cut_at_stop(text, stop, before)
-    assert text.startswith(cut + stop) and len(cut) <= len(head) and len(cut) >= before - len(stop) - 3
-
-
-def test_an_earlier_occurrence_that_did_not_stop_is_kept() -> None:
-    assert cut_at_stop("one\n\ntwo and three\n\n", "\n\n", without_last_token=18) == "one\n\ntwo and three"
-    assert cut_at_stop("no stop here", "zz", 5) == "no stop here"
 
 
 def generation(rows: tuple[int, ...] = (0,)) -> Generation:
     return Generation(Request(f"{rows[0]}:0", [1, 2, 3]), 0, rows, 0)
-
-
-def test_an_error_has_no_text_and_a_lone_surrogate_does_not_reach_parquet() -> None:
-    failed = Completion("0:0", (1,), "error", error=RowError("nan_logits", "why"))
-    record = to_record(Answer(generation(), failed), "looks like an answer")
-    assert (record.response, record.error_code, record.prompt_tokens) == (None, "nan_logits", 3)
-    assert to_record(Answer(generation(), Completion("0:0", (1,), "stop")), "a\ud83db").response == "a?b"
-    empty = to_record(Answer(generation(), Completion("0:0", (), "stop")), "")
-    assert (empty.response, empty.error_code) == ("", None), "an empty answer is not an error"
 
 
 def recorder(tmp_path: Path, decode: object, checkpoint_every: float = 60.0) -> tuple[RunDir, Recorder]:

@@ -1,0 +1,128 @@
+"""From completions to journal records: text, thoughts, parsed values, log-probabilities, and whether it is an answer.
+
+An output that cannot be used as an answer becomes an error record that keeps the text: what the engine says (`runaway`,
+`timeout`, ...), thoughts without an answer (`no_answer`), a structure that is not whole (`invalid_schema`). Decodes in
+batches. Knows no files, threads or engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bulkrun.job.store.journal import JournalRecord
+from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
+from bulkrun.job.work.shard_work import Generation
+from bulkrun.job.work.thinking import Thoughts, begins_thoughts, split_thoughts
+from bulkrun.request import Completion, RowError, Thinking
+
+_PROMPT_END_TOKENS = 16  # the start marker and the line breaks after it are fewer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A generation and how it ended."""
+
+    generation: Generation
+    completion: Completion
+
+
+class AnswerReader:
+    """Reads what the engine generated. `columns` names the extra result columns that the job asks for.
+
+    Used by one thread at a time.
+    """
+
+    def __init__(self, decode: Decode, columns: Collection[str] = ()) -> None:
+        self._decode, self._columns = decode, frozenset(columns)
+        self._tokens = TokenTexts(decode)
+
+    def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
+        """One record per answer, in their order."""
+        texts = answer_texts(self._decode, [answer.completion for answer in answers])
+        return [self._record(answer, _unicode(text)) for answer, text in zip(answers, texts, strict=True)]
+
+    def _record(self, answer: Answer, text: str) -> JournalRecord:
+        done, generation = answer.completion, answer.generation
+        extra = self._probabilities(done)
+        response: str | None = text
+        error = done.error
+        if (thinking := generation.request.sampling.thinking) is not None:
+            extra["reasoning"], response = self._split(answer, text, thinking)
+            error = error or _no_answer(response, done)
+        if error is not None and not response:
+            response = None  # an empty text would look like an answer
+        return JournalRecord(
+            generation.rows,
+            generation.sample,
+            response,
+            done.finish_reason,
+            done.num_prompt_tokens or len(generation.request.prompt_token_ids),
+            done.num_output_tokens,
+            *(error or (None, None)),
+            extra={name: value for name, value in extra.items() if name in self._columns and value is not None},
+            cached_tokens=done.num_cached_tokens,
+        )
+
+    def _probabilities(self, done: Completion) -> dict[str, Any]:
+        values: dict[str, Any] = {"cumulative_logprob": done.cumulative_logprob}
+        if "logprobs" in self._columns:
+            values["logprobs"] = column_value(done.logprobs, self._tokens)
+        if "prompt_logprobs" in self._columns:
+            values["prompt_logprobs"] = column_value(done.prompt_logprobs, self._tokens)
+        return values
+
+    def _split(self, answer: Answer, text: str, thinking: Thinking) -> Thoughts:
+        token_ids, prompt = answer.completion.token_ids, answer.generation.request.prompt_token_ids
+        [raw, prompt_end] = self._decode([token_ids, prompt[-_PROMPT_END_TOKENS:]], skip_special_tokens=False)
+        began = begins_thoughts(prompt_end, thinking)
+        if thinking.end in raw and thinking.end not in text:  # the markers are special tokens of this model
+            return self._split_at_token(token_ids, thinking)
+        began = began or (thinking.start not in text and raw.lstrip().startswith(thinking.start))
+        return split_thoughts(text, thinking, began_in_prompt=began)
+
+    def _split_at_token(self, token_ids: Sequence[int], thinking: Thinking) -> Thoughts:
+        self._tokens.learn(token_ids)
+        at = next((i for i, token_id in enumerate(token_ids) if self._tokens[token_id] == thinking.end), len(token_ids))
+        before, after = map(_unicode, self._decode([token_ids[:at], token_ids[at + 1 :]]))
+        return split_thoughts(before + thinking.end + after, thinking, began_in_prompt=True)
+
+
+def _no_answer(response: str | None, done: Completion) -> RowError | None:
+    """Thoughts alone are no answer, and neither is an answer that was cut before its first character."""
+    if response or (response is not None and done.finish_reason == "stop"):
+        return None
+    return RowError(
+        "no_answer",
+        f"the output ended ({done.finish_reason}, {done.num_output_tokens} tokens) in its thoughts; raise "
+        "sampling.max_tokens, or give the thoughts fewer with sampling.thinking.max_tokens",
+    )
+
+
+def answer_texts(decode: Decode, completions: Sequence[Completion]) -> list[str]:
+    """The text of each completion; where a stop string ended the output, the text ends before it."""
+    if not completions:
+        return []
+    texts = decode([completion.token_ids for completion in completions])
+    stopped = [i for i, completion in enumerate(completions) if isinstance(completion.stop_reason, str)]
+    if stopped:
+        before = decode([completions[i].token_ids[:-1] for i in stopped])
+        for i, prefix in zip(stopped, before, strict=True):
+            texts[i] = cut_at_stop(texts[i], str(completions[i].stop_reason), len(prefix))
+    return texts
+
+
+def cut_at_stop(text: str, stop: str, without_last_token: int) -> str:
+    """`text` up to the stop string that its last token completed (`without_last_token`: characters before that).
+
+    An earlier occurrence did not end the output (min_tokens), so it is part of the answer.
+    """
+    first = max(0, without_last_token - len(stop) - 3)  # 3: half a character before the last token
+    at = text.find(stop, first)
+    return text if at < 0 else text[:at]
+
+
+def _unicode(text: str) -> str:
+    """The text without lone surrogates, which cannot go into Parquet."""
+    return text.encode("utf-8", "replace").decode("utf-8")

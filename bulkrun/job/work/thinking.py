@@ -1,0 +1,36 @@
+"""A reasoning model's output in two: its thoughts and its answer. Knows text, markers and the end of the prompt only.
+
+The thoughts end at the first end marker. Their start marker may be the first thing in the output, or the last thing in
+the prompt (chat templates of reasoning models write it there), or be missing: whatever stands before an end marker was
+a thought. Line breaks around thoughts and answer belong to neither.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bulkrun.request import Thinking
+
+
+class Thoughts(NamedTuple):
+    """An output in two. `response` is None when the output ended before its thoughts did."""
+
+    reasoning: str | None
+    response: str | None
+
+
+def split_thoughts(text: str, thinking: Thinking, *, began_in_prompt: bool) -> Thoughts:
+    """Split an output. `began_in_prompt`: the prompt ends with the start marker."""
+    before, end, after = text.partition(thinking.end)
+    opened = before.lstrip().startswith(thinking.start)
+    thoughts = before.lstrip().removeprefix(thinking.start).strip("\r\n")
+    if end:
+        return Thoughts(thoughts, after.lstrip("\r\n"))
+    if opened or began_in_prompt:
+        return Thoughts(thoughts, None)
+    return Thoughts(None, text)
+
+
+def begins_thoughts(prompt_end: str, thinking: Thinking) -> bool:
+    """Whether the last characters of a prompt leave the model inside its thoughts."""
+    return prompt_end.rstrip().endswith(thinking.start)

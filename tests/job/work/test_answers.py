@@ -1,0 +1,170 @@
+"""From completions to records: what is an answer, what is not, and that no text is lost or made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulkrun.job.store.journal import JournalRecord
+from bulkrun.job.work.answers import Answer, AnswerReader, cut_at_stop
+from bulkrun.job.work.shard_work import Generation
+from bulkrun.request import Completion, Request, RowError, SamplingParams, Thinking, TokenLogprob
+
+THINKING = Thinking("<think>", "</think>")
+SPECIAL = {900: "<eos>", 901: "<think>", 902: "</think>"}  # special tokens of a model that marks thoughts with them
+
+
+def decode(batch: list[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+    """Token ids are code points, but for the special ones."""
+    special = dict.fromkeys(SPECIAL, "") if skip_special_tokens else SPECIAL
+    return ["".join(special.get(token, chr(token) if token not in SPECIAL else "") for token in ids) for ids in batch]
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def record(
+    output: tuple[int, ...],
+    finish_reason: str = "stop",
+    *,
+    prompt: tuple[int, ...] = (1, 2, 3),
+    columns: Sequence[str] = (),
+    sampling: SamplingParams | None = None,
+    **completion: object,
+) -> JournalRecord:
+    request = Request("0:0", prompt, sampling or SamplingParams())
+    done = Completion("0:0", output, finish_reason, **completion)  # type: ignore[arg-type]
+    [made] = AnswerReader(decode, columns).records([Answer(Generation(request, 0, (0,), 0), done)])
+    return made
+
+
+def thinking(output: tuple[int, ...], finish_reason: str = "stop", **options: object) -> JournalRecord:
+    sampling = SamplingParams(thinking=THINKING)
+    return record(output, finish_reason, columns=["reasoning"], sampling=sampling, **options)  # type: ignore[arg-type]
+
+
+@given(st.text("abX", max_size=12), st.sampled_from(["X", "aX", "bb"]), st.text("ab", max_size=2))
+def test_text_ends_before_the_stop_string_that_the_last_token_completed(head: str, stop: str, rest: str) -> None:
+    """Oracle: the engine stopped at the first occurrence that ends inside the last token."""
+    text = head + stop + rest
+    before = len(head) + len(stop) - 1  # the last token begins with the stop string's last character
+    cut = cut_at_stop(text, stop, before)
+    assert text.startswith(cut + stop) and len(cut) <= len(head) and len(cut) >= before - len(stop) - 3
+
+
+def test_an_earlier_occurrence_that_did_not_stop_is_kept() -> None:
+    assert cut_at_stop("one\n\ntwo and three\n\n", "\n\n", without_last_token=18) == "one\n\ntwo and three"
+    assert cut_at_stop("no stop here", "zz", 5) == "no stop here"
+
+
+def test_a_lone_surrogate_does_not_reach_parquet() -> None:
+    assert record((97, 0xD83D, 98)).response == "a?b"
+
+
+def test_trap_failure_turned_into_empty_text() -> None:
+    """jobs.md section 6 (NS base.py): an empty generation and an error are distinguishable."""
+    empty, failed = record(()), record((), "error", error=RowError("engine_error", "why"))
+    assert (empty.response, empty.error_code, empty.finish_reason) == ("", None, "stop")
+    assert (failed.response, failed.error_code, failed.finish_reason) == (None, "engine_error", "error")
+    assert failed.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [("runaway", "repetition"), ("timeout", "timeout"), ("engine_error", "error")]
+)
+def test_text_generated_before_a_failure_is_kept_beside_its_error(code: str, reason: str) -> None:
+    made = record(ids("so far"), reason, error=RowError(code, "why"), num_output_tokens=6)
+    assert (made.response, made.error_code, made.error_message) == ("so far", code, "why")
+    assert (made.finish_reason, made.completion_tokens) == (reason, 6)
+
+
+@given(
+    lead=st.sampled_from(["", "<think>", "\n<think>\n"]),
+    thoughts=st.text("ab <>\n/", max_size=20),
+    answer=st.text("xy <>/", max_size=20),
+    breaks=st.sampled_from(["", "\n", "\n\n"]),
+)
+def test_thoughts_and_answer_are_separated_and_nothing_is_lost(
+    lead: str, thoughts: str, answer: str, breaks: str
+) -> None:
+    made = thinking(ids(f"{lead}{thoughts}</think>{breaks}{answer}"))
+    assert made.response == answer
+    assert made.extra["reasoning"] == (thoughts.strip("\r\n") if lead else thoughts.lstrip().strip("\r\n"))
+    assert made.error_code is None
+
+
+@given(st.text("ab\n", min_size=1, max_size=20), st.booleans(), st.sampled_from(["length", "stop"]))
+def test_thoughts_without_an_end_are_no_answer(thoughts: str, in_prompt: bool, reason: str) -> None:
+    prompt = ids("hello<think>\n") if in_prompt else ids("hello")
+    output = ids(thoughts) if in_prompt else ids("<think>" + thoughts)
+    made = thinking(output, reason, prompt=prompt, num_output_tokens=7)
+    assert (made.response, made.error_code, made.finish_reason) == (None, "no_answer", reason)
+    assert made.extra["reasoning"].strip() == thoughts.strip()
+    assert "7 tokens" in str(made.error_message) and "sampling.thinking.max_tokens" in str(made.error_message)
+
+
+def test_an_answer_cut_before_its_first_character_is_no_answer() -> None:
+    assert thinking(ids("<think>a</think>\n\n"), "length").error_code == "no_answer"
+    silent = thinking(ids("<think>a</think>\n\n"), "stop")
+    assert (silent.response, silent.error_code) == ("", None)
+
+
+def test_a_model_that_does_not_think_has_an_answer_and_no_reasoning() -> None:
+    made = thinking(ids("just so"), prompt=ids("what does <think> mean?"))
+    assert (made.response, made.extra, made.error_code) == ("just so", {}, None)
+
+
+def test_markers_that_are_special_tokens_separate_too() -> None:
+    made = thinking((901, *ids("hm"), 902, *ids("\nyes")))
+    assert (made.extra["reasoning"], made.response) == ("hm", "yes")
+    cut = thinking((901, *ids("hm")), "length")
+    assert (cut.extra["reasoning"], cut.response, cut.error_code) == ("hm", None, "no_answer")
+    begun = thinking(ids("hm"), "length", prompt=(1, 901, 10))
+    assert (begun.extra["reasoning"], begun.error_code) == ("hm", "no_answer")
+
+
+def test_a_failure_inside_the_thoughts_keeps_them_and_its_own_code() -> None:
+    made = thinking(ids("<think>hm hm hm"), "repetition", error=RowError("runaway", "circles"))
+    assert (made.response, made.error_code, made.extra["reasoning"]) == (None, "runaway", "hm hm hm")
+
+
+LOGPROBS = (TokenLogprob(97, -0.5, ((97, -0.5), (900, -1.5))), TokenLogprob(98, -0.25, ((98, -0.25), (97, -3.0))))
+
+
+def test_logprobs_carry_the_text_of_every_token_special_ones_by_name() -> None:
+    columns = ["logprobs", "prompt_logprobs", "cumulative_logprob"]
+    made = record((97, 98), logprobs=LOGPROBS, prompt_logprobs=(None, TokenLogprob(99, -2.0)), columns=columns)
+    assert [entry["token"] for entry in made.extra["logprobs"]] == ["a", "b"]
+    assert made.extra["logprobs"][0]["top"] == [
+        {"token_id": 97, "token": "a", "logprob": -0.5},
+        {"token_id": 900, "token": "<eos>", "logprob": -1.5},
+    ]
+    assert made.extra["prompt_logprobs"] == [None, {"token_id": 99, "token": "c", "logprob": -2.0, "top": []}]
+    assert made.extra["cumulative_logprob"] == -0.75
+
+
+def test_columns_that_the_job_does_not_ask_for_are_not_journaled() -> None:
+    made = record((97, 98), logprobs=LOGPROBS, columns=["cumulative_logprob"])
+    assert made.extra == {"cumulative_logprob": -0.75}
+
+
+def test_a_token_keeps_the_space_that_its_tokenizer_drops_at_the_start_of_a_text() -> None:
+    def drops_first_space(batch: list[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        return ["".join(f" w{token}" for token in sequence).removeprefix(" ") for sequence in batch]
+
+    calls = []
+
+    def counted(batch: list[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        calls.append(len(batch))
+        return drops_first_space(batch)
+
+    reader = AnswerReader(counted, ["logprobs"])
+    done = Completion("0:0", (5, 6), "stop", logprobs=(TokenLogprob(5, -1.0), TokenLogprob(6, -1.0)))
+    answer = Answer(Generation(Request("0:0", [1]), 0, (0,), 0), done)
+    [made, _] = reader.records([answer, answer])
+    assert [entry["token"] for entry in made.extra["logprobs"]] == [" w5", " w6"]
+    assert calls == [2, 4], "one call for the texts, one for the tokens, none for tokens that are known"
