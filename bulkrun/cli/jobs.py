@@ -105,6 +105,7 @@ def _print_plan(report: PlanReport) -> None:
     counters = report.counters
     prompts = max(1, counters.rows - sum(counters.errors.values()))
     facts = {
+        "prompt": report.prompt,
         "rows": f"{count(counters.rows)} ({count(report.samples)} output rows)",
         "prompt tokens": f"{count(counters.prompt_tokens)} (mean {counters.prompt_tokens / prompts:.0f}, "
         f"longest {count(counters.max_prompt_tokens)})",

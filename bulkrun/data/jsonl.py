@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, record_batch
 from bulkrun.data.files import InputFile, open_stream
-from bulkrun.data.json_types import JsonType, KeyCounts, Shape, find_mismatch
+from bulkrun.data.json_types import TEXT, JsonType, KeyCounts, Shape, find_mismatch
 from bulkrun.data.lines import Line, read_lines
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
@@ -27,6 +27,8 @@ SAMPLE_BYTES = 64 * 2**20
 MAX_DEPTH = 100  # objects and lists inside each other
 MAX_COLUMNS = 4096
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
+
+ChooseColumns = Callable[[Sequence[str]], Sequence[str]]  # of all columns' names, some
 
 
 class BadLine(ValueError):
@@ -47,9 +49,13 @@ class JsonlSource:
         self.schema = pa.schema([(name, type_.arrow()) for name, type_ in types.items()])
 
     @classmethod
-    def open(cls, files: Sequence[InputFile], max_row_bytes: int) -> JsonlSource:
-        """Declare the columns from a sample of every file."""
-        return cls(files, infer_types(files, max_row_bytes), max_row_bytes)
+    def open(
+        cls, files: Sequence[InputFile], max_row_bytes: int, json_text: ChooseColumns | None = None
+    ) -> JsonlSource:
+        """Declare the columns from a sample of every file; `json_text` chooses those to be kept as JSON text."""
+        types = infer_types(files, max_row_bytes)
+        as_text = json_text(list(types)) if json_text else ()
+        return cls(files, types | {name: TEXT for name in as_text}, max_row_bytes)
 
     @property
     def undeclared_columns(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from bulkrun.data.batch import InputBatch, Position, Source
 from bulkrun.data.csv_reader import CsvSource
 from bulkrun.data.files import InputFile, find_files
-from bulkrun.data.jsonl import JsonlSource
+from bulkrun.data.jsonl import ChooseColumns, JsonlSource
 from bulkrun.data.parquet import ParquetSource
 from bulkrun.data.sql import SnapshotSource, write_snapshot
 from bulkrun.errors import InputError
@@ -97,32 +97,37 @@ def open_input(
     sql: str | None = None,
     sql_snapshot: Path | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
+    json_text: ChooseColumns | None = None,
 ) -> Dataset:
     """Find the files and declare the schema.
 
     With `sql`, its result is written once to `sql_snapshot` and read from there ever after; without a path it lives
-    until the dataset is closed. Raises InputError for everything that keeps the input from being read as a whole.
+    until the dataset is closed. Columns of JSON lines that `json_text` chooses (of all names) are read as text: strings as
+    they are, all else as JSON, so that nothing is lost where shapes change from line to line. Raises InputError for
+    everything that keeps the input from being read as a whole.
     """
     files = find_files(paths)
     if sql is None:
-        return Dataset(files, _open_files(files, max_row_bytes), len(files))
+        return Dataset(files, _open_files(files, max_row_bytes, json_text), len(files))
     folder = None
     if sql_snapshot is None:
         folder = tempfile.TemporaryDirectory(prefix="bulkrun-")
         sql_snapshot = Path(folder.name, "input.snapshot")
     if not sql_snapshot.exists():
-        source = _open_files(files, max_row_bytes)
+        source = _open_files(files, max_row_bytes, json_text)
         write_snapshot(Dataset(files, source, len(files)).batches(), source.schema, files, sql, sql_snapshot)
     return Dataset(files, SnapshotSource.open(sql_snapshot, max_row_bytes), 1, folder)
 
 
-def _open_files(files: list[InputFile], max_row_bytes: int) -> Source:
+def _open_files(files: list[InputFile], max_row_bytes: int, json_text: ChooseColumns | None) -> Source:
     for file in files:
         if file.format != files[0].format:
             raise InputError(
                 f"input.path: {files[0].path} is {files[0].format} but {file.path} is {file.format}; "
                 "one input has one format: name the files you mean, for example data/*.jsonl"
             )
-    readers = {"parquet": ParquetSource, "jsonl": JsonlSource, "csv": CsvSource}
+    if files[0].format == "jsonl":
+        return JsonlSource.open(files, max_row_bytes, json_text)
+    readers = {"parquet": ParquetSource, "csv": CsvSource}
     source: Source = readers[files[0].format].open(files, max_row_bytes)  # type: ignore[attr-defined]
     return source

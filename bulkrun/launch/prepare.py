@@ -9,6 +9,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 import bulkrun
 from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.reader import Dataset, open_input
+from bulkrun.data.subset import open_subset
 from bulkrun.errors import InputError
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
 from bulkrun.models.config import ModelConfig
@@ -51,7 +54,15 @@ class PreparedJob:
     def open_dataset(self, snapshot: Path | None = None) -> Dataset:
         """The input's rows. With `input.sql` they are fixed in `snapshot` once, or for this reading only."""
         given = self.spec.input
-        return open_input(given.path, sql=given.sql, sql_snapshot=snapshot, max_row_bytes=given.max_row_bytes)
+        if self.run.is_staged:
+            return open_subset(self.run.subset)
+        return open_input(
+            given.path,
+            sql=given.sql,
+            sql_snapshot=snapshot,
+            max_row_bytes=given.max_row_bytes,
+            json_text=partial(json_text_columns, self.spec.prompt),
+        )
 
     def record(self, job_file: Path | None) -> RunRecord:
         """What a new run of this job would be recorded as."""
@@ -70,7 +81,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. Raises
     ModelError or InputError that says what is missing and how to get it.
     """
-    files = _find_input(spec)
+    files = [] if RunDir(Path(spec.output.path)).is_staged else _find_input(spec)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     return PreparedJob(
         spec=with_defaults(spec, generation_defaults(model_dir)),

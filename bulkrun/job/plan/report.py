@@ -66,23 +66,25 @@ class Counters:
 @dataclass(frozen=True)
 class PlanReport:
     """A whole plan. `samples` are output rows (rows times `sampling.n`); `duplicate_ids` has `count` and `examples`
-    (id and rows)."""
+    (id and rows); `prompt` says how a row becomes a prompt."""
 
     counters: Counters
     windows: int
     samples: int
     duplicate_ids: dict[str, Any]
+    prompt: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The document of `complete.json`."""
         totals = {"windows": self.windows, "samples": self.samples, "duplicate_ids": self.duplicate_ids}
-        return {**vars(self.counters), **totals, "histogram_borders": list(HISTOGRAM_BORDERS)}
+        return {"prompt": self.prompt, **vars(self.counters), **totals, "histogram_borders": list(HISTOGRAM_BORDERS)}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> PlanReport:
         """The report that `to_json` wrote."""
         counters = Counters(**{name: document[name] for name in Counters.__dataclass_fields__})
-        return cls(counters, document["windows"], document["samples"], document["duplicate_ids"])
+        totals = (document[name] for name in ("windows", "samples", "duplicate_ids"))
+        return cls(counters, *totals, prompt=document.get("prompt", ""))
 
     def histogram(self) -> list[tuple[int, int | None, int]]:
         """(from, to exclusive or None, prompts) of the histogram from its first to its last bucket in use."""

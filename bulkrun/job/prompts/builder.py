@@ -2,14 +2,13 @@
 
 Every row comes out as exactly one `Prompt` or one `RowError`, in order. Chat-rendered text is tokenized as it is (the
 template wrote the special tokens), plain text with the model's special tokens (BOS). Knows the text side only as the
-protocol `TextCodec`, and nothing of shards or order.
+protocol `TextCodec`, and nothing of shards or order. What a row asks is read by `conversations` and `openai_batch`.
 """
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,18 +16,16 @@ from typing import Any, NamedTuple, Protocol
 from bulkrun.data.batch import InputBatch
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
+from bulkrun.job.prompts.conversations import Ask, conversation_maker, is_unicode
+from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
+from bulkrun.job.prompts.openai_batch import batch_maker
 from bulkrun.job.prompts.overrides import Overrides, RowSampling
-from bulkrun.job.prompts.templates import RowTemplate, unknown_column
 from bulkrun.request import RowError
 from bulkrun.sandbox import TemplateFailed
 
 TOKENIZE_THREADS = 2
 BATCHES_AHEAD = 4
-
-Message = dict[str, Any]
-Conversation = list[Message]
-RowToConversation = Callable[[Mapping[str, Any]], Conversation | RowError]
 
 
 class ChatRenderer(Protocol):
@@ -60,22 +57,29 @@ class Prompt(NamedTuple):
 
 
 class RenderedPrompt(NamedTuple):
-    """A prompt as text, not tokenized yet."""
+    """A prompt as text, not tokenized yet; `raw` text gets the model's special tokens (BOS)."""
 
     text: str
     sampling: RowSampling
+    raw: bool
 
 
 class PromptBuilder:
     """Builds the prompts of one job.
 
-    `columns` are the input's column names. Raises JobFileError before any row for a template that does not parse or
-    a column that is not there, and ModelError for a chat template that does not parse.
+    `columns` are the input's column names; where the job does not say how a row becomes a prompt, they tell. Raises
+    JobFileError before any row for a template that does not parse, a column that is not there or columns that do not
+    tell, and ModelError for a chat template that does not parse.
     """
 
     def __init__(self, spec: JobSpec, columns: Sequence[str], text: TextCodec) -> None:
         self._text = text
-        self._conversation, self._reads = _conversation_maker(spec.prompt, columns)
+        spec = detected_job(spec, columns)
+        if has_mapping(spec.prompt):
+            self._ask, self._reads = conversation_maker(spec.prompt, columns)
+        else:
+            self._ask, self._reads = batch_maker(spec.sampling, columns)
+        self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
         self._overrides = Overrides(spec.sampling, columns)
         self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
         self._chat = _chat_renderer(spec.prompt, text)
@@ -94,10 +98,11 @@ class PromptBuilder:
 
     def frame(self) -> PromptFrame:
         """The token ids around every prompt, found by building two with different contents."""
-        probes = [self._prompt_text([{"role": "user", "content": content}]) for content in ("a", "b")]
+        raw = self._chat is None
+        probes = [self._prompt_text(Ask([{"role": "user", "content": content}], raw)) for content in ("a", "b")]
         if any(isinstance(probe, RowError) for probe in probes):
             return PromptFrame()
-        one, other = self._text.encode_batch([str(probe) for probe in probes], add_special_tokens=self._chat is None)
+        one, other = self._text.encode_batch([str(probe) for probe in probes], add_special_tokens=raw)
         return PromptFrame.between(one, other)
 
     def build(self, batch: InputBatch) -> list[Prompt | RowError]:
@@ -125,32 +130,41 @@ class PromptBuilder:
         return [batch.errors.get(index) or self._render_row(row) for index, row in enumerate(rows)]
 
     def encode(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
-        """Tokenize the texts of one batch in one call."""
-        texts = [prompt.text for prompt in rendered if isinstance(prompt, RenderedPrompt)]
-        ids = iter(self._text.encode_batch(texts, add_special_tokens=self._chat is None))
-        return [_tokenized(prompt, next(ids)) if isinstance(prompt, RenderedPrompt) else prompt for prompt in rendered]
+        """Tokenize the texts of one batch: those of each kind in one call."""
+        token_ids: dict[int, list[int]] = {}
+        for raw in (False, True):
+            kind = {i: p.text for i, p in enumerate(rendered) if isinstance(p, RenderedPrompt) and p.raw is raw}
+            if kind:
+                encoded = self._text.encode_batch(list(kind.values()), add_special_tokens=raw)
+                token_ids |= zip(kind, encoded, strict=True)
+        return [_tokenized(p, token_ids[i]) if isinstance(p, RenderedPrompt) else p for i, p in enumerate(rendered)]
 
     def _render_row(self, row: Mapping[str, Any]) -> RenderedPrompt | RowError:
-        sampling = self._overrides.of_row(row)
+        ask = self._ask(row)
+        if isinstance(ask, RowError):
+            return ask
+        sampling = self._overrides.of_row(row, ask.sampling)
         if isinstance(sampling, RowError):
             return sampling
-        messages = self._conversation(row)
-        if isinstance(messages, RowError):
-            return messages
-        if not any(message["content"].strip() for message in messages if message["role"] != "system"):
+        if not any(message["content"].strip() for message in ask.messages if message["role"] != "system"):
             return RowError("empty_prompt", "the prompt is empty")
-        text = self._prompt_text(messages)
+        text = self._prompt_text(ask)
         if isinstance(text, RowError):
             return text
-        if not _is_unicode(text):
+        if not is_unicode(text):
             return RowError("bad_input", "the prompt holds half a surrogate pair (\\ud800-\\udfff), which is not text")
-        return RenderedPrompt(text, sampling)
+        return RenderedPrompt(text, sampling, ask.raw or self._chat is None)
 
-    def _prompt_text(self, messages: Conversation) -> str | RowError:
-        if self._chat is None:
-            return "\n\n".join(message["content"] for message in messages)
+    def _prompt_text(self, ask: Ask) -> str | RowError:
+        if self._chat is None and not ask.raw and self._needs_chat:
+            return RowError(
+                "bad_input",
+                "a conversation needs a chat template: the model brings none, or prompt.chat_template is none",
+            )
+        if self._chat is None or ask.raw:
+            return "\n\n".join(message["content"] for message in ask.messages)
         try:
-            return self._chat.render(messages)
+            return self._chat.render(ask.messages)
         except TemplateFailed as problem:
             return RowError("bad_template", f"chat template: {problem}")
 
@@ -159,14 +173,6 @@ def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowErro
     if not token_ids:
         return RowError("empty_prompt", "the prompt has no tokens")
     return Prompt(token_ids, prompt.sampling)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
@@ -182,87 +188,3 @@ def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise JobFileError([f"prompt.chat_template: cannot read {spec.chat_template!r}: {reason}"]) from None
     return text.chat_renderer(source, name=str(path))
-
-
-def _conversation_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
-    """The function from a row to its messages, and the columns that it reads."""
-    make, reads = _body_maker(spec, columns)
-    if spec.system is None:
-        return make, reads
-    system, system_reads = _templated([("system", "prompt.system", spec.system)], columns)
-
-    def with_system(row: Mapping[str, Any]) -> Conversation | RowError:
-        first = system(row)
-        rest = make(row)
-        if isinstance(first, RowError) or isinstance(rest, RowError):
-            return first if isinstance(first, RowError) else rest
-        return first + rest
-
-    return with_system, reads + system_reads
-
-
-def _body_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
-    if spec.template is not None:
-        return _templated([("user", "prompt.template", spec.template)], columns)
-    if isinstance(spec.messages, list):
-        keyed = [(m.role, f"prompt.messages.{index}.content", m.content) for index, m in enumerate(spec.messages)]
-        return _templated(keyed, columns)
-    key, name = ("prompt.messages", spec.messages) if spec.messages is not None else ("prompt.column", spec.column)
-    assert name is not None
-    if name not in columns:
-        raise JobFileError([f"{key}: {unknown_column(name, columns)}"])
-    read = _messages_of if spec.messages is not None else _text_of
-    return (lambda row: read(name, row[name])), [name]
-
-
-def _templated(keyed: Sequence[tuple[str, str, str]], columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
-    """Messages whose contents are templates: (role, key in the job file, source) each."""
-    templates = [(role, RowTemplate(key, source, columns)) for role, key, source in keyed]
-
-    def make(row: Mapping[str, Any]) -> Conversation | RowError:
-        messages: Conversation = []
-        for role, template in templates:
-            content = template.render(row)
-            if isinstance(content, RowError):
-                return content
-            messages.append({"role": role, "content": content})
-        return messages
-
-    return make, [name for _, template in templates for name in template.reads]
-
-
-def _text_of(column: str, value: Any) -> Conversation | RowError:
-    if not isinstance(value, str):
-        return RowError("bad_input", f"column {column!r}: {_shown(value)} is not text")
-    return [{"role": "user", "content": value}]
-
-
-def _messages_of(column: str, value: Any) -> Conversation | RowError:
-    """The messages in a column: a list of {role, content}, or such a list as JSON text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return RowError("bad_input", f"column {column!r}: {_shown(value)} is not a JSON list of messages")
-    if not isinstance(value, list):
-        return RowError("bad_input", f"column {column!r}: {_shown(value)} is not a list of messages")
-    for index, message in enumerate(value):
-        if not _is_message(message):
-            where = f"column {column!r}, message {index}"
-            return RowError("bad_input", f"{where}: {_shown(message)} is not {{role: text, content: text}}")
-    # Arrow's structs carry a null for each field that another row's messages have.
-    return [{key: part for key, part in message.items() if part is not None} for message in value]
-
-
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-    )
-
-
-def _shown(value: Any) -> str:
-    """A value in a message: its kind and a short beginning, as a row may be huge."""
-    if value is None:
-        return "null"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

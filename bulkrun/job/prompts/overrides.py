@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bulkrun.errors import JobFileError
@@ -18,6 +19,7 @@ from bulkrun.request import RowError
 
 _WHOLE = ("max_tokens", "min_tokens", "top_k", "seed")
 _CACHED_COMBINATIONS = 4096
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class RowSampling(NamedTuple):
@@ -47,8 +49,11 @@ class Overrides:
         """The columns that are read."""
         return list(dict.fromkeys(self._column_of.values()))
 
-    def of_row(self, row: Mapping[str, Any]) -> RowSampling | RowError:
-        """The sampling of one row (column -> Python value), or a `bad_input` that names the column and the value."""
+    def of_row(self, row: Mapping[str, Any], own: Mapping[str, Any] = _NONE) -> RowSampling | RowError:
+        """The sampling of one row (column -> Python value), or a `bad_input` that names the column and the value.
+
+        `own` are values that the row brings by other ways than a column, typed already; they win.
+        """
         values: dict[str, Any] = {}
         for key, column in self._column_of.items():
             if row[column] is None:
@@ -57,6 +62,7 @@ class Overrides:
                 values[key] = _typed(key, row[column])
             except ValueError as problem:
                 return RowError("bad_input", f"column {column!r} (sampling.{key}): {problem}")
+        values |= own
         return self._check(json.dumps(values, separators=(",", ":"), ensure_ascii=False)) if values else self._job
 
     def _checked(self, overrides: str) -> RowSampling | RowError:

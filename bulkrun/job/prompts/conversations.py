@@ -1,0 +1,160 @@
+"""From the values of a row to what is asked of the model: a conversation, made by templates or read from a column.
+
+Knows the shapes in which messages and texts come; knows no models, tokens or sampling.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.spec import PromptSpec
+from bulkrun.job.prompts.templates import RowTemplate, unknown_column
+from bulkrun.request import RowError
+
+Message = dict[str, Any]
+Conversation = list[Message]
+
+
+class Ask(NamedTuple):
+    """What a row asks. `raw`: the text is the prompt as it is, no chat template; `sampling`: values of its own."""
+
+    messages: Conversation
+    raw: bool = False
+    sampling: Mapping[str, Any] = MappingProxyType({})
+
+
+RowToAsk = Callable[[Mapping[str, Any]], Ask | RowError]
+RowToConversation = Callable[[Mapping[str, Any]], Conversation | RowError]
+
+
+class BadMessages(ValueError):
+    """Why a value is no conversation; the message names the message and part, not the column."""
+
+
+def conversation_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, list[str]]:
+    """The function from a row to what it asks, and the columns that it reads, for a prompt section with a mapping.
+
+    Raises JobFileError for a template that does not parse and for a column that is not there.
+    """
+    make, reads = _body_maker(spec, columns)
+    system, system_reads = _no_system, list[str]()
+    if spec.system is not None:
+        system, system_reads = _templated([("system", "prompt.system", spec.system)], columns)
+
+    def ask(row: Mapping[str, Any]) -> Ask | RowError:
+        first = system(row)
+        rest = make(row)
+        if isinstance(first, RowError) or isinstance(rest, RowError):
+            return first if isinstance(first, RowError) else rest
+        return Ask(first + rest)
+
+    return ask, reads + system_reads
+
+
+def _no_system(_row: Mapping[str, Any]) -> Conversation | RowError:
+    return []
+
+
+def _body_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
+    if spec.template is not None:
+        return _templated([("user", "prompt.template", spec.template)], columns)
+    if isinstance(spec.messages, list):
+        keyed = [(m.role, f"prompt.messages.{index}.content", m.content) for index, m in enumerate(spec.messages)]
+        return _templated(keyed, columns)
+    key, name = ("prompt.messages", spec.messages) if spec.messages is not None else ("prompt.column", spec.column)
+    assert name is not None, "a prompt section without a mapping is resolved from the columns first"
+    if name not in columns:
+        raise JobFileError([f"{key}: {unknown_column(name, columns)}"])
+    read = _messages_of if spec.messages is not None else _text_of
+    return (lambda row: read(name, row[name])), [name]
+
+
+def _templated(keyed: Sequence[tuple[str, str, str]], columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
+    """Messages whose contents are templates: (role, key in the job file, source) each."""
+    templates = [(role, RowTemplate(key, source, columns)) for role, key, source in keyed]
+
+    def make(row: Mapping[str, Any]) -> Conversation | RowError:
+        messages: Conversation = []
+        for role, template in templates:
+            content = template.render(row)
+            if isinstance(content, RowError):
+                return content
+            messages.append({"role": role, "content": content})
+        return messages
+
+    return make, [name for _, template in templates for name in template.reads]
+
+
+def _text_of(column: str, value: Any) -> Conversation | RowError:
+    if not isinstance(value, str):
+        return RowError("bad_input", f"column {column!r}: {shown(value)} is not text")
+    return [{"role": "user", "content": value}]
+
+
+def _messages_of(column: str, value: Any) -> Conversation | RowError:
+    """The messages in a column: a list of {role, content}, or such a list as JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return RowError("bad_input", f"column {column!r}: {shown(value)} is not a JSON list of messages")
+    try:
+        return read_messages(value)
+    except BadMessages as problem:
+        return RowError("bad_input", f"column {column!r}{problem}")
+
+
+def read_messages(value: Any) -> Conversation:
+    """A list of {role, content} as it came; content is text, or a list of text parts, which are joined by newlines.
+
+    Raises BadMessages, whose text goes on after the name of the place that held the list.
+    """
+    if not isinstance(value, list):
+        raise BadMessages(f": {shown(value)} is not a list of messages")
+    return [_read_message(f", message {index}", message) for index, message in enumerate(value)]
+
+
+def _read_message(where: str, message: Any) -> Message:
+    if not isinstance(message, dict):
+        raise BadMessages(f"{where}: {shown(message)} is not {{role: text, content: text}}")
+    # Arrow's structs carry a null for each field that another row's messages have.
+    message = {key: part for key, part in message.items() if part is not None}
+    if message.get("tool_calls") or message.get("function_call"):
+        raise BadMessages(f"{where}: calls a tool; tool calls are not supported, text messages are")
+    if isinstance(message.get("content"), list):
+        message["content"] = "\n".join(_part_text(where, part) for part in message["content"])
+    if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+        raise BadMessages(f"{where}: {shown(message)} is not {{role: text, content: text}}")
+    return message
+
+
+def _part_text(where: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(kind, str) and kind != "text":
+        raise BadMessages(
+            f"{where}: a content part of type {kind!r}; only text can be read, not images, audio or files"
+        )
+    raise BadMessages(f"{where}: content part {shown(part)} is not {{type: text, text: ...}}")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text has no half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: Any) -> str:
+    """A value in a message: its kind and a short beginning, as a row may be huge."""
+    if value is None:
+        return "null"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,77 @@
+"""A job that does not say how a row becomes a prompt: the input's columns tell. Knows names of columns, no values.
+
+Looked for in this order: an OpenAI batch line, then columns `messages`, `prompt`, `text`. A mapping in the job file
+always wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
+
+# The columns that make a line an OpenAI batch line; `method` may be missing and is POST then.
+BATCH_COLUMNS = ("custom_id", "url", "body")
+
+
+def has_mapping(prompt: PromptSpec) -> bool:
+    """Whether the job file says how a row becomes a prompt."""
+    return not (prompt.template is None and prompt.messages is None and prompt.column is None)
+
+
+def is_openai_batch(prompt: PromptSpec, columns: Sequence[str]) -> bool:
+    """Whether the rows are OpenAI batch lines to be run as they are."""
+    return not has_mapping(prompt) and set(BATCH_COLUMNS) <= set(columns)
+
+
+def json_text_columns(prompt: PromptSpec, columns: Sequence[str]) -> list[str]:
+    """The columns to read as JSON text: those of a batch line, as bodies differ in shape from line to line."""
+    return [name for name in columns if name in (*BATCH_COLUMNS, "method")] if is_openai_batch(prompt, columns) else []
+
+
+def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
+    """The job with what the columns tell filled in: the prompt's mapping, and `custom_id` as the id of batch lines.
+
+    A prompt section that is still without a mapping means OpenAI batch lines. Raises JobFileError when the columns do
+    not tell, and for a system prompt beside batch lines.
+    """
+    if has_mapping(spec.prompt):
+        return spec
+    if is_openai_batch(spec.prompt, columns):
+        return _as_batch(spec)
+    for name, key in (("messages", "messages"), ("prompt", "column"), ("text", "column")):
+        if name in columns:
+            if key == "messages" and spec.prompt.chat_template == "none":
+                raise JobFileError(["prompt.chat_template: none, but the input's column 'messages' needs one"])
+            return spec.model_copy(update={"prompt": spec.prompt.model_copy(update={key: name})})
+    raise JobFileError(
+        [
+            "prompt: does not say how a row becomes a prompt, and the input has none of the columns that tell: "
+            f"custom_id, url and body (an OpenAI batch), messages, prompt, text. It has: {', '.join(columns) or 'none'}"
+            ". Set one of prompt.template, prompt.messages, prompt.column"
+        ]
+    )
+
+
+def _as_batch(spec: JobSpec) -> JobSpec:
+    if spec.prompt.system is not None:
+        raise JobFileError(
+            ["prompt.system: the input is an OpenAI batch, whose lines bring their own messages; put it into them"]
+        )
+    if spec.input.id is not None:
+        return spec
+    return spec.model_copy(update={"input": spec.input.model_copy(update={"id": "custom_id"})})
+
+
+def describe_prompt(spec: JobSpec, columns: Sequence[str]) -> str:
+    """How a row becomes a prompt, in a few words, and whether the columns told. Raises as `detected_job` does."""
+    prompt = detected_job(spec, columns).prompt
+    told = "" if has_mapping(spec.prompt) else " (detected)"
+    if prompt.template is not None:
+        return "prompt.template"
+    if prompt.messages is not None:
+        return f"column {prompt.messages!r}: messages{told}" if isinstance(prompt.messages, str) else "prompt.messages"
+    if prompt.column is not None:
+        return f"column {prompt.column!r}: text{told}"
+    return f"OpenAI batch lines: {', '.join(BATCH_COLUMNS)}{told}"
