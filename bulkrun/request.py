@@ -237,7 +237,7 @@ class TokenConstraintFactory(Protocol):
     """Makes the constraint of a sequence, None where its sampling needs none.
 
     Injected, so that the engine knows no text. Raises ValueError, with what is wrong, for a schema, regex or grammar
-    that cannot be used.
+    that cannot be used. `prompt_token_ids` tell whether the prompt ends in the middle of thoughts.
     """
 
-    def __call__(self, sampling: SamplingParams) -> TokenConstraint | None: ...
+    def __call__(self, sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> TokenConstraint | None: ...

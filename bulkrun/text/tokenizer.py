@@ -79,6 +79,10 @@ class Tokenizer:
         ids = [list(sequence) for sequence in sequences]
         return list(self._backend.decode_batch(ids, skip_special_tokens=skip_special_tokens))
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a `tokenizer.json`, for other libraries."""
+        return str(self._backend.to_str())
+
     def chat_renderer(self, source: str | None = None, name: str = "the model's chat template") -> ChatTemplate:
         """The compiled chat template: the model's own, or another `source`. Raises ModelError when it is not Jinja."""
         text = self.chat_template if source is None else source

@@ -1,0 +1,118 @@
+"""Which tokens an output may take next so that it fits a grammar: masks for the engine, one matcher per sequence.
+
+A grammar is compiled once and copied for each sequence (a copy costs microseconds). When the output is whole, only an
+end-of-sequence token is allowed. Knows token ids and grammars; knows no logits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+from llguidance import LLMatcher, LLTokenizer
+
+from bulkrun.errors import ModelError
+from bulkrun.request import SamplingParams, StructuredOutput, TokenConstraint, TokenConstraintFactory
+from bulkrun.text.grammar import parser_limits, short_message, to_grammar
+from bulkrun.text.thinking import ThinkingConstraint, ThinkingMarkers
+from bulkrun.text.tokenizer import Tokenizer
+
+_CACHED_GRAMMARS = 128
+_WORD_BYTES = 4
+
+
+class GrammarConstraint:
+    """The grammar of one sequence."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def fill_mask(self, mask: memoryview[int]) -> bool:
+        """Write the allowed tokens (int32 words). A grammar that failed allows only the end, and `accept` says why."""
+        allowed = memoryview(self._matcher.compute_bitmask()).cast("i")
+        shared = min(len(mask), len(allowed))  # a model may have more (padded) or fewer logits than there are tokens
+        mask[:shared] = allowed[:shared]
+        mask[shared:] = memoryview(bytes((len(mask) - shared) * _WORD_BYTES)).cast("i")
+        return True
+
+    def accept(self, token_id: int) -> str | None:
+        """Go on with a token; why the grammar has no way on, or None."""
+        if self._matcher.consume_token(token_id):
+            return None
+        return short_message(self._matcher.get_error())
+
+    def copy(self) -> GrammarConstraint:
+        """Another sequence at the same place of the grammar."""
+        return GrammarConstraint(self._matcher.deep_copy())
+
+
+class Grammars:
+    """Compiled grammars for one tokenizer, the last used ones kept. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Collection[int] = ()) -> None:
+        self._tokenizer, self._eos_token_ids = tokenizer, list(eos_token_ids)
+        self._for_llguidance: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._compiled = lru_cache(_CACHED_GRAMMARS)(self._compile)
+
+    def constraint(self, structured: StructuredOutput) -> GrammarConstraint:
+        """The constraint of a new sequence. Raises ValueError for a grammar that cannot be used."""
+        compiled = self._compiled(structured)
+        if isinstance(compiled, str):
+            raise ValueError(compiled)
+        return compiled.copy()
+
+    def _compile(self, structured: StructuredOutput) -> GrammarConstraint | str:
+        """The grammar at its start, or what is wrong with it (kept too: bad grammars come in numbers)."""
+        try:
+            grammar = to_grammar(structured)
+        except ValueError as problem:
+            return str(problem)
+        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0, limits=parser_limits())
+        if matcher.is_error():
+            return short_message(matcher.get_error())
+        return GrammarConstraint(matcher)
+
+    def _vocabulary(self) -> LLTokenizer:
+        """Made when the first grammar is: it takes a second for a large vocabulary."""
+        with self._lock:
+            if self._for_llguidance is None:
+                self._for_llguidance = _vocabulary(self._tokenizer, self._eos_token_ids)
+            return self._for_llguidance
+
+
+def _vocabulary(tokenizer: Tokenizer, eos_token_ids: list[int]) -> LLTokenizer:
+    ends = eos_token_ids or tokenizer.encode_batch([tokenizer.special_tokens.get("eos_token", "")], False)[0]
+    if not ends:
+        raise ModelError("structured_outputs: this model has no end-of-sequence token that could end an output")
+    try:
+        return LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=ends)
+    except ValueError as problem:
+        raise ModelError(f"structured_outputs: llguidance cannot use this model's tokenizer: {problem}") from None
+
+
+class _Constraints:
+    """See `token_constraint_factory`."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer, eos_token_ids)
+        self._markers = lru_cache(_CACHED_GRAMMARS)(lambda start, end: ThinkingMarkers(tokenizer, start, end))
+
+    def __call__(self, sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> TokenConstraint | None:
+        structured, thinking = sampling.structured_outputs, sampling.thinking
+        answer = self._grammars.constraint(structured) if structured is not None else None
+        if thinking is None or (answer is None and thinking.max_tokens is None):
+            return answer
+        markers = self._markers(thinking.start, thinking.end)
+        return ThinkingConstraint(markers, thinking.max_tokens, answer, prompt_token_ids)
+
+
+def token_constraint_factory(tokenizer: Tokenizer, eos_token_ids: Collection[int] = ()) -> TokenConstraintFactory:
+    """Makes constraints over `tokenizer`. `eos_token_ids` end a whole output; default: the tokenizer's own.
+
+    The factory raises ValueError for a schema, regex or grammar that cannot be used, ModelError for a tokenizer that
+    cannot be constrained. It looks at the prompt for thoughts that a chat template began.
+    """
+    return _Constraints(tokenizer, eos_token_ids)

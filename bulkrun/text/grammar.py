@@ -1,0 +1,73 @@
+"""What an output must look like, as a llguidance grammar: JSON schema, regex, choice, Lark. Knows no tokens or models.
+
+A JSON output has at most one space after a separator and no other white space between its values: it reads as models
+write one-line JSON, and there is nothing to repeat forever. The limits below keep a hostile schema from taking long: a
+grammar that needs more is refused, when it is compiled or at the token where it becomes too ambiguous.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from llguidance import LLMatcher, LLParserLimits
+
+from bulkrun.request import StructuredOutput
+
+_MAX_CHARACTERS = 256 * 2**10  # compiling takes seconds at this size, and grows with its square
+_MAX_MESSAGE = 300
+
+
+def parser_limits() -> LLParserLimits:
+    """Compiling: at most about 20 ms of lexer building. One mask: at most about 15 ms of lexer, 3 ms of parser."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_items_in_row=2_000,
+        max_lexer_states=250_000,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+def to_grammar(structured: StructuredOutput) -> str:
+    """The grammar as llguidance reads it; most of its mistakes show only when it is compiled. Raises ValueError."""
+    if len(structured.value) > _MAX_CHARACTERS:
+        raise ValueError(f"has {len(structured.value)} characters; at most {_MAX_CHARACTERS} are possible")
+    if structured.kind == "json":
+        return _json_grammar(structured.value)
+    if structured.kind == "regex":
+        return LLMatcher.grammar_from_regex(structured.value)
+    if structured.kind == "choice":
+        texts = json.loads(structured.value)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in texts))
+    return LLMatcher.grammar_from_lark(structured.value)
+
+
+def check_grammar(structured: StructuredOutput) -> None:
+    """Compile the grammar for no tokenizer. Raises ValueError with what cannot be used and where."""
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(to_grammar(structured), None, limits=parser_limits())
+    if is_error:
+        raise ValueError(short_message(messages[0]))
+
+
+def short_message(problem: str) -> str:
+    """llguidance's message in one line, without the dump of its state and the picture of the place."""
+    text = re.split(r"<state>|<non-verbose/>", problem)[0]
+    lines = [line.strip() for line in text.splitlines()]
+    message = "; ".join(line for line in lines if line and not re.fullmatch(r"\^+|\d+ \|.*", line))
+    return message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE - 3]}..."
+
+
+def _json_grammar(schema: str) -> str:
+    overrides = {
+        "whitespace_flexible": False,
+        "item_separator": ", ?",
+        "key_separator": ": ?",
+        "coerce_one_of": True,  # the finished text is checked against the schema itself
+    }
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=overrides)  # type: ignore[arg-type]
+    except ValueError as problem:
+        raise ValueError(short_message(str(problem))) from None

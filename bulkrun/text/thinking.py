@@ -1,0 +1,183 @@
+"""A reasoning model's thoughts, token by token: free up to their budget, then their end is written, then the answer.
+
+Chat templates differ in who begins the thoughts: the model (Qwen3), or the prompt that ends with the start marker
+(Qwen3-Thinking, DeepSeek-R1); a prompt that ends with the end marker wants none. So: a prompt that ends with the start
+marker leaves the output in its thoughts, one that ends with the end marker in its answer, and else the output begins
+its thoughts with the marker or is the answer from its first token. A grammar binds the answer only. Markers are looked
+for in the text, whatever tokens it is made of. Knows no grammar: what binds the answer is another constraint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from bulkrun.text.tokenizer import Tokenizer
+
+_PROMPT_END_TOKENS = 64  # a marker and the white space after it are fewer
+_MAX_CONTINUATION = 4  # tokens of a character that began before a marker
+
+
+class AnswerConstraint(Protocol):
+    """What binds the answer: a constraint that can be tried on a copy."""
+
+    def fill_mask(self, mask: memoryview[int]) -> bool:
+        """Write the allowed tokens."""
+
+    def accept(self, token_id: int) -> str | None:
+        """Go on with a token, or say why not."""
+
+    def copy(self) -> AnswerConstraint:
+        """Another one at the same place."""
+
+
+class ThinkingMarkers:
+    """The start and end markers in one tokenizer: their tokens, and where they stand in what was generated.
+
+    Raises ValueError for a marker that the tokenizer cannot write.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, start: str, end: str) -> None:
+        self._tokenizer = tokenizer
+        self.start, self.end = start, end
+        self.start_ids, self.end_ids = (tuple(ids) for ids in tokenizer.encode_batch([start, end], False))
+        for marker, ids in ((start, self.start_ids), (end, self.end_ids)):
+            if marker not in self.text(ids):
+                raise ValueError(f"thinking: this model's tokenizer cannot write the marker {marker!r}")
+        self.window = len(end.encode()) + _MAX_CONTINUATION  # tokens of the output that an end marker lies in
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What the tokens read, special ones too."""
+        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0]
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text, nothing added."""
+        return self._tokenizer.encode_batch([text], False)[0]
+
+
+class ThinkingConstraint:
+    """Where one output of a reasoning model is, and what may come next there.
+
+    `max_tokens` is the budget of thoughts (None: none), `answer` binds what comes after them (None: nothing does).
+    """
+
+    def __init__(
+        self,
+        markers: ThinkingMarkers,
+        max_tokens: int | None,
+        answer: AnswerConstraint | None,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._markers, self._max_tokens, self._answer = markers, max_tokens, answer
+        prompt_end = markers.text(prompt_token_ids[-_PROMPT_END_TOKENS:]).rstrip()
+        if prompt_end.endswith(markers.start):
+            self._begin_thoughts()
+        elif prompt_end.endswith(markers.end):
+            self._begin_answer()
+        else:
+            self._begin_output()
+
+    def fill_mask(self, mask: memoryview[int]) -> bool:
+        return self._fill(mask)
+
+    def accept(self, token_id: int) -> str | None:
+        return self._accept(token_id)
+
+    # The output has begun, and it is not known yet with what.
+
+    def _begin_output(self) -> None:
+        self._seen: list[int] = []
+        # The answer is tried beside the start marker until the text tells them apart.
+        self._trial = self._answer.copy() if self._answer is not None else None
+        self._trial_failure: str | None = None
+        self._fill, self._accept = self._fill_opening, self._accept_opening
+
+    def _fill_opening(self, mask: memoryview[int]) -> bool:
+        if self._trial is None:
+            return False
+        start = self._markers.start_ids
+        at_start = tuple(self._seen) == start[: len(self._seen)]
+        if self._trial_failure is None:
+            self._trial.fill_mask(mask)
+        else:
+            _forbid_all(mask)
+        if at_start:
+            _allow(mask, start[len(self._seen)])
+        return True
+
+    def _accept_opening(self, token_id: int) -> str | None:
+        self._seen.append(token_id)
+        if self._trial is not None and self._trial_failure is None:
+            self._trial_failure = self._trial.accept(token_id)
+        text = self._markers.text(self._seen).lstrip()
+        if text.startswith(self._markers.start):
+            self._begin_thoughts()
+            return None
+        if self._markers.start.startswith(text):
+            return None
+        self._answer = self._trial
+        self._begin_answer()
+        return self._trial_failure
+
+    # The output is in its thoughts.
+
+    def _begin_thoughts(self) -> None:
+        self._num_thoughts = 0
+        self._tail: list[int] = []
+        self._fill, self._accept = self._fill_thinking, self._accept_thinking
+
+    def _fill_thinking(self, mask: memoryview[int]) -> bool:
+        if self._max_tokens is None or self._num_thoughts < self._max_tokens:
+            return False
+        _forbid_all(mask)
+        _allow(mask, self._forced[0])
+        return True
+
+    def _accept_thinking(self, token_id: int) -> str | None:
+        self._num_thoughts += 1
+        self._tail = [*self._tail, token_id][-self._markers.window :]
+        _, end, rest = self._markers.text(self._tail).rpartition(self._markers.end)
+        if end:
+            return self._end_thoughts(rest.lstrip())
+        if self._max_tokens is not None and self._num_thoughts >= self._max_tokens:
+            self._force_end(token_id)
+        return None
+
+    def _force_end(self, token_id: int) -> None:
+        """What is left of the end marker, of which the last tokens may be a part."""
+        if self._num_thoughts == self._max_tokens:
+            end = self._markers.end_ids
+            written = next(
+                n for n in range(len(end) - 1, -1, -1) if tuple(self._tail[len(self._tail) - n :]) == end[:n]
+            )
+            self._forced = end[written:]
+        else:
+            assert token_id == self._forced[0], "only this token was allowed"
+            self._forced = self._forced[1:]
+
+    def _end_thoughts(self, rest: str) -> str | None:
+        """Begin the answer with what the token that ended the marker holds beyond it."""
+        self._begin_answer()
+        failures = (self._accept(token_id) for token_id in self._markers.ids(rest)) if rest else ()
+        return next((failure for failure in failures if failure is not None), None)
+
+    # The output is in its answer.
+
+    def _begin_answer(self) -> None:
+        self._fill, self._accept = self._fill_answer, self._accept_answer
+
+    def _fill_answer(self, mask: memoryview[int]) -> bool:
+        return self._answer is not None and self._answer.fill_mask(mask)
+
+    def _accept_answer(self, token_id: int) -> str | None:
+        return None if self._answer is None else self._answer.accept(token_id)
+
+
+def _forbid_all(mask: memoryview[int]) -> None:
+    mask[:] = memoryview(bytes(mask.nbytes)).cast("i")
+
+
+def _allow(mask: memoryview[int], token_id: int) -> None:
+    word, bit = divmod(token_id, 32)
+    value = (mask[word] | 1 << bit) & 0xFFFF_FFFF
+    mask[word] = value - (1 << 32) if value >> 31 else value
