@@ -4,6 +4,10 @@ Pure Python; knows nothing of tensors, sequences or scheduling. A block is free 
 more sequences (its reference count). A free block keeps its content and its hash until it is handed out again, so
 the free list is at once the eviction order of the prefix cache: least recently used first, blocks without a hash
 before all others.
+
+Full blocks are shared. The last, partial block of a prompt (its tail) cannot be: whoever has it goes on writing. It
+is remembered under a hash of its own, so that another sequence with that prompt copies it, or takes it over when it
+is free.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ ROOT_HASH = b"\0" * DIGEST_BYTES
 
 
 def hash_block(parent: bytes, token_ids: array[int]) -> bytes:
-    """The digest of a full block: of its tokens and, through `parent`, of everything before it."""
+    """The digest of a block, full or not: of its tokens and, through `parent`, of everything before it."""
     return hashlib.blake2b(token_ids.tobytes(), digest_size=DIGEST_BYTES, key=parent).digest()
 
 
@@ -34,6 +38,8 @@ class BlockManager:
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
+        self._tail_hashes: list[bytes | None] = [None] * num_blocks
+        self._tails: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(b for b in range(num_blocks) if b != NULL_BLOCK)
 
     @property
@@ -86,7 +92,7 @@ class BlockManager:
             self._ref_counts[block_id] -= 1
             if not self._ref_counts[block_id]:
                 self._free[block_id] = None
-                if self._hashes[block_id] is None:
+                if self._hashes[block_id] is None and self._tail_hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
 
     def register(self, block_id: int, block_hash: bytes) -> None:
@@ -96,13 +102,37 @@ class BlockManager:
             self._cached[block_hash] = block_id
             self._hashes[block_id] = block_hash
 
+    def register_tail(self, block_id: int, tail_hash: bytes) -> None:
+        """Offer an owned block that begins with the end of a prompt for copying. The first block of a hash stays."""
+        assert self._ref_counts[block_id] > 0, f"block {block_id} has no owner"
+        if tail_hash not in self._tails and self._tail_hashes[block_id] is None:
+            self._tails[tail_hash] = block_id
+            self._tail_hashes[block_id] = tail_hash
+
+    def match_tail(self, tail_hash: bytes) -> int | None:
+        """The block that begins with this tail of a prompt, or None. Changes nothing."""
+        return self._tails.get(tail_hash)
+
+    def take_over_tail(self, block_id: int) -> None:
+        """Become the owner of a free block for the tail it begins with; what stands behind that is forgotten."""
+        assert not self._ref_counts[block_id], f"block {block_id} has an owner who writes to it: copy it"
+        self._forget_full(block_id)
+        self.acquire((block_id,))
+
     def forget(self, block_ids: Sequence[int]) -> None:
         """Withdraw blocks from the prefix cache (their content turned out to be unusable)."""
         for block_id in block_ids:
-            block_hash = self._hashes[block_id]
-            if block_hash is not None:
-                del self._cached[block_hash]
-                self._hashes[block_id] = None
+            self._forget_full(block_id)
+            tail_hash = self._tail_hashes[block_id]
+            if tail_hash is not None:
+                del self._tails[tail_hash]
+                self._tail_hashes[block_id] = None
+
+    def _forget_full(self, block_id: int) -> None:
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            del self._cached[block_hash]
+            self._hashes[block_id] = None
 
     def _take_oldest(self) -> int:
         block_id, _ = self._free.popitem(last=False)

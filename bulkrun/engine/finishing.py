@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bulkrun.engine.sequence import Sequence
-from bulkrun.request import Completion, FinishReason, Request, RowError
+from bulkrun.request import Completion, FinishReason, Request, RowError, TokenLogprob
 
 
 class Ending(NamedTuple):
@@ -14,9 +14,12 @@ class Ending(NamedTuple):
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     drop_last: bool = False
+    error: RowError | None = None
 
 
-def refusal(request: Request, *, max_model_len: int, vocab_size: int, has_stop_matcher: bool) -> RowError | None:
+def refusal(
+    request: Request, *, max_model_len: int, vocab_size: int, has_stop_matcher: bool, has_constraints: bool
+) -> RowError | None:
     """Why the request cannot be served, or None: codes `empty_prompt`, `too_long`, `bad_input`."""
     prompt, sampling = request.prompt_token_ids, request.sampling
     if len(prompt) == 0:
@@ -37,22 +40,74 @@ def refusal(request: Request, *, max_model_len: int, vocab_size: int, has_stop_m
             return RowError("bad_input", f"{name} has token id {wrong}; the model's ids go from 0 to {vocab_size - 1}")
     if sampling.stop and not has_stop_matcher:
         return RowError("bad_input", "sampling.stop needs a tokenizer; this engine was made without stop strings")
+    if needs_constraint(request) and not has_constraints:
+        return RowError(
+            "bad_input",
+            "sampling.structured_outputs and sampling.thinking need a tokenizer; this engine was made without "
+            "token constraints",
+        )
     return None
+
+
+def needs_constraint(request: Request) -> bool:
+    """Whether something but the model has a say in which tokens may come next."""
+    return request.sampling.structured_outputs is not None or request.sampling.thinking is not None
 
 
 def ending_of(seq: Sequence) -> Ending | None:
-    """Whether the sequence ends with its last token, which must be an output token the matcher has not seen."""
-    sampling, token_id = seq.request.sampling, seq.token_ids[-1]
-    matched = seq.stop_matcher.append(token_id) if seq.stop_matcher is not None else None
-    if seq.num_output_tokens > sampling.min_tokens:
-        if token_id in seq.stop_token_ids:
-            is_eos = token_id in seq.eos_token_ids
-            return Ending("stop", None if is_eos else token_id, drop_last=True)
-        if matched is not None:
-            return Ending("stop", matched)
-    if seq.num_tokens >= seq.max_num_tokens:
+    """Whether the sequence ends with its last token, an output token that its matcher and guards see here first.
+
+    Of several reasons the best one counts: an end the model chose, then a failure, then the limit.
+    """
+    stop = _stop_of(seq)
+    if stop is not None:
+        return stop
+    failure = _failure_of(seq)
+    if failure is None and seq.num_tokens >= seq.max_num_tokens:
         return Ending("length")
-    return None
+    return failure
+
+
+def grammar_failure(reason: str) -> Ending:
+    """The end of a sequence whose constraint leaves it no next token."""
+    return Ending("error", error=RowError("grammar_failed", reason))
+
+
+def timeout_of(seq: Sequence) -> Ending:
+    """The end of a sequence whose time is over."""
+    timeout_s = seq.request.sampling.timeout_s
+    message = (
+        f"stopped after {seq.num_output_tokens} tokens: its {timeout_s:g} s in the engine were over; "
+        f"raise run.row_timeout or lower sampling.max_tokens"
+    )
+    return Ending("timeout", error=RowError("timeout", message))
+
+
+def _stop_of(seq: Sequence) -> Ending | None:
+    token_id = seq.token_ids[-1]
+    matched = seq.stop_matcher.append(token_id) if seq.stop_matcher is not None else None
+    is_early = seq.num_output_tokens <= seq.request.sampling.min_tokens
+    # a constrained sequence gets an ending token early only where it is all that its constraint allows
+    if token_id in seq.stop_token_ids and (not is_early or seq.constraint is not None):
+        is_eos = token_id in seq.eos_token_ids
+        return Ending("stop", None if is_eos else token_id, drop_last=True)
+    return Ending("stop", matched) if matched is not None and not is_early else None
+
+
+def _failure_of(seq: Sequence) -> Ending | None:
+    token_id = seq.token_ids[-1]
+    reason = seq.constraint.accept(token_id) if seq.constraint is not None else None
+    if reason is not None:
+        return grammar_failure(reason)
+    circles = seq.repetition.append(token_id) if seq.repetition is not None else None
+    if circles is None:
+        return None
+    length, repeats = circles
+    message = (
+        f"the output ends with one pattern of {length} tokens {repeats} times over; change the prompt, set "
+        f"sampling.repetition_penalty or sampling.temperature, or allow more by sampling.repetition_stop"
+    )
+    return Ending("repetition", error=RowError("runaway", message))
 
 
 def completion_of(seq: Sequence, ending: Ending) -> Completion:
@@ -67,16 +122,22 @@ def completion_of(seq: Sequence, ending: Ending) -> Completion:
         num_cached_tokens=seq.num_cached_tokens,
         num_output_tokens=seq.num_output_tokens,
         logprobs=None if seq.logprobs is None else tuple(seq.logprobs[:end]),
+        prompt_logprobs=_whole_prompt_logprobs(seq),
+        error=ending.error,
     )
 
 
-def error_completion(request: Request, error: RowError, output_token_ids: tuple[int, ...] = ()) -> Completion:
-    """What the caller gets of a request that failed; tokens generated before the failure are kept."""
+def refused(request: Request, error: RowError) -> Completion:
+    """What the caller gets of a request that was never queued."""
     return Completion(
         request_id=request.request_id,
-        token_ids=output_token_ids,
+        token_ids=(),
         finish_reason="error",
         num_prompt_tokens=len(request.prompt_token_ids),
-        num_output_tokens=len(output_token_ids),
         error=error,
     )
+
+
+def _whole_prompt_logprobs(seq: Sequence) -> tuple[TokenLogprob | None, ...] | None:
+    """None too where the sequence ended before its whole prompt was computed."""
+    return None if seq.prompt_logprobs is None or seq.needs_prompt_logits else tuple(seq.prompt_logprobs)

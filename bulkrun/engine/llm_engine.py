@@ -6,7 +6,8 @@ together. Speaks token ids; knows no text, files, rows or jobs. Implements `bulk
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,21 @@ import torch
 
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
-from bulkrun.engine.finishing import Ending, completion_of, ending_of, error_completion, refusal
+from bulkrun.engine.deadlines import Deadlines
+from bulkrun.engine.finishing import (
+    Ending,
+    completion_of,
+    ending_of,
+    grammar_failure,
+    needs_constraint,
+    refusal,
+    refused,
+    timeout_of,
+)
 from bulkrun.engine.model_runner import ModelRunner, StepOutput
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.token_masks import MaskFiller
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.loader import default_dtype, load_model
@@ -30,6 +42,7 @@ from bulkrun.request import (
     Request,
     RowError,
     StopMatcherFactory,
+    TokenConstraintFactory,
 )
 
 _NOT_NUMBERS = RowError(
@@ -48,6 +61,8 @@ class LLMEngine:
         *,
         eos_token_ids: Iterable[int] = (),
         stop_matcher_factory: StopMatcherFactory | None = None,
+        constraint_factory: TokenConstraintFactory | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(
@@ -60,6 +75,9 @@ class LLMEngine:
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stop_matcher_factory = stop_matcher_factory
+        self._constraint_factory = constraint_factory
+        self._mask_filler = None if constraint_factory is None else MaskFiller(self._vocab_size)
+        self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # ended without a step; the next step returns them
         self._num_added = 0
         self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = self._num_output_tokens = 0
@@ -72,6 +90,8 @@ class LLMEngine:
         device: str = "auto",
         dtype: str = "auto",
         stop_matcher_factory: StopMatcherFactory | None = None,
+        constraint_factory: TokenConstraintFactory | None = None,
+        clock: Callable[[], float] = time.monotonic,
         **engine_settings: Any,
     ) -> LLMEngine:
         """Load a Hugging Face model directory; `engine_settings` are those of `EngineConfig.resolve`.
@@ -85,7 +105,14 @@ class LLMEngine:
         model = load_model(path, dtype=torch_dtype, device=torch_device)
         config = EngineConfig.resolve(model_config, torch_dtype, torch_device, **engine_settings)
         eos_token_ids = generation_defaults(path).get("eos_token_ids") or model_config.eos_token_ids
-        return cls(model, config, eos_token_ids=eos_token_ids, stop_matcher_factory=stop_matcher_factory)
+        return cls(
+            model,
+            config,
+            eos_token_ids=eos_token_ids,
+            stop_matcher_factory=stop_matcher_factory,
+            constraint_factory=constraint_factory,
+            clock=clock,
+        )
 
     @property
     def max_model_len(self) -> int:
@@ -108,13 +135,18 @@ class LLMEngine:
             max_model_len=self.config.max_model_len,
             vocab_size=self._vocab_size,
             has_stop_matcher=self._stop_matcher_factory is not None,
+            has_constraints=self._constraint_factory is not None,
         )
-        if error is not None:
-            self._ended.append(error_completion(request, error))
+        try:
+            seq = self._new_sequence(request) if error is None else None
+        except ValueError as problem:  # of the grammar: nothing else here can be wrong
+            seq, error = None, RowError("grammar_failed", str(problem))
+        if seq is None:
+            assert error is not None, "whatever makes no sequence is an error"
+            self._ended.append(refused(request, error))
             return
-        seq = self._new_sequence(request)
-        resumed = () if request.sampling.logprobs is not None else request.output_token_ids
-        for token_id in resumed:
+        starts_over = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
+        for token_id in () if starts_over else request.output_token_ids:
             ending = self._append_token(seq, token_id)
             if ending is not None:
                 self._ended.append(completion_of(seq, ending))
@@ -124,10 +156,13 @@ class LLMEngine:
     def step(self) -> list[Completion]:
         """Run one forward pass and return the requests that ended in it (any order)."""
         completions, self._ended = self._ended, []
+        completions += self._time_out()
         batch = self.scheduler.schedule()
         if batch.seqs:
+            self._deadlines.start(batch.new_seqs)
             self._count(batch)
-            output = self.model_runner.execute(batch)
+            masks = None if self._mask_filler is None else self._mask_filler.start(batch)
+            output = self.model_runner.execute(batch, masks)
             completions += self._finish(output)
         return completions
 
@@ -138,7 +173,7 @@ class LLMEngine:
     def abort(self, request_ids: SequenceOf[str]) -> None:
         """Drop requests without a completion."""
         ids = set(request_ids)
-        self.scheduler.abort(ids)
+        self._deadlines.forget(self.scheduler.abort(ids))
         self._ended = [completion for completion in self._ended if completion.request_id not in ids]
 
     def partial_outputs(self) -> list[PartialOutput]:
@@ -166,6 +201,10 @@ class LLMEngine:
         if request.sampling.stop:
             assert self._stop_matcher_factory is not None, "such a request was refused"
             matcher = self._stop_matcher_factory(request.sampling.stop)
+        constraint = None
+        if needs_constraint(request):
+            assert self._constraint_factory is not None, "such a request was refused"
+            constraint = self._constraint_factory(request.sampling)
         self._num_added += 1
         return Sequence(
             request,
@@ -173,34 +212,49 @@ class LLMEngine:
             max_model_len=self.config.max_model_len,
             eos_token_ids=self._eos_token_ids,
             stop_matcher=matcher,
+            constraint=constraint,
         )
 
     def _append_token(self, seq: Sequence, token_id: int) -> Ending | None:
         seq.token_ids.append(token_id)
         return ending_of(seq)
 
+    def _time_out(self) -> list[Completion]:
+        """Take out those whose time is over, wherever they are."""
+        expired = self._deadlines.expired()
+        if expired:
+            self._deadlines.forget(expired)
+            self.scheduler.drop(expired)
+        return [completion_of(seq, timeout_of(seq)) for seq in expired]
+
     def _finish(self, output: StepOutput) -> list[Completion]:
         """Append the step's tokens and take out what ended with them."""
-        completions, ended, broken = [], [], []
+        completions: list[Completion] = []
+        ended: list[Sequence] = []
+        broken: list[Sequence] = []
         self._num_output_tokens += len(output.seqs)
-        for seq, token_id, is_valid, logprob in zip(
-            output.seqs, output.token_ids, output.is_valid, output.logprobs, strict=True
-        ):
-            if not is_valid:
-                broken.append(seq)
-                completions.append(error_completion(seq.request, _NOT_NUMBERS, seq.output_token_ids))
-                continue
-            if seq.logprobs is not None and logprob is not None:
-                seq.logprobs.append(logprob)
-            ending = self._append_token(seq, token_id)
+        for index, seq in enumerate(output.seqs):
+            ending = self._advance(seq, output, index)
             if ending is not None:
-                ended.append(seq)
                 completions.append(completion_of(seq, ending))
+                (broken if ending.error is _NOT_NUMBERS else ended).append(seq)
         if ended:
             self.scheduler.finish(ended)
         if broken:
             self._discard(broken)
+        self._deadlines.forget([*ended, *broken])
         return completions
+
+    def _advance(self, seq: Sequence, output: StepOutput, index: int) -> Ending | None:
+        """Give one sequence what the step has for it, and say whether it ends with that."""
+        if not output.is_valid[index]:
+            return Ending("error", error=_NOT_NUMBERS)
+        if index in output.grammar_errors:
+            return grammar_failure(output.grammar_errors[index])
+        logprob = output.logprobs[index]
+        if seq.logprobs is not None and logprob is not None:
+            seq.logprobs.append(logprob)
+        return self._append_token(seq, output.token_ids[index])
 
     def _discard(self, broken: list[Sequence]) -> None:
         """Take out sequences whose KV holds no numbers, and make sure that nobody reads it."""

@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 
 from bulkrun.engine.config import EngineConfig
-from bulkrun.engine.scheduler import ScheduledBatch
+from bulkrun.engine.scheduler import KVCopy, ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
 
@@ -113,6 +113,7 @@ def build_model_input(rows: SequenceRows, batch: ScheduledBatch) -> ModelInput:
         num_decode_seqs=batch.num_decode_seqs,
         max_query_len=max(counts),
         max_context_len=max_context_len,
+        kv_copies=_slots_to_copy(rows, batch.kv_copies) if batch.kv_copies else None,
     )
     everyone = len(samples) == len(batch.seqs)
     sampling_S = slice(None) if everyone else rows.send(samples, torch.int64)
@@ -125,6 +126,13 @@ def build_model_input(rows: SequenceRows, batch: ScheduledBatch) -> ModelInput:
         logits_indices=(offset_S + count_S - 1)[sampling_S],
         num_tokens=end_S[sampling_S],
     )
+
+
+def _slots_to_copy(rows: SequenceRows, kv_copies: list[KVCopy]) -> torch.Tensor:
+    """Slots to copy from and to, int64 [2, C]."""
+    source, target, count = rows.send(kv_copies, torch.int64).unbind(1)
+    owner, offset = _ragged(count, sum(copy.num_tokens for copy in kv_copies))
+    return torch.stack((source, target))[:, owner] * rows.block_size + offset
 
 
 def _ragged(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:

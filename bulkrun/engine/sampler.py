@@ -6,13 +6,14 @@ all greedy is one maximum. Knows no stop conditions. All arithmetic is in `bulkr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from bulkrun import ops
 from bulkrun.engine.model_input import ModelInput, SequenceRows
 from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.token_masks import TokenMasks
 from bulkrun.request import SamplingParams, TokenLogprob
 
 
@@ -22,6 +23,7 @@ class SampledTokens:
 
     token_ids: torch.Tensor  # int64 [S']
     is_valid: torch.Tensor  # bool [S']: False where the logits are not numbers
+    has_choice: torch.Tensor | None = None  # bool [S']: False where the masks allow no token; None: no masks
     chosen_logprobs: torch.Tensor | None = None  # float32 [S']
     top_logprobs: torch.Tensor | None = None  # float32 [S', k], descending
     top_token_ids: torch.Tensor | None = None  # int64 [S', k]
@@ -40,15 +42,26 @@ class SampledTokens:
         return result
 
 
-def sample_tokens(logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows) -> SampledTokens:
-    """The next token of every sampling sequence. `logits_SV`: float32 [S', V], left as it is."""
+def sample_tokens(
+    logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, masks: TokenMasks | None = None
+) -> SampledTokens:
+    """The next token of every sampling sequence. `logits_SV`: float32 [S', V], left as it is.
+
+    Log-probabilities are those of the logits as they come; `masks` and everything else only shape the choice.
+    """
     seqs = model_input.sampling_seqs
     distinct = list({id(seq.request.sampling): seq.request.sampling for seq in seqs}.values())
     highest, token_ids = logits_SV.max(dim=-1)
+    allowed_SV, has_choice = logits_SV, None
+    if masks is not None and masks.indices:
+        index_C = torch.tensor(masks.indices, dtype=torch.int64).to(logits_SV.device)
+        allowed_SV = ops.apply_token_masks(logits_SV, masks.mask_CW.to(logits_SV.device), index_C)
+        best, token_ids = allowed_SV.max(dim=-1)
+        has_choice = best > float("-inf")
     if not all(_plain_greedy(params) for params in distinct):
-        shaped_SV = _shape_logits(logits_SV, model_input, rows, distinct)
+        shaped_SV = _shape_logits(allowed_SV, model_input, rows, distinct)
         token_ids = _draw(shaped_SV, model_input, rows, distinct)
-    sampled = SampledTokens(token_ids, highest.isfinite())
+    sampled = SampledTokens(token_ids, highest.isfinite(), has_choice)
     wanted = [params.logprobs for params in distinct if params.logprobs is not None]
     return _with_logprobs(sampled, logits_SV, max(wanted)) if wanted else sampled
 
@@ -92,7 +105,7 @@ def _shape_logits(
 
 
 def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence]) -> torch.Tensor:
-    """Take the ending tokens away from sequences that are below their `min_tokens`."""
+    """Take the ending tokens away from sequences that are below their `min_tokens`, unless nothing else is left."""
     pairs = [
         (i, token_id)
         for i, seq in enumerate(seqs)
@@ -102,9 +115,10 @@ def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence]) -> torch.Te
     if not pairs:
         return logits_SV
     row, token_id = torch.tensor(pairs, dtype=torch.int64).to(logits_SV.device).unbind(1)
-    logits_SV = logits_SV.clone()
-    logits_SV[row, token_id] = float("-inf")
-    return logits_SV
+    later_SV = logits_SV.clone()
+    later_SV[row, token_id] = float("-inf")
+    must_end_S1 = later_SV.amax(-1, keepdim=True) == float("-inf")  # its constraint allows nothing but the end
+    return torch.where(must_end_S1, logits_SV, later_SV)
 
 
 def _draw(
@@ -120,4 +134,4 @@ def _draw(
 def _with_logprobs(sampled: SampledTokens, logits_SV: torch.Tensor, k: int) -> SampledTokens:
     values, ids = ops.top_logprobs(logits_SV, min(k, logits_SV.shape[-1]))
     chosen = ops.chosen_logprobs(logits_SV, sampled.token_ids)
-    return SampledTokens(sampled.token_ids, sampled.is_valid, chosen, values, ids)
+    return replace(sampled, chosen_logprobs=chosen, top_logprobs=values, top_token_ids=ids)

@@ -13,10 +13,26 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bulkrun.engine.admission import Growth, OutputLengthEstimator, peak_tokens
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.sequence import Sequence
+
+
+class KVCopy(NamedTuple):
+    """The first `num_tokens` slots of one block go to another one, in every layer, once the step's KV is stored."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+class CachedPrefix(NamedTuple):
+    """What the prefix cache holds of a sequence: full blocks, and perhaps the block that begins with its tail."""
+
+    blocks: list[int]
+    tail_block: int | None = None
 
 
 @dataclass(slots=True)
@@ -29,6 +45,7 @@ class ScheduledBatch:
     num_decode_seqs: int = 0  # the first so many have one token
     new_seqs: list[Sequence] = field(default_factory=list)  # got their row in this step
     block_table_updates: list[tuple[int, int, int]] = field(default_factory=list)  # row, index, block id
+    kv_copies: list[KVCopy] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -91,14 +108,18 @@ class Scheduler:
         self._blocked = False
 
     def abort(self, request_ids: set[str]) -> list[Sequence]:
-        """Drop sequences wherever they are; returns those dropped."""
+        """Drop the sequences of these requests; returns those dropped."""
         everyone = [*self.running, *self.preempted, *self.waiting]
         dropped = [seq for seq in everyone if seq.request.request_id in request_ids]
-        ids = set(map(id, dropped))
+        self.drop(dropped)
+        return dropped
+
+    def drop(self, seqs: list[Sequence]) -> None:
+        """Take sequences out wherever they are, and free what they hold; says nothing about how long outputs are."""
+        ids = set(map(id, seqs))
         self.preempted = [seq for seq in self.preempted if id(seq) not in ids]
         self.waiting = deque(seq for seq in self.waiting if id(seq) not in ids)
-        self.finish([seq for seq in dropped if seq.row is not None], observe=False)
-        return dropped
+        self.finish([seq for seq in seqs if seq.row is not None], observe=False)
 
     def _make_room_for_growth(self) -> None:
         """Preempt until every running sequence that enters a new block can have one."""
@@ -132,6 +153,7 @@ class Scheduler:
         seq.row = None
         seq.block_table = []
         seq.num_computed_tokens = seq.num_registered_blocks = 0
+        seq.has_offered_tail = False
 
     def _schedule_running(self, batch: ScheduledBatch) -> None:
         """One token for every sequence that is one behind, then what is left for chunked prompts."""
@@ -157,21 +179,25 @@ class Scheduler:
         self._blocked = self._blocked and bool(self.running)
         while budget > 0 and self._free_rows and self.num_waiting and not self._blocked:
             seq = (self.preempted or self.waiting)[0]
-            cached_blocks = self._cached_prefix(seq)
-            if not self._fits(seq, cached_blocks):
+            cached = self._cached_prefix(seq)
+            if not self._fits(seq, cached.blocks):
                 self._blocked = True
                 return
-            self._start(batch, seq, cached_blocks)
+            self._start(batch, seq, cached)
             count = min(seq.num_tokens - seq.num_computed_tokens, budget)
             budget -= count
             self._append(batch, seq, count)
 
-    def _cached_prefix(self, seq: Sequence) -> list[int]:
-        """Cached blocks for its tokens, but never for its last one, whose logits are wanted."""
-        if not self._enable_prefix_caching:
-            return []
-        size = self.block_manager.block_size
-        return self.block_manager.match_prefix(seq.hash_full_blocks((seq.num_tokens - 1) // size, size))
+    def _cached_prefix(self, seq: Sequence) -> CachedPrefix:
+        """What is cached of its tokens, but never its last one, whose logits are wanted."""
+        if not self._enable_prefix_caching or seq.needs_prompt_logits:
+            return CachedPrefix([])
+        manager, size = self.block_manager, self.block_manager.block_size
+        blocks = manager.match_prefix(seq.hash_full_blocks((seq.num_tokens - 1) // size, size))
+        tail = seq.prompt_tail(size)
+        if tail.num_tokens and len(blocks) == tail.block_index:
+            return CachedPrefix(blocks, manager.match_tail(tail.hash))
+        return CachedPrefix(blocks)
 
     def _fits(self, seq: Sequence, cached_blocks: list[int]) -> bool:
         """Whether its blocks are free now and, as far as can be guessed, everyone's later ones as well."""
@@ -192,21 +218,41 @@ class Scheduler:
     def _growth(self, seq: Sequence, num_shared_tokens: int) -> Growth:
         return Growth(seq.num_tokens - num_shared_tokens, self._lengths.remaining_tokens(seq))
 
-    def _start(self, batch: ScheduledBatch, seq: Sequence, cached_blocks: list[int]) -> None:
+    def _start(self, batch: ScheduledBatch, seq: Sequence, cached: CachedPrefix) -> None:
         """Give the head of the queue its row and blocks."""
         manager = self.block_manager
         _ = self.preempted.pop(0) if self.preempted else self.waiting.popleft()
         self.running.append(seq)
         seq.row = self._free_rows.pop()
         batch.new_seqs.append(seq)
-        manager.acquire(cached_blocks)
-        self._add_blocks(batch, seq, cached_blocks)
-        missing = _num_blocks(seq.num_tokens, manager.block_size) - len(cached_blocks)
+        manager.acquire(cached.blocks)
+        self._add_blocks(batch, seq, cached.blocks)
+        seq.num_registered_blocks = len(cached.blocks)
+        seq.num_shared_tokens = seq.num_computed_tokens = len(cached.blocks) * manager.block_size
+        if cached.tail_block is not None:
+            self._have_tail(batch, seq, cached.tail_block)
+        missing = _num_blocks(seq.num_tokens, manager.block_size) - len(seq.block_table)
         self._add_blocks(batch, seq, manager.allocate(missing))
-        seq.num_registered_blocks = len(cached_blocks)
-        seq.num_shared_tokens = seq.num_computed_tokens = len(cached_blocks) * manager.block_size
         if seq.num_preemptions == 0:
-            seq.num_cached_tokens = min(seq.num_shared_tokens, seq.num_prompt_tokens)
+            seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
+
+    def _have_tail(self, batch: ScheduledBatch, seq: Sequence, tail_block: int) -> None:
+        """Give the sequence the end of its prompt in a block of its own: the cached one if free, else a copy.
+
+        The copy is made when the step's KV is stored, so the block's owner may compute the tail in this very step;
+        it stays an owner until the step is over. For the same reason a copy is never offered as a source itself.
+        """
+        manager = self.block_manager
+        tail = seq.prompt_tail(manager.block_size)
+        if manager.ref_count(tail_block):
+            (block_id,) = manager.allocate(1)
+            batch.kv_copies.append(KVCopy(tail_block, block_id, tail.num_tokens))
+        else:
+            block_id = tail_block
+            manager.take_over_tail(block_id)
+        self._add_blocks(batch, seq, [block_id])
+        seq.num_computed_tokens += tail.num_tokens
+        seq.has_offered_tail = True
 
     def _add_blocks(self, batch: ScheduledBatch, seq: Sequence, block_ids: list[int]) -> None:
         assert seq.row is not None, "a sequence without a row has no block table on the device"
@@ -222,6 +268,8 @@ class Scheduler:
         seq.num_computed_tokens += count
         if count > 1 or seq.num_computed_tokens % self.block_manager.block_size == 0:
             self._register_full_blocks(seq)
+        if not seq.has_offered_tail and seq.num_computed_tokens >= seq.num_prompt_tokens - 1:
+            self._register_tail(seq)
 
     def _register_full_blocks(self, seq: Sequence) -> None:
         """Offer blocks to others as soon as their tokens are scheduled.
@@ -237,6 +285,13 @@ class Scheduler:
         for index in range(first, end):
             self.block_manager.register(seq.block_table[index], hashes[index])
         seq.num_registered_blocks = end
+
+    def _register_tail(self, seq: Sequence) -> None:
+        """Offer the end of the prompt, which the sequence has computed itself, to others with the same prompt."""
+        tail = seq.prompt_tail(self.block_manager.block_size)
+        if self._enable_prefix_caching and tail.num_tokens:
+            self.block_manager.register_tail(seq.block_table[tail.block_index], tail.hash)
+        seq.has_offered_tail = True
 
 
 def _num_blocks(num_tokens: int, block_size: int) -> int:

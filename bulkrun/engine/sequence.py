@@ -7,23 +7,35 @@ prefill or decode state, only a distance, and a sequence one token behind happen
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 from bulkrun.engine.block_manager import ROOT_HASH, hash_block
-from bulkrun.request import Request, StopMatcher, TokenLogprob
+from bulkrun.engine.repetition import RepetitionWatch
+from bulkrun.request import Request, StopMatcher, TokenConstraint, TokenLogprob
+
+
+class PromptTail(NamedTuple):
+    """The tokens of a prompt behind its full blocks, without the last one, whose logits everybody computes."""
+
+    block_index: int  # in the block table
+    num_tokens: int
+    hash: bytes
 
 
 class Sequence:
     """A request on its way. It starts with its prompt alone: whoever makes it appends tokens, old ones and new.
 
     `eos_token_ids` are empty where they are ignored; `stop_token_ids` are all ids that end it, those included;
-    `max_num_tokens` is where it ends at the latest, prompt included.
+    `max_num_tokens` is where it ends at the latest, prompt included. `prompt_logprobs` grows with the computed prompt.
     """
 
     __slots__ = (
         "arrival",
         "block_hashes",
         "block_table",
+        "constraint",
         "eos_token_ids",
+        "has_offered_tail",
         "logprobs",
         "max_num_tokens",
         "num_cached_tokens",
@@ -32,10 +44,13 @@ class Sequence:
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_shared_tokens",
+        "prompt_logprobs",
+        "repetition",
         "request",
         "row",
         "stop_matcher",
         "stop_token_ids",
+        "tail",
         "token_ids",
     )
 
@@ -47,19 +62,28 @@ class Sequence:
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         stop_matcher: StopMatcher | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> None:
+        sampling = request.sampling
         self.request = request
         self.arrival = arrival
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.max_num_tokens = min(self.num_prompt_tokens + request.sampling.max_tokens, max_model_len)
-        self.eos_token_ids = frozenset() if request.sampling.ignore_eos else eos_token_ids
-        self.stop_token_ids = self.eos_token_ids.union(request.sampling.stop_token_ids)
+        self.max_num_tokens = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)
+        # behind the end of a structured output there is nothing to go on with, whatever else is ignored
+        ignores_eos = sampling.ignore_eos and sampling.structured_outputs is None
+        self.eos_token_ids = frozenset() if ignores_eos else eos_token_ids
+        self.stop_token_ids = self.eos_token_ids.union(sampling.stop_token_ids)
         self.stop_matcher = stop_matcher
+        self.constraint = constraint
+        self.repetition = None if sampling.repetition_stop is None else RepetitionWatch(sampling.repetition_stop)
         self.token_ids = array("i", request.prompt_token_ids)
-        self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
+        self.logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
         self.row: int | None = None  # its permanent row in the device tensors while it runs
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
+        self.tail: PromptTail | None = None  # once somebody asked
+        self.has_offered_tail = False  # nothing is left to do for it at this admission
         self.num_registered_blocks = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # prompt tokens the prefix cache held at its first admission
@@ -81,6 +105,11 @@ class Sequence:
         """Output tokens so far, those brought along included."""
         return tuple(self.token_ids[self.num_prompt_tokens :])
 
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether log-probabilities of its prompt are still missing, so that no cache can stand in for computing."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
     def hash_full_blocks(self, count: int, block_size: int) -> list[bytes]:
         """The hash chain of the first `count` blocks, all of whose tokens must be known; remembered, not redone."""
         assert count * block_size <= len(self.token_ids), "only full blocks have a hash"
@@ -89,3 +118,13 @@ class Sequence:
             tokens = self.token_ids[index * block_size : (index + 1) * block_size]
             hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, tokens))
         return hashes[:count]
+
+    def prompt_tail(self, block_size: int) -> PromptTail:
+        """The end of the prompt behind its full blocks (none: `num_tokens` 0); remembered, not redone."""
+        if self.tail is None:
+            block_index, num_tokens = divmod(self.num_prompt_tokens - 1, block_size)
+            parent = self.hash_full_blocks(block_index, block_size)[-1] if block_index else ROOT_HASH
+            first = block_index * block_size
+            tail_hash = hash_block(parent, self.token_ids[first : first + num_tokens])
+            self.tail = PromptTail(block_index, num_tokens, tail_hash)
+        return self.tail

@@ -82,6 +82,8 @@ class Attention(nn.Module):
         qk_TND = ops.apply_rotary(qk_TND, cos, sin)
         q_THD, k_TKD = qk_TND.split((self.num_heads, self.num_kv_heads), dim=1)
         ops.store_kv(k_TKD, v_TKD, k_cache, v_cache, meta.slot_mapping_T)
+        if meta.kv_copies is not None:
+            ops.copy_kv(k_cache, v_cache, meta.kv_copies)
         out_THD = ops.paged_attention(
             q_THD, k_cache, v_cache, meta, scale=self.scale, sliding_window=self.sliding_window
         )

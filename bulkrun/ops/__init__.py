@@ -5,13 +5,14 @@ Callers import ops from here. An op with a Triton twin (`<op>_triton.py`, same s
 
 from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
 from bulkrun.ops.linear import linear, pack_linear_weight
-from bulkrun.ops.paged_attention import paged_attention, store_kv
+from bulkrun.ops.paged_attention import copy_kv, paged_attention, store_kv
 from bulkrun.ops.rms_norm import add_rms_norm, rms_norm
 from bulkrun.ops.rotary import apply_rotary, rotary_cos_sin
 from bulkrun.ops.sampling import (
     apply_min_p,
     apply_penalties,
     apply_temperature,
+    apply_token_masks,
     apply_top_k_top_p,
     chosen_logprobs,
     gumbel_noise,
@@ -28,8 +29,10 @@ __all__ = [
     "apply_penalties",
     "apply_rotary",
     "apply_temperature",
+    "apply_token_masks",
     "apply_top_k_top_p",
     "chosen_logprobs",
+    "copy_kv",
     "gumbel_noise",
     "linear",
     "pack_linear_weight",

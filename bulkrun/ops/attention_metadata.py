@@ -33,5 +33,7 @@ class AttentionMetadata:
     num_decode_seqs: int  # the first so many sequences have exactly one query token
     max_query_len: int
     max_context_len: int
+    # int64 [2, C]: slots whose KV is copied and where to, after the step's KV is stored and before anybody attends
+    kv_copies: torch.Tensor | None = None
     # sliding window -> padding plan of the reference attention: made by the first layer, shared by the others
     groups: dict[int | None, list[SequenceGroup]] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -31,6 +31,16 @@ def store_kv(
     _by_slot(v_cache).index_copy_(0, slots_T, v_TKD.flatten(1))
 
 
+def copy_kv(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_copies: torch.Tensor) -> None:
+    """Copy slots `kv_copies[0]` to slots `kv_copies[1]`, in place; int64 [2, C], no slot on both sides.
+
+    k_cache, v_cache: [N, B, K, D] contiguous.
+    """
+    for cache in (k_cache, v_cache):
+        by_slot = _by_slot(cache)
+        by_slot.index_copy_(0, kv_copies[1], by_slot.index_select(0, kv_copies[0]))
+
+
 def paged_attention(
     q_THD: torch.Tensor,
     k_cache: torch.Tensor,

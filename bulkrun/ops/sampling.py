@@ -1,7 +1,7 @@
 """From logits to tokens, all on the device: penalties, filters, stateless noise, the draw, log-probabilities.
 
-Order (vLLM's): penalties -> temperature -> min_p -> top_k -> top_p -> draw. Every function works row by row, so
-that a row's result never depends on the rows beside it. Logits are float32 [S, V]. Knows no request and no policy.
+Order (vLLM's): token masks -> penalties -> temperature -> min_p -> top_k -> top_p -> draw. Every function works row by
+row, so that a row's result never depends on the rows beside it. Logits are float32 [S, V]. Knows no request, no policy.
 """
 
 from __future__ import annotations
@@ -27,6 +27,21 @@ def gumbel_noise(seed_S: torch.Tensor, position_S: torch.Tensor, vocab_size: int
     for index_C, out_SC in zip(index_V.split(width), noise_SV.split(width, dim=1), strict=True):
         out_SC.copy_(_hashed_gumbel(index_C, low_S1, high_S1))
     return noise_SV
+
+
+def apply_token_masks(logits_SV: torch.Tensor, mask_CW: torch.Tensor, row_C: torch.Tensor) -> torch.Tensor:
+    """Logits in which rows `row_C` (int64, each once) keep only the tokens their mask allows; -inf elsewhere.
+
+    mask_CW: int32 [C, W], bit k of word w allows token 32 w + k. Tokens beyond the mask are forbidden, bits beyond
+    the vocabulary say nothing. Other rows stay exactly as they are.
+    """
+    shift_8 = torch.arange(8, dtype=torch.uint8, device=logits_SV.device)
+    bytes_CB = mask_CW.contiguous().view(torch.uint8)  # bit k of byte b is token 8 b + k: words are little-endian
+    allowed_CV = ((bytes_CB[:, :, None] >> shift_8) & 1).flatten(1)[:, : logits_SV.shape[-1]].bool()
+    num_missing = logits_SV.shape[-1] - allowed_CV.shape[-1]
+    if num_missing:
+        allowed_CV = torch.nn.functional.pad(allowed_CV, (0, num_missing))
+    return logits_SV.index_copy(0, row_C, logits_SV[row_C].masked_fill_(~allowed_CV, _NEG_INF))
 
 
 def apply_penalties(

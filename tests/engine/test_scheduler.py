@@ -161,7 +161,7 @@ def test_fully_cached_prompt_still_computes_its_last_token() -> None:
     for number in range(2):
         scheduler.add(_sequence(number, list(range(1, 9)), 2))
     batch = scheduler.schedule()
-    assert batch.num_scheduled_tokens == [8, 4]  # the last block again, for its last token
+    assert batch.num_scheduled_tokens == [8, 1]
 
 
 def test_only_computed_blocks_of_a_chunked_prompt_are_shared() -> None:
@@ -173,7 +173,7 @@ def test_only_computed_blocks_of_a_chunked_prompt_are_shared() -> None:
     batch = scheduler.schedule()
     assert batch.num_scheduled_tokens == [10]  # sequence 0 takes the whole budget
     _fake_model(batch, scheduler, lambda _: 9)
-    assert scheduler.schedule().num_scheduled_tokens == [1, 2]  # 28 of 30 were cached
+    assert scheduler.schedule().num_scheduled_tokens == [1, 1]  # 29 of 30 were cached
 
 
 def test_caching_off_shares_nothing() -> None:

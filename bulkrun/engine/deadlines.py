@@ -1,0 +1,34 @@
+"""When requests with a time limit run out of it. Knows a clock; what is done about it is the engine's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from bulkrun.engine.sequence import Sequence
+
+
+class Deadlines:
+    """The deadlines of sequences that have been scheduled at least once; `clock` is in seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._deadlines: dict[Sequence, float] = {}
+
+    def start(self, seqs: Iterable[Sequence]) -> None:
+        """Sequences got their row: the time of those that never had one before starts to run."""
+        for seq in seqs:
+            timeout_s = seq.request.sampling.timeout_s
+            if timeout_s is not None and seq not in self._deadlines:
+                self._deadlines[seq] = self._clock() + timeout_s
+
+    def expired(self) -> list[Sequence]:
+        """Those whose time is over."""
+        if not self._deadlines:
+            return []
+        now = self._clock()
+        return [seq for seq, deadline in self._deadlines.items() if deadline <= now]
+
+    def forget(self, seqs: Iterable[Sequence]) -> None:
+        """Sequences ended; those without a limit are welcome too."""
+        for seq in seqs:
+            self._deadlines.pop(seq, None)
