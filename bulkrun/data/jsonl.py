@@ -55,7 +55,7 @@ class JsonlSource:
         """Declare the columns from a sample of every file; `json_text` chooses those to be kept as JSON text."""
         types = infer_types(files, max_row_bytes)
         as_text = json_text(list(types)) if json_text else ()
-        return cls(files, types | {name: TEXT for name in as_text}, max_row_bytes)
+        return cls(files, types | dict.fromkeys(as_text, TEXT), max_row_bytes)
 
     @property
     def undeclared_columns(self) -> dict[str, int]:

@@ -83,8 +83,8 @@ class PlanReport:
     def from_json(cls, document: dict[str, Any]) -> PlanReport:
         """The report that `to_json` wrote."""
         counters = Counters(**{name: document[name] for name in Counters.__dataclass_fields__})
-        totals = (document[name] for name in ("windows", "samples", "duplicate_ids"))
-        return cls(counters, *totals, prompt=document.get("prompt", ""))
+        totals = {name: document[name] for name in ("windows", "samples", "duplicate_ids")}
+        return cls(counters, **totals, prompt=document.get("prompt", ""))
 
     def histogram(self) -> list[tuple[int, int | None, int]]:
         """(from, to exclusive or None, prompts) of the histogram from its first to its last bucket in use."""

@@ -15,10 +15,10 @@ from bulkrun.job.jobfile.spec import SamplingSpec
 from bulkrun.job.prompts.conversations import is_unicode, shown
 
 # For OpenAI's service, or hints to OpenAI's own models: no answer of another model depends on them.
-_IGNORED = frozenset(
-    "model user metadata store service_tier safety_identifier stream_options parallel_tool_calls tool_choice "
-    "prompt_cache_key prompt_cache_options prompt_cache_retention prediction moderation reasoning_effort verbosity "
-    "priority request_id".split()
+_IGNORED = (
+    *("model", "user", "metadata", "store", "service_tier", "safety_identifier", "moderation", "priority"),
+    *("stream_options", "tool_choice", "parallel_tool_calls", "reasoning_effort", "verbosity", "prediction"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id"),
 )
 # Would change the answer, and nothing here does it: name -> the values that ask for nothing.
 _REFUSED: dict[str, tuple[Any, ...]] = {

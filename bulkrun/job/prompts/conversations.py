@@ -40,23 +40,22 @@ def conversation_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToA
 
     Raises JobFileError for a template that does not parse and for a column that is not there.
     """
-    make, reads = _body_maker(spec, columns)
-    system, system_reads = _no_system, list[str]()
+    body, reads = _body_maker(spec, columns)
+    makers = [body]
     if spec.system is not None:
         system, system_reads = _templated([("system", "prompt.system", spec.system)], columns)
+        makers, reads = [system, body], reads + system_reads
 
     def ask(row: Mapping[str, Any]) -> Ask | RowError:
-        first = system(row)
-        rest = make(row)
-        if isinstance(first, RowError) or isinstance(rest, RowError):
-            return first if isinstance(first, RowError) else rest
-        return Ask(first + rest)
+        messages: Conversation = []
+        for make in makers:
+            made = make(row)
+            if isinstance(made, RowError):
+                return made
+            messages += made
+        return Ask(messages)
 
-    return ask, reads + system_reads
-
-
-def _no_system(_row: Mapping[str, Any]) -> Conversation | RowError:
-    return []
+    return ask, reads
 
 
 def _body_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
@@ -118,11 +117,11 @@ def read_messages(value: Any) -> Conversation:
     return [_read_message(f", message {index}", message) for index, message in enumerate(value)]
 
 
-def _read_message(where: str, message: Any) -> Message:
-    if not isinstance(message, dict):
-        raise BadMessages(f"{where}: {shown(message)} is not {{role: text, content: text}}")
+def _read_message(where: str, given: Any) -> Message:
+    if not isinstance(given, dict):
+        raise BadMessages(f"{where}: {shown(given)} is not {{role: text, content: text}}")
     # Arrow's structs carry a null for each field that another row's messages have.
-    message = {key: part for key, part in message.items() if part is not None}
+    message: Message = {key: part for key, part in given.items() if part is not None}
     if message.get("tool_calls") or message.get("function_call"):
         raise BadMessages(f"{where}: calls a tool; tool calls are not supported, text messages are")
     if isinstance(message.get("content"), list):

@@ -2,7 +2,7 @@
 
 A prompt is too long when not even one token of output fits after it. A prompt that is kept leaves `max_tokens` less
 room than it asked for where the model's length ends first. A cut prompt leaves room for all of `max_tokens`, but
-never loses more than to half of the model's length. Knows token ids only.
+never loses more than to half of the model's length (or of the row's budget). Knows token ids only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bulkrun.job.prompts.budget import RowBudget
 from bulkrun.request import RowError
 
 OnTooLong = Literal["error", "truncate_left", "truncate_right"]
@@ -35,18 +36,23 @@ class PromptFrame:
 
 
 class PromptFitter:
-    """Makes prompts fit `max_model_len` tokens the way `run.on_too_long` says."""
+    """Makes prompts fit `max_model_len` tokens the way `run.on_too_long` says, and rows their budget."""
 
-    def __init__(self, max_model_len: int, on_too_long: OnTooLong, frame: PromptFrame) -> None:
+    def __init__(
+        self, max_model_len: int, on_too_long: OnTooLong, frame: PromptFrame, budget: RowBudget | None = None
+    ) -> None:
+        self.budget = budget or RowBudget(None, outputs=1)
         self._max_model_len = max_model_len
         self._on_too_long = on_too_long
         self._frame = frame
 
     def fit(self, token_ids: list[int], max_tokens: int) -> list[int] | RowError:
-        """The ids themselves when they fit, a cut list, or a `too_long` error."""
+        """The ids themselves when they fit, a cut list, or a `too_long` error. What the budget refuses is not cut."""
         if self._on_too_long == "error":
             return token_ids if len(token_ids) < self._max_model_len else self._refusal(len(token_ids))
         room = self._max_model_len - min(max_tokens, self._max_model_len // 2)
+        if (in_budget := self.budget.prompt_room(max_tokens)) is not None and in_budget > 0:
+            room = min(room, in_budget)
         return token_ids if len(token_ids) <= room else self._cut(token_ids, room)
 
     def _cut(self, token_ids: list[int], room: int) -> list[int]:
