@@ -1,6 +1,6 @@
 """Part files: the committed rows of one shard as Parquet, and what their footers say about themselves.
 
-Written with a declared schema, zstd, page checksums and a `bulkrun.part` entry in the footer's key-value metadata,
+Written with a declared schema, page checksums and a `bulkrun.part` entry in the footer's key-value metadata,
 so that a part can be checked and counted without any other file. Knows nothing of plans, journals or publishing.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +26,11 @@ _ROW_GROUP_ROWS = 65536
 class PartInfo:
     """A part's footer. `rows` counts output rows (input rows x samples); `attempt` is unique for each file written.
 
-    `generation` 0 is what a run published; a retry, an incremental night or `compact` writes a higher one.
+    Tokens are those of all generations, also of samples that `best_of` dropped. Of these, `saved_generations` were
+    answered by another row's, `stopped` ran in circles or out of time; `cached_tokens` came from the prefix cache.
+
+    `generation` 0 is what a run published; a retry, an incremental night or `compact` writes a higher one. `folder` is
+    the part's partition ("" without partitions), `partition_types` the Arrow types of its columns by name.
     """
 
     run_id: str
@@ -40,18 +44,26 @@ class PartInfo:
     completion_tokens: int
     versions: dict[str, str]
     generation: int = 0
+    folder: str = ""
+    partition_types: dict[str, str] = field(default_factory=dict)
+    saved_generations: int = 0
+    cached_tokens: int = 0
+    stopped: int = 0
 
     @property
     def error_rows(self) -> int:
         return sum(self.errors.values())
 
 
-def write_part(path: Path, table: pa.Table, info: PartInfo) -> None:
-    """Write a whole part under a temporary name and fsync it. Raises OSError; half a file is removed."""
+def write_part(path: Path, table: pa.Table, info: PartInfo, *, compression: str = "zstd") -> None:
+    """Write a whole part under a temporary name and fsync it. Raises OSError; half a file is removed.
+
+    `compression` is one of the codecs of `output.compression`.
+    """
     assert info.rows == table.num_rows, f"footer says {info.rows} rows, the table has {table.num_rows}"
     try:
         with path.open("xb") as sink:
-            with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
+            with pq.ParquetWriter(sink, table.schema, compression=compression, write_page_checksum=True) as writer:
                 writer.write_table(table, row_group_size=_rows_per_group(table))
                 writer.add_key_value_metadata({METADATA_KEY: json.dumps(asdict(info)).encode()})
             sink.flush()
@@ -86,6 +98,15 @@ def _info(path: Path, metadata: pq.FileMetaData) -> PartInfo:
     if info.rows != metadata.num_rows:
         raise RunError(f"{path}: holds {metadata.num_rows} rows, its footer declares {info.rows}; it is damaged")
     return info
+
+
+def partition_types(path: Path) -> dict[str, str]:
+    """The Arrow types (as text) of the columns in the folders' names above a part; {} where there are none.
+
+    Raises RunError when the file is torn.
+    """
+    entry = (_metadata(path).metadata or {}).get(METADATA_KEY)
+    return dict(json.loads(entry).get("partition_types", {})) if entry else {}
 
 
 def read_part_schema(path: Path) -> pa.Schema:

@@ -12,7 +12,9 @@ from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.work.answers import answer_texts
+from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.prepare import PreparedJob, prepare
@@ -33,11 +35,13 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     prepared = prepare(spec)
     with prepared.open_dataset() as dataset:
         PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
-        declared = output_schema(passthrough_schema(dataset.schema, spec.input.columns))
+        extra = extra_fields(prepared.spec)
+        declared = output_schema(passthrough_schema(dataset.schema, spec.input.columns, extra), extra)
     return {
         "job": spec.name,
         "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
         "input files": len(prepared.files),
+        "prompt": describe_prompt(spec, dataset.schema.names),
         "input columns": ", ".join(f"{field.name} {field.type}" for field in dataset.schema),
         "output columns": ", ".join(declared.names),
         "output": spec.output.path,
@@ -58,7 +62,8 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
         builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
         batches = list(dataset.batches(limit=num_rows))
     prompts = [prompt for batch in batches for prompt in builder.build(batch)]
-    return _generate(prepared, _row_ids(batches, spec.input.id), prompts)
+    id_column = detected_job(spec, dataset.schema.names).input.id
+    return _generate(prepared, _row_ids(batches, id_column), prompts)
 
 
 def _row_ids(batches: list[InputBatch], column: str | None) -> list[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from bulkrun.request import Completion, EngineStats, PartialOutput, Request, RowError
+from bulkrun.request import Completion, EngineStats, PartialOutput, Request, RowError, TokenLogprob
 
 MAX_MODEL_LEN = 512
 
@@ -23,7 +23,12 @@ def expected_tokens(request: Request) -> tuple[int, ...]:
     return tuple(97 + noise[position % 32] % 26 for position in range(length))
 
 
-def decode(batch: list[Sequence[int]]) -> list[str]:
+def expected_logprob(token_id: int) -> float:
+    """The fake model's log-probability of every token it generates."""
+    return -((token_id * 7) % 13) / 4
+
+
+def decode(batch: list[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
     """Token ids are code points."""
     return ["".join(map(chr, ids)) for ids in batch]
 
@@ -90,7 +95,10 @@ class FakeEngine:
         if self._refuse(request):
             return Completion(request.request_id, (), "error", None, prompt, error=RowError("nan_logits", "no"))
         reason = "length" if len(tokens) == request.sampling.max_tokens else "stop"
-        return Completion(request.request_id, tokens, reason, None, prompt, 0, len(tokens))
+        logprobs = None
+        if request.sampling.logprobs is not None:
+            logprobs = tuple(TokenLogprob(token, expected_logprob(token)) for token in tokens)
+        return Completion(request.request_id, tokens, reason, None, prompt, 0, len(tokens), logprobs)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._waiting = [request for request in self._waiting if request.request_id not in request_ids]

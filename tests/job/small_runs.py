@@ -19,7 +19,7 @@ from bulkrun.job.store.run_record import RunRecord, new_record, open_run
 from bulkrun.job.work.runner import JobRunner, RunOutcome
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.request import Request
-from tests.job.fake_engine import FakeEngine, decode, expected_tokens
+from tests.job.fake_engine import FakeEngine, decode, expected_logprob, expected_tokens
 
 PASSTHROUGH = pa.schema([("doc", pa.string()), ("score", pa.float64())])
 
@@ -129,9 +129,11 @@ def oracle(rows: list[Row], spec: JobSpec) -> list[dict[str, Any]]:
     """The output rows of an unbroken run, from the fake model's rule alone."""
     answers = []
     for row in rows:
-        for sample in range(spec.sampling.n):
-            answers.append({"doc": f"text {row.row}", "score": row.row / 2, "row": row.row, "sample": sample})
-            answers[-1] |= _result(row, sample, spec)
+        generated = [_result(row, generation, spec) for generation in range(spec.sampling.generations)]
+        if spec.sampling.best_of is not None:
+            generated.sort(key=lambda result: -sum(map(expected_logprob, map(ord, result["response"] or ""))))
+        for sample, result in enumerate(generated[: spec.sampling.n]):
+            answers.append({"doc": f"text {row.row}", "score": row.row / 2, "row": row.row, "sample": sample, **result})
     return answers
 
 

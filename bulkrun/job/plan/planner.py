@@ -26,15 +26,19 @@ from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
+from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.report import Counters, PlanReport
 from bulkrun.job.plan.rows import RowMaker
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement, Window
+from bulkrun.job.prompts.budget import RowBudget
 from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
+from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import PromptFitter
 from bulkrun.job.store.durable import make_dirs, publish_new, read_json, write_file, write_new_json
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.work.result_columns import extra_fields
 
 
 class PlanPoint(NamedTuple):
@@ -71,12 +75,24 @@ class PlanInput:
         progress: Callable[[int], None] = _ignore,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.prompt = describe_prompt(spec, dataset.schema.names)
+        spec = detected_job(spec, dataset.schema.names)
         self.spec = spec
         self.dataset = dataset
-        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns)
+        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec))
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)
-        fitter = PromptFitter(max_model_len, spec.run.on_too_long, self._prompts.frame())
-        self._maker = RowMaker(self.passthrough, fitter, max_model_len, spec.sampling.n, spec.input.id)
+        sampling = spec.sampling
+        budget = RowBudget(spec.run.max_tokens_per_row, sampling.generations, sampling.min_tokens)
+        fitter = PromptFitter(max_model_len, spec.run.on_too_long, self._prompts.frame(), budget)
+        self._maker = RowMaker(
+            self.passthrough,
+            fitter,
+            max_model_len,
+            spec.sampling.generations,
+            spec.input.id,
+            needs_ids=spec.run.incremental,
+        )
+        self._partitions = Partitions(spec.output.partition_by, self.passthrough)
         self._progress = progress
         self._should_stop = should_stop
 
@@ -87,7 +103,7 @@ class PlanInput:
 
     def read_window(self, at: PlanPoint, keep: Callable[[pa.RecordBatch], None]) -> tuple[Window, Position]:
         """Read the window that begins at `at`; where the next one begins. Raises Interrupted when told to stop."""
-        window, position = Window(at.row, self._maker, keep), at.position
+        window, position = Window(at.row, self._maker, self._partitions, keep), at.position
         for batch, prompts in self._prompts.stream(self.dataset.batches(at.position, self.rows_wanted(at))):
             if self._should_stop():
                 raise Interrupted("planning was stopped; run the same command again and it goes on")
@@ -172,7 +188,7 @@ class Planner:
         rows = table.column("row").to_numpy() - at.row
         ranks = pa.array(arrangement.rank_in_shard[rows], pa.int32())
         tokens, cost = int(arrangement.prompt_tokens[shard]), int(arrangement.costs[shard])
-        info = ShardInfo(at.shard + shard, at.window, len(rows), tokens, cost)
+        info = ShardInfo(at.shard + shard, at.window, len(rows), tokens, cost, arrangement.folders[shard])
         schema = shard_schema(self._input.passthrough, info)
         table = table.set_column(table.schema.get_field_index("order"), schema.field("order"), ranks).cast(schema)
         temporary, final = folder / f"shard-{info.shard:05d}.tmp", self._run.shard(info.shard)
@@ -187,7 +203,7 @@ class Planner:
         counters = [Counters(**{name: marker[name] for name in Counters.__dataclass_fields__}) for marker in markers]
         total = Counters.total(counters)
         samples = total.rows * self._input.spec.sampling.n
-        return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers))
+        return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers), self._input.prompt)
 
 
 def dry_plan(
@@ -203,7 +219,7 @@ def dry_plan(
     source = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
     at, windows = PlanPoint(), list[Counters]()
     with tempfile.TemporaryDirectory(prefix="bulkrun-") as name:
-        duplicates = DuplicateCounter(dataset, spec.input.id, Path(name))
+        duplicates = DuplicateCounter(dataset, source.spec.input.id, Path(name))
         while source.rows_wanted(at):
             window, position = source.read_window(at, lambda rows: None)
             if not window.rows:
@@ -212,7 +228,7 @@ def dry_plan(
             duplicates.add(window.ids)
             at = PlanPoint(at.window + 1, at.row + window.rows, at.shard + windows[-1].shards, position)
         total = Counters.total(windows)
-        return PlanReport(total, len(windows), total.rows * spec.sampling.n, duplicates.report())
+        return PlanReport(total, len(windows), total.rows * spec.sampling.n, duplicates.report(), source.prompt)
 
 
 def _next_point(markers: list[dict[str, Any]]) -> PlanPoint:

@@ -48,10 +48,19 @@ class PlannedRows:
 
 
 class RowMaker:
-    """Makes the shard rows of one job: `num_samples` generations each, `id_column` names rows (None: their number)."""
+    """Makes the shard rows of one job: `num_samples` generations each, `id_column` names rows (None: their number).
+
+    With `needs_ids` a row whose id is null is an error row.
+    """
 
     def __init__(
-        self, passthrough: pa.Schema, fitter: PromptFitter, max_model_len: int, num_samples: int, id_column: str | None
+        self,
+        passthrough: pa.Schema,
+        fitter: PromptFitter,
+        max_model_len: int,
+        num_samples: int,
+        id_column: str | None,
+        needs_ids: bool = False,
     ) -> None:
         self.schema = shard_schema(passthrough)
         self._passthrough = passthrough
@@ -59,16 +68,19 @@ class RowMaker:
         self._max_model_len = max_model_len
         self._num_samples = num_samples
         self._id_column = id_column
+        self._needs_ids = needs_ids
 
     def make(self, batch: InputBatch, prompts: Sequence[Prompt | RowError], first_row: int) -> PlannedRows:
         """The rows of `batch`, the first of which is row `first_row` of the input."""
         fitted = [self._fitted(prompt) for prompt in prompts]
         ids = None if self._id_column is None else id_texts(batch.rows.column(self._id_column), self._id_column)
+        if self._needs_ids and ids is not None and None in ids:
+            fitted = [self._nameless(prompt) if ids[k] is None else prompt for k, prompt in enumerate(fitted)]
         tokens, lengths = _flat([prompt.token_ids if isinstance(prompt, Prompt) else [] for prompt in fitted])
         payload = _struct(batch.rows, self._passthrough)
         pairs = list(zip(prompts, fitted, strict=True))
         return PlannedRows(
-            table=self._table(fitted, tokens, lengths, payload, first_row, ids),
+            table=self._table(fitted, tokens, lengths, payload, _numbers(batch, first_row), first_row, ids),
             tokens=tokens,
             lengths=lengths,
             outputs=np.array([self._expected_output(prompt) for prompt in fitted], np.int64),
@@ -76,7 +88,7 @@ class RowMaker:
             variants=np.array([_variant(prompt) for prompt in fitted], np.uint64),
             mergeable=np.array([isinstance(prompt, Prompt) and prompt.sampling.greedy for prompt in fitted], np.bool_),
             error_codes=[prompt.code for prompt in fitted if isinstance(prompt, RowError)],
-            truncated=sum(isinstance(old, Prompt) and isinstance(new, Prompt) and old is not new for old, new in pairs),
+            truncated=sum(_is_cut(old, new) for old, new in pairs),
             ids=ids,
         )
 
@@ -86,7 +98,13 @@ class RowMaker:
         token_ids = self._fitter.fit(prompt.token_ids, prompt.sampling.max_tokens)
         if isinstance(token_ids, RowError):
             return token_ids
-        return prompt if token_ids is prompt.token_ids else Prompt(token_ids, prompt.sampling)
+        sampling = self._fitter.budget.limit(len(token_ids), prompt.sampling)
+        return sampling if isinstance(sampling, RowError) else Prompt(token_ids, sampling)
+
+    def _nameless(self, prompt: Prompt | RowError) -> RowError:
+        if isinstance(prompt, RowError):
+            return prompt
+        return RowError("bad_input", f"column {self._id_column!r} is null; run.incremental needs an id in every row")
 
     def _expected_output(self, prompt: Prompt | RowError) -> int:
         if isinstance(prompt, RowError):
@@ -100,11 +118,11 @@ class RowMaker:
         tokens: npt.NDArray[np.int32],
         lengths: I64,
         payload: pa.StructArray,
+        numbers: Sequence[str],
         first_row: int,
         ids: Sequence[str | None] | None,
     ) -> pa.RecordBatch:
         rows = np.arange(first_row, first_row + len(prompts))
-        numbers = [str(row) for row in rows]
         names = numbers if ids is None else [text if text is not None else numbers[k] for k, text in enumerate(ids)]
         failed = [isinstance(prompt, RowError) for prompt in prompts]
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
@@ -119,6 +137,18 @@ class RowMaker:
             payload,
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _is_cut(prompt: Prompt | RowError, fitted: Prompt | RowError) -> bool:
+    if isinstance(prompt, RowError) or isinstance(fitted, RowError):
+        return False
+    return fitted.token_ids is not prompt.token_ids
+
+
+def _numbers(batch: InputBatch, first_row: int) -> list[str]:
+    """What rows without an id are called: their numbers, those of the input that they were picked from if any."""
+    rows = range(first_row, first_row + batch.rows.num_rows) if batch.numbers is None else batch.numbers.to_pylist()
+    return [str(row) for row in rows]
 
 
 def id_texts(column: pa.Array, name: str) -> list[str | None]:

@@ -18,7 +18,7 @@ from typing import Any
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.store.durable import disk_errors, fsync_dir, make_dirs, read_json, replace_json, write_new_json
 from bulkrun.job.store.events import log_event, utc_now
-from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of
+from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, key_salt
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import TTL_S, LifeWatch, Worker, read_workers
 
@@ -50,6 +50,16 @@ class RunRecord:
     @property
     def samples(self) -> int:
         return int(self.job["sampling"]["n"])
+
+    @property
+    def key_salt(self) -> str | None:
+        """What the row keys of an incremental run have in common; None where rows have no keys."""
+        return key_salt(self.identity) if self.job["run"].get("incremental") else None
+
+    @property
+    def generations(self) -> int:
+        """Outputs generated per row, of which `samples` are kept."""
+        return int(self.job["sampling"].get("best_of") or self.samples)
 
 
 def new_record(
@@ -116,10 +126,11 @@ def _create(run: RunDir, wanted: RunRecord) -> bool:
     make_dirs(run.state, mode=0o700)
     for folder in (run.plan, run.claims, run.journal, run.workers, run.tmp):
         make_dirs(folder)
-    return write_new_json(run.run_json, _document(wanted))
+    return write_new_json(run.run_json, record_document(wanted))
 
 
-def _document(record: RunRecord) -> dict[str, Any]:
+def record_document(record: RunRecord) -> dict[str, Any]:
+    """The contents of run.json."""
     return {**asdict(record), "fingerprints": record.fingerprints}
 
 
@@ -149,7 +160,7 @@ def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: boo
     record = replace(old, job=_keep_plan_settings(wanted.job, old.job), versions=wanted.versions)
     record = replace(record, job_file=wanted.job_file or old.job_file)
     if record != old:
-        replace_json(run.run_json, _document(record))
+        replace_json(run.run_json, record_document(record))
     return record
 
 
@@ -157,7 +168,7 @@ def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
     """A run in which nothing was planned (its first start failed) holds nothing to protect: it takes the mended job."""
     refuse_live_workers(run)
     run.sql_snapshot.unlink(missing_ok=True)
-    replace_json(run.run_json, _document(wanted))
+    replace_json(run.run_json, record_document(wanted))
     return wanted
 
 

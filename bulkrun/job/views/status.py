@@ -70,7 +70,7 @@ def read_status(run: RunDir) -> RunStatus:
     plan = PlanView(run)
     plan.refresh()
     parts = [read_part_info(run.part(shard)) for shard in sorted(plan.committed)]
-    journaled, failed = _open_rows(run, plan) if totals is None else (0, 0)
+    journaled, failed = _open_rows(run, plan, record) if totals is None else (0, 0)
     workers = [_worker_status(run, state) for state in read_workers(run)]
     state, message = _state(totals, plan, workers)
     return RunStatus(
@@ -96,14 +96,15 @@ def read_status(run: RunDir) -> RunStatus:
     )
 
 
-def _open_rows(run: RunDir, plan: PlanView) -> tuple[int, int]:
+def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int]:
     """Output rows journaled in shards that are not committed, and how many of them are errors."""
     done = failed = 0
     for shard in plan.open_shards:
         records = read_outcomes(run.journals_of(shard)).answered.values()
         done += len(records)
         failed += sum(record.error_code is not None for record in records)
-    return done, failed
+    # Of best_of outputs a row keeps n; which ones is known when all are there.
+    return done * record.samples // record.generations, failed * record.samples // record.generations
 
 
 def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:

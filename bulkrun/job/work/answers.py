@@ -7,17 +7,22 @@ batches. Knows no files, threads or engine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
+
+import pyarrow as pa
 
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
+from bulkrun.job.work.parsing import OutputParser
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.job.work.thinking import Thoughts, begins_thoughts, split_thoughts
-from bulkrun.request import Completion, RowError, Thinking
+from bulkrun.job.work.thinking import Thoughts, split_thoughts
+from bulkrun.request import Completion, RowError, StructuredOutput, Thinking
 
-_PROMPT_END_TOKENS = 16  # the start marker and the line breaks after it are fewer
+_PROMPT_END_TOKENS = 64  # a marker and the white space after it are fewer
+_PARSERS = 256  # of a job whose rows bring schemas of their own, the latest
 
 
 @dataclass(frozen=True)
@@ -29,14 +34,17 @@ class Answer:
 
 
 class AnswerReader:
-    """Reads what the engine generated. `columns` names the extra result columns that the job asks for.
+    """Reads what the engine generated. `fields` are the extra result columns that the job asks for.
 
     Used by one thread at a time.
     """
 
-    def __init__(self, decode: Decode, columns: Collection[str] = ()) -> None:
+    def __init__(self, decode: Decode, fields: Sequence[pa.Field] = ()) -> None:
+        columns: dict[str, pa.DataType] = {field.name: field.type for field in fields}
         self._decode, self._columns = decode, frozenset(columns)
         self._tokens = TokenTexts(decode)
+        make_parser = partial(OutputParser, column=columns.get("parsed"))
+        self._parser: Callable[[StructuredOutput], OutputParser] = lru_cache(_PARSERS)(make_parser)
 
     def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
         """One record per answer, in their order."""
@@ -47,20 +55,23 @@ class AnswerReader:
         done, generation = answer.completion, answer.generation
         extra = self._probabilities(done)
         response: str | None = text
-        error = done.error
-        if (thinking := generation.request.sampling.thinking) is not None:
-            extra["reasoning"], response = self._split(answer, text, thinking)
+        error, sampling = done.error, generation.request.sampling
+        if sampling.thinking is not None:
+            extra["reasoning"], response = self._split(answer, text, sampling.thinking)
             error = error or _no_answer(response, done)
+        if sampling.structured_outputs is not None and error is None and response is not None:
+            extra["parsed"], error = self._parser(sampling.structured_outputs).parse(response, done.finish_reason)
         if error is not None and not response:
             response = None  # an empty text would look like an answer
         return JournalRecord(
-            generation.rows,
-            generation.sample,
-            response,
-            done.finish_reason,
-            done.num_prompt_tokens or len(generation.request.prompt_token_ids),
-            done.num_output_tokens,
-            *(error or (None, None)),
+            rows=generation.rows,
+            sample=generation.sample,
+            response=response,
+            finish_reason=done.finish_reason,
+            prompt_tokens=done.num_prompt_tokens or len(generation.request.prompt_token_ids),
+            completion_tokens=done.num_output_tokens,
+            error_code=error.code if error else None,
+            error_message=error.message if error else None,
             extra={name: value for name, value in extra.items() if name in self._columns and value is not None},
             cached_tokens=done.num_cached_tokens,
         )
@@ -76,17 +87,19 @@ class AnswerReader:
     def _split(self, answer: Answer, text: str, thinking: Thinking) -> Thoughts:
         token_ids, prompt = answer.completion.token_ids, answer.generation.request.prompt_token_ids
         [raw, prompt_end] = self._decode([token_ids, prompt[-_PROMPT_END_TOKENS:]], skip_special_tokens=False)
-        began = begins_thoughts(prompt_end, thinking)
+        if prompt_end.rstrip().endswith(thinking.end):
+            return Thoughts(None, text)  # the template has ended the thoughts before they began
         if thinking.end in raw and thinking.end not in text:  # the markers are special tokens of this model
             return self._split_at_token(token_ids, thinking)
-        began = began or (thinking.start not in text and raw.lstrip().startswith(thinking.start))
-        return split_thoughts(text, thinking, began_in_prompt=began)
+        in_prompt = prompt_end.rstrip().endswith(thinking.start)
+        unseen = thinking.start not in text and raw.lstrip().startswith(thinking.start)
+        return split_thoughts(text, thinking, began_before=in_prompt or unseen)
 
     def _split_at_token(self, token_ids: Sequence[int], thinking: Thinking) -> Thoughts:
         self._tokens.learn(token_ids)
         at = next((i for i, token_id in enumerate(token_ids) if self._tokens[token_id] == thinking.end), len(token_ids))
         before, after = map(_unicode, self._decode([token_ids[:at], token_ids[at + 1 :]]))
-        return split_thoughts(before + thinking.end + after, thinking, began_in_prompt=True)
+        return split_thoughts(before + thinking.end + after, thinking, began_before=True)
 
 
 def _no_answer(response: str | None, done: Completion) -> RowError | None:

@@ -10,19 +10,22 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
+from bulkrun.data.partitions import folder_values
 from bulkrun.data.parts import PartInfo, read_part_info, write_part
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
-from bulkrun.job.plan.shard_file import read_shard
-from bulkrun.job.store.durable import disk_errors, publish_new
+from bulkrun.job.plan.row_key import ROW_KEY, row_keys
+from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
+from bulkrun.job.store.durable import disk_errors, make_dirs, publish_new
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import check_not_replaced
+from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,14 @@ class RunIdentity:
     samples: int
     versions: dict[str, str] = field(default_factory=dict)
     extra: tuple[pa.Field, ...] = ()
+    best_of: int | None = None
+    key_salt: str | None = None  # where rows have a column with their keys
+    compression: str = "zstd"
+
+    @property
+    def generations(self) -> int:
+        """Outputs generated per row, of which `samples` are kept."""
+        return self.best_of or self.samples
 
 
 def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
@@ -42,30 +53,42 @@ def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
     Raises RunError when an outcome is missing (a journal was damaged after it was written) or the disk fails;
     the same command then redoes what is missing.
     """
-    final = run.part(shard)
+    planned = read_shard_info(run.shard(shard))
+    final = run.part(shard, planned.folder)
     if not final.exists():
-        table = _part_table(run, shard, identity)
-        if table is not None:
-            _publish(run, shard, identity, table)
+        outcomes = _outcomes(run, shard, identity)
+        if outcomes is not None:
+            _publish(run, planned, identity, _part_table(run, shard, identity, outcomes), spent(outcomes))
     info = _committed(final, identity)
     clear_shard_state(run, shard)
     return info
 
 
-def _part_table(run: RunDir, shard: int, identity: RunIdentity) -> pa.Table | None:
-    """The rows of a part, None when another worker published it (and removed its journals) meanwhile."""
-    _, rows = read_shard(run.shard(shard))
+def _outcomes(run: RunDir, shard: int, identity: RunIdentity) -> Outcomes | None:
+    """The outcome of every generation, None when another worker published the part (and removed its journals)."""
+    planned, rows = read_shard(run.shard(shard))
     outcomes = read_outcomes(run.journals_of(shard)).answered
-    wanted = [(row, sample) for row in rows["row"].to_pylist() for sample in range(identity.samples)]
+    wanted = [(row, sample) for row in rows["row"].to_pylist() for sample in range(identity.generations)]
     missing = sum(key not in outcomes for key in wanted)
-    if missing and run.part(shard).exists():
+    if missing and run.part(shard, planned.folder).exists():
         return None
     if missing:
         raise RunError(
             f"{run.journal}: {missing} of {len(wanted)} outcomes of shard {shard} do not read back: a journal was "
             "damaged on disk; run the same command again to redo those rows"
         )
-    return build_table(rows, [(*key, outcomes[key]) for key in wanted], identity.samples, identity.extra)
+    return {key: outcomes[key] for key in wanted}
+
+
+def _part_table(run: RunDir, shard: int, identity: RunIdentity, outcomes: Outcomes) -> pa.Table:
+    """The rows of a part."""
+    _, rows = read_shard(run.shard(shard))
+    kept = keep_samples(rows["row"].to_pylist(), outcomes, identity.samples, identity.best_of)
+    table = build_table(rows, kept, identity.samples, identity.extra)
+    if identity.key_salt is not None:
+        keys = [key for key in row_keys(rows, identity.key_salt) for _ in range(identity.samples)]
+        table = table.set_column(table.schema.get_field_index(ROW_KEY), ROW_KEY, pa.array(keys, pa.string()))
+    return table
 
 
 def build_table(
@@ -96,29 +119,30 @@ def build_table(
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _publish(run: RunDir, shard: int, identity: RunIdentity, table: pa.Table) -> None:
+def _publish(run: RunDir, planned: ShardInfo, identity: RunIdentity, table: pa.Table, cost: Spent) -> None:
+    """Write the part and give it its name, in its partition's folder; partition columns are not in the file."""
     attempt = secrets.token_hex(8)
-    tmp = run.tmp / f"part-{shard:05d}.{attempt}.tmp"
+    tmp = run.tmp / f"part-{planned.shard:05d}.{attempt}.tmp"
+    types = {column: str(table.schema.field(column).type) for column in folder_values(planned.folder)}
     info = PartInfo(
         run_id=identity.run_id,
         plan_hash=identity.plan_hash,
-        shard=shard,
+        shard=planned.shard,
         attempt=attempt,
         input_rows=table.num_rows // identity.samples,
         rows=table.num_rows,
         errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
-        prompt_tokens=_sum(table, "prompt_tokens"),
-        completion_tokens=_sum(table, "completion_tokens"),
         versions=identity.versions,
+        folder=planned.folder,
+        partition_types=types,
+        **asdict(cost),
     )
     with disk_errors("writing a part", tmp):
-        write_part(tmp, table, info)
+        write_part(tmp, table.drop_columns(list(types)), info, compression=identity.compression)
     check_not_replaced(run, identity.run_id)  # if that happens after this, tmp went with the old run: publishing fails
-    publish_new(tmp, run.part(shard))
-
-
-def _sum(table: pa.Table, column: str) -> int:
-    return sum(value for value in table[column].to_pylist() if value is not None)
+    final = run.part(planned.shard, planned.folder)
+    make_dirs(final.parent)
+    publish_new(tmp, final)
 
 
 def _committed(final: Path, identity: RunIdentity) -> PartInfo:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -24,7 +25,10 @@ from bulkrun.job.work.commit import clear_shard_state
 class RunTotals:
     """What `_SUCCESS` holds. `rows` are input rows; `ok` and `errors` count output rows (rows x samples).
 
+    `saved_generations`, `cached_tokens` and `stopped` are the sums over the parts' footers (`PartInfo`).
+
     With a `generation` above 0 (retry, incremental nights, compact) the parts are no longer those of the plan.
+    `next_row` is then the first row number that was never given; `updates` says what each generation changed.
     """
 
     status: Literal["completed", "completed_with_errors"]
@@ -41,6 +45,11 @@ class RunTotals:
     fingerprints: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     generation: int = 0
+    next_row: int | None = None
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    saved_generations: int = 0
+    cached_tokens: int = 0
+    stopped: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -83,7 +92,7 @@ def add_up(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
     input_rows = sum(part.input_rows for part in parts)
     if input_rows != plan.complete["rows"]:
         raise RunError(f"{run.root}: the input has {plan.complete['rows']} rows, the parts answer {input_rows}")
-    return _totals(record, parts)
+    return sum_parts(record, parts)
 
 
 def _check_parts(run: RunDir, record: RunRecord, parts: list[PartInfo]) -> None:
@@ -95,7 +104,8 @@ def _check_parts(run: RunDir, record: RunRecord, parts: list[PartInfo]) -> None:
             raise RunError(f"{path}: {part.rows} output rows for {part.input_rows} rows x {record.samples} samples")
 
 
-def _totals(record: RunRecord, parts: list[PartInfo]) -> RunTotals:
+def sum_parts(record: RunRecord, parts: Sequence[PartInfo]) -> RunTotals:
+    """The totals that the footers come to, unchecked."""
     errors: Counter[str] = Counter()
     for part in parts:
         errors.update(part.errors)
@@ -107,6 +117,9 @@ def _totals(record: RunRecord, parts: list[PartInfo]) -> RunTotals:
         errors=dict(errors.most_common()),
         prompt_tokens=sum(part.prompt_tokens for part in parts),
         completion_tokens=sum(part.completion_tokens for part in parts),
+        saved_generations=sum(part.saved_generations for part in parts),
+        cached_tokens=sum(part.cached_tokens for part in parts),
+        stopped=sum(part.stopped for part in parts),
         parts=len(parts),
         run_id=record.run_id,
         started=record.created,
@@ -116,9 +129,14 @@ def _totals(record: RunRecord, parts: list[PartInfo]) -> RunTotals:
     )
 
 
+def totals_document(totals: RunTotals) -> dict[str, Any]:
+    """The contents of `_SUCCESS`."""
+    return {**asdict(totals), "nonce": secrets.token_hex(8)}
+
+
 def _publish(run: RunDir, totals: RunTotals) -> RunTotals:
     """Write `_SUCCESS` if there is none; returns the totals that are on disk."""
-    document: dict[str, Any] = {**asdict(totals), "nonce": secrets.token_hex(8)}
+    document = totals_document(totals)
     tmp = run.tmp / f"success.{document['nonce']}.tmp"
     write_file(tmp, encode_json(document))
     publish_new(tmp, run.success)
@@ -131,5 +149,5 @@ def _clear_leftovers(run: RunDir) -> None:
     """What a late worker or a kill left of shards that are long committed, and temporary files."""
     for path in run.journal.glob("shard-*.jsonl"):
         clear_shard_state(run, int(path.name.split("-")[1].split(".")[0]))
-    for path in run.tmp.glob("*.tmp"):
+    for path in [*run.tmp.glob("*.tmp"), *run.flight.glob("*.jsonl")]:
         path.unlink(missing_ok=True)

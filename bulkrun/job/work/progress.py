@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bulkrun.data.parts import PartInfo
@@ -25,7 +25,8 @@ _PRIOR_OUTPUTS = 16  # how many observed outputs weigh as much as the guess made
 class ProgressSnapshot:
     """One worker's view. Rows are output rows (input rows x samples); tokens are counts, rates are per second.
 
-    `rows_total` and `remaining_tokens` cover what is planned so far; `eta_s` is None until there is a rate.
+    `rows_total` and `remaining_tokens` cover what is planned so far; `eta_s` is None until there is a rate. The numbers
+    that end in `_open` are the share of this worker's open shards; the rest is committed, by whomever.
     """
 
     rows_total: int = 0
@@ -33,6 +34,10 @@ class ProgressSnapshot:
     error_rows: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    rows_done_open: int = 0
+    error_rows_open: int = 0
+    prompt_tokens_open: int = 0
+    completion_tokens_open: int = 0
     remaining_tokens: int = 0
     rows_per_s: float = 0.0
     prompt_tokens_per_s: float = 0.0
@@ -77,15 +82,21 @@ class _Sample:
 
 
 class Progress:
-    """Counters of one worker. `samples` is the number of output rows per input row.
+    """Counters of one worker. `samples` is the number of output rows per input row, `best_of` of outputs generated.
 
     `expected_output` is the guess of an output's length in tokens before any ended. Used by one thread.
     """
 
     def __init__(
-        self, plan: PlanView, samples: int, expected_output: int, clock: Callable[[], float] = time.monotonic
+        self,
+        plan: PlanView,
+        samples: int,
+        expected_output: int,
+        clock: Callable[[], float] = time.monotonic,
+        best_of: int | None = None,
     ) -> None:
         self._plan, self._samples, self._expected_output, self._clock = plan, samples, expected_output, clock
+        self._outputs = best_of or samples  # generated per input row
         self._began = clock()
         self._committed = Tally()
         self._open: dict[int, Tally] = {}  # of shards that this worker has open
@@ -95,15 +106,15 @@ class Progress:
         self._window: deque[_Sample] = deque([_Sample(self._began, 0, 0, 0)])
 
     def opened(self, shard: int, already_done: int) -> None:
-        """A shard was opened, of which earlier attempts had done so many output rows."""
+        """A shard was opened, of which earlier attempts had done so many outputs."""
         self._open[shard] = Tally(rows=already_done)
 
     def refused(self, shard: int, rows: int) -> None:
-        """Output rows that the plan found unable to run."""
+        """Outputs of rows that the plan found unable to run."""
         self._open[shard] += Tally(rows=rows, errors=rows)
 
     def answered(self, shard: int, rows: int, *, failed: bool, prompt_tokens: int, completion_tokens: int) -> None:
-        """A generation ended that answers `rows` output rows; tokens are those of the one generation."""
+        """A generation ended that answers `rows` rows; tokens are those of the one generation."""
         errors = rows if failed else 0
         if shard in self._open:  # else another worker committed it, and its footer counts
             self._open[shard] += Tally(rows, errors, rows * prompt_tokens, rows * completion_tokens)
@@ -131,7 +142,9 @@ class Progress:
 
     def snapshot(self) -> ProgressSnapshot:
         """The numbers now."""
-        done = sum(self._open.values(), self._committed)
+        open_rows = sum(self._open.values(), Tally())
+        open_rows = replace(open_rows, rows=self._kept(open_rows.rows), errors=self._kept(open_rows.errors))
+        done = self._committed + open_rows
         rows_per_s, prompt_rate, completion_rate = self._rates()
         remaining, rate = self._remaining_tokens(), prompt_rate + completion_rate
         return ProgressSnapshot(
@@ -140,6 +153,10 @@ class Progress:
             error_rows=done.errors,
             prompt_tokens=done.prompt_tokens,
             completion_tokens=done.completion_tokens,
+            rows_done_open=open_rows.rows,
+            error_rows_open=open_rows.errors,
+            prompt_tokens_open=open_rows.prompt_tokens,
+            completion_tokens_open=open_rows.completion_tokens,
             remaining_tokens=remaining,
             rows_per_s=rows_per_s,
             prompt_tokens_per_s=prompt_rate,
@@ -152,6 +169,10 @@ class Progress:
             plan_complete=self._plan.complete is not None,
         )
 
+    def _kept(self, outputs: int) -> int:
+        """The output rows that so many outputs come to: of `best_of` a row keeps `samples`."""
+        return outputs * self._samples // self._outputs
+
     def _rates(self) -> tuple[float, float, float]:
         """Rows, prompt tokens and output tokens per second over the window."""
         first, last = self._window[0], self._window[-1]
@@ -159,7 +180,7 @@ class Progress:
         if seconds <= 0:
             return 0.0, 0.0, 0.0
         return (
-            (last.rows - first.rows) / seconds,
+            (last.rows - first.rows) * self._samples / self._outputs / seconds,
             (last.prompt_tokens - first.prompt_tokens) / seconds,
             (last.completion_tokens - first.completion_tokens) / seconds,
         )
@@ -171,9 +192,9 @@ class Progress:
         left = 0.0
         for shard, info in self._plan.shards.items():
             if shard not in self._plan.committed:
-                rows = info.rows * self._samples
+                rows = info.rows * self._outputs
                 done = self._open[shard].rows if shard in self._open else 0
-                tokens = info.prompt_tokens * self._samples + rows * mean_output
+                tokens = info.prompt_tokens * self._outputs + rows * mean_output
                 left += tokens * (1 - done / max(rows, 1))
         in_flight = self._stats.num_output_tokens - self._computed.completion_tokens
         return max(0, int(left) - max(0, in_flight))

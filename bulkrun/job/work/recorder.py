@@ -47,7 +47,7 @@ class Recorder:
         self, run: RunDir, identity: RunIdentity, decode: Decode, *, attempt: str, checkpoint_every: float
     ) -> None:
         self._run, self._identity = run, identity
-        self._reader = AnswerReader(decode, [field.name for field in identity.extra])
+        self._reader = AnswerReader(decode, identity.extra)
         self._attempt, self._checkpoint_every = attempt, checkpoint_every
         self._queue: queue.Queue[Sequence[_Item] | None] = queue.Queue(_QUEUE_STEPS)
         self._journals: dict[int, JournalWriter] = {}

@@ -26,10 +26,12 @@ from bulkrun.job.work.commit import RunIdentity
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
+from bulkrun.job.work.flight import FlightLog, set_aside, suspicion
 from bulkrun.job.work.isolation import Isolation
 from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.progress import Progress, ProgressSnapshot
 from bulkrun.job.work.recorder import Recorder
+from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.request import Completion, Engine, RowError
 
@@ -76,19 +78,32 @@ class JobRunner:
         self._check_planner, self._on_progress = check_planner, on_progress
         self._worker = worker or Worker.this_process()
         self._plan = PlanView(run)
-        self._feed = Feed(self._plan, Claims(run, self._worker, LifeWatch(run, ttl_s=ttl_s)), self._open_shard)
+        self._life = LifeWatch(run, ttl_s=ttl_s)
+        self._feed = Feed(self._plan, Claims(run, self._worker, self._life), self._open_shard)
         self._recorder = Recorder(
             run,
-            RunIdentity(record.run_id, record.plan_hash, record.samples, record.versions),
+            RunIdentity(
+                record.run_id,
+                record.plan_hash,
+                record.samples,
+                record.versions,
+                extra_fields(spec),
+                spec.sampling.best_of,
+                record.key_salt,
+                spec.output.compression,
+            ),
             decode,
             attempt=self._worker.id,
             checkpoint_every=spec.run.checkpoint_every,
         )
-        self._progress = Progress(self._plan, record.samples, spec.sampling.to_params().max_tokens)
+        self._progress = Progress(
+            self._plan, record.samples, spec.sampling.to_params().max_tokens, best_of=spec.sampling.best_of
+        )
         self._latest = ProgressSnapshot()
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
         self._error_rate = ErrorRate(spec.run.max_error_rate)
         self._isolation = Isolation()
+        self._flight = FlightLog(run, self._worker.id)
         self._in_flight: dict[str, Generation] = {}
         self._counted: set[int] = set()  # committed shards that the progress knows of
         self._next_housekeeping = self._next_partials = 0.0
@@ -123,6 +138,7 @@ class JobRunner:
         finally:
             self._recorder.save_partials(self._partials(at_least=1))
             self._recorder.close()
+            self._flight.close()
         self._housekeep()
         if not self._plan.finished:
             return RunOutcome("interrupted", self._latest)
@@ -146,15 +162,18 @@ class JobRunner:
             if not self._in_flight:
                 self._admit(self._isolation.next_group())
             return
-        while len(self._in_flight) < 2 * self._engine.max_num_seqs:
-            generation = self._feed.next()
-            if generation is None:
-                return
-            self._admit([generation])
+        generations: list[Generation] = []
+        places = 2 * self._engine.max_num_seqs - len(self._in_flight)
+        while len(generations) < places and not self._isolation.active and (generation := self._feed.next()):
+            generations.append(generation)
+        self._admit(generations)
 
     def _admit(self, generations: list[Generation]) -> None:
+        if not generations:
+            return
+        self._in_flight |= {generation.request.request_id: generation for generation in generations}
+        self._flight.admit(generations, self._in_flight.values())
         for generation in generations:
-            self._in_flight[generation.request.request_id] = generation
             self._engine.add_request(generation.request)
 
     def _step(self) -> list[Completion]:
@@ -177,6 +196,8 @@ class JobRunner:
 
     def _record_answers(self, completions: list[Completion]) -> None:
         answers = [Answer(self._in_flight.pop(done.request_id), done) for done in completions]
+        if any(done.error is None for done in completions):
+            self._flight.finished()
         if answers:
             answers += self._convicted()
             self._count(answers)
@@ -192,11 +213,8 @@ class JobRunner:
         return bool(answers)
 
     def _convicted(self) -> list[Answer]:
-        answers = []
-        for generation, reason in self._isolation.convicted():
-            error = RowError("engine_error", f"this row alone makes the engine fail: {reason}")
-            answers.append(Answer(generation, Completion(generation.request.request_id, (), "error", error=error)))
-        return answers
+        convicted = self._isolation.convicted()
+        return [_engine_error(generation, f"the engine fail: {reason}") for generation, reason in convicted]
 
     def _count(self, answers: list[Answer]) -> None:
         for generation, done in ((answer.generation, answer.completion) for answer in answers):
@@ -211,14 +229,25 @@ class JobRunner:
             )
 
     def _open_shard(self, shard: int) -> ShardWork:
-        work = open_shard(self._run, shard, self._spec.sampling)
-        rows = self._plan.shards[shard].rows * self._record.samples
+        work = open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
+        rows = self._plan.shards[shard].rows * self._record.generations
         self._progress.opened(shard, already_done=rows - work.outstanding)
         self._progress.refused(shard, len(work.refused))
         for journal, lines in work.damaged.items():
             self._log("journal_damaged", journal=journal, lines=len(lines))
         self._recorder.open(work)
-        return work
+        return self._mind_the_dead(work)
+
+    def _mind_the_dead(self, work: ShardWork) -> ShardWork:
+        """What was in the engine of a process that died runs alone, or not at all if it is the cause."""
+        aside = set_aside(work, suspicion(self._run, work.shard, self._life))
+        self._isolation.suspect(aside.groups)
+        answers = [_engine_error(generation, f"the engine process die: {how}") for generation, how in aside.convicted]
+        if answers:
+            self._log("rows_convicted", shard=work.shard, rows=len(answers))
+            self._count(answers)
+            self._recorder.record(answers)
+        return aside.work
 
     def _housekeep_now_and_then(self) -> None:
         self._recorder.check()
@@ -272,3 +301,8 @@ class JobRunner:
 
     def _log(self, event: str, **numbers: str | int | float | bool | None) -> None:
         log_event(self._run, self._worker.id, event, **numbers)
+
+
+def _engine_error(generation: Generation, what: str) -> Answer:
+    error = RowError("engine_error", f"this row alone makes {what}")
+    return Answer(generation, Completion(generation.request.request_id, (), "error", error=error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import pairwise
@@ -37,8 +37,8 @@ class Generation:
 class ShardWork:
     """A shard that is open in this worker.
 
-    `outstanding` counts the outcomes (row, sample) that are not journaled yet, `refused` included: records of the
-    rows that the plan found unable to run. `damaged` names journals with bad lines.
+    `outstanding` counts the outcomes (row, sample) that are not journaled yet, those that `best_of` will drop and
+    `refused` included: records of the rows that the plan found unable to run. `damaged` names journals with bad lines.
     """
 
     shard: int
@@ -54,17 +54,20 @@ def row_seed(job_seed: int, row_id: str, sample: int) -> int:
     return int.from_bytes(digest, "big") & (2**63 - 1)
 
 
-def open_shard(run: RunDir, shard: int, sampling: SamplingSpec) -> ShardWork:
-    """Read a shard and its journals. Token ids become Python lists only as the generations are asked for."""
+def open_shard(run: RunDir, shard: int, sampling: SamplingSpec, row_timeout: float | None = None) -> ShardWork:
+    """Read a shard and its journals. Token ids become Python lists only as the generations are asked for.
+
+    `row_timeout` is in seconds, for each generation.
+    """
     _, table = read_shard(run.shard(shard))
     outcomes = read_outcomes(run.journals_of(shard))
     table = table.drop_columns(["passthrough"]).sort_by("order").combine_chunks()
-    keys = [(row, sample) for row in table["row"].to_pylist() for sample in range(sampling.n)]
+    keys = [(row, sample) for row in table["row"].to_pylist() for sample in range(sampling.generations)]
     return ShardWork(
         shard=shard,
         outstanding=sum(key not in outcomes.answered for key in keys),
-        refused=list(_refusals(table, sampling.n, outcomes)),
-        generations=_generations(shard, table, sampling, outcomes),
+        refused=list(_refusals(table, sampling.generations, outcomes)),
+        generations=_generations(shard, table, sampling, row_timeout, outcomes),
         damaged=outcomes.damaged,
     )
 
@@ -77,14 +80,16 @@ def _refusals(table: pa.Table, samples: int, outcomes: ShardOutcomes) -> Iterato
                 yield JournalRecord((row,), sample, None, "error", 0, 0, code, message)
 
 
-def _generations(shard: int, table: pa.Table, sampling: SamplingSpec, outcomes: ShardOutcomes) -> Iterator[Generation]:
+def _generations(
+    shard: int, table: pa.Table, sampling: SamplingSpec, row_timeout: float | None, outcomes: ShardOutcomes
+) -> Iterator[Generation]:
     rows, row_ids = table["row"].to_pylist(), table["row_id"].to_pylist()
     token_ids, overrides = table["token_ids"].combine_chunks(), table["overrides"].to_pylist()
-    params = cache(partial(_params, sampling))
+    params = cache(partial(_params, sampling, row_timeout))
     for indexes in _groups(table, params):
         first = indexes[0]
         given, job_seed = params(overrides[first])
-        for sample in range(sampling.n):
+        for sample in range(sampling.generations):
             left = tuple(rows[index] for index in indexes if (rows[index], sample) not in outcomes.answered)
             if left:
                 request = Request(
@@ -97,9 +102,10 @@ def _generations(shard: int, table: pa.Table, sampling: SamplingSpec, outcomes: 
                 yield Generation(request, shard, left, sample)
 
 
-def _params(sampling: SamplingSpec, overrides: str | None) -> tuple[SamplingParams, int]:
+def _params(sampling: SamplingSpec, row_timeout: float | None, overrides: str | None) -> tuple[SamplingParams, int]:
     values: dict[str, Any] = json.loads(overrides) if overrides else {}
-    return sampling.to_params(values), int(values.get("seed", sampling.seed))
+    params = replace(sampling.to_params(values), timeout_s=row_timeout)
+    return params, int(values.get("seed", sampling.seed))
 
 
 def _groups(table: pa.Table, params: Callable[[str | None], tuple[SamplingParams, int]]) -> list[list[int]]:

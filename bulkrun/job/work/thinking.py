@@ -1,4 +1,4 @@
-"""A reasoning model's output in two: its thoughts and its answer. Knows text, markers and the end of the prompt only.
+"""A reasoning model's output in two: its thoughts and its answer. Knows text and markers only.
 
 The thoughts end at the first end marker. Their start marker may be the first thing in the output, or the last thing in
 the prompt (chat templates of reasoning models write it there), or be missing: whatever stands before an end marker was
@@ -19,18 +19,13 @@ class Thoughts(NamedTuple):
     response: str | None
 
 
-def split_thoughts(text: str, thinking: Thinking, *, began_in_prompt: bool) -> Thoughts:
-    """Split an output. `began_in_prompt`: the prompt ends with the start marker."""
+def split_thoughts(text: str, thinking: Thinking, *, began_before: bool) -> Thoughts:
+    """Split an output. `began_before`: the start marker came before the text (the prompt ends with it)."""
     before, end, after = text.partition(thinking.end)
     opened = before.lstrip().startswith(thinking.start)
     thoughts = before.lstrip().removeprefix(thinking.start).strip("\r\n")
     if end:
         return Thoughts(thoughts, after.lstrip("\r\n"))
-    if opened or began_in_prompt:
+    if opened or began_before:
         return Thoughts(thoughts, None)
     return Thoughts(None, text)
-
-
-def begins_thoughts(prompt_end: str, thinking: Thinking) -> bool:
-    """Whether the last characters of a prompt leave the model inside its thoughts."""
-    return prompt_end.rstrip().endswith(thinking.start)

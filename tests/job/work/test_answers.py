@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader, cut_at_stop
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.request import Completion, Request, RowError, SamplingParams, Thinking, TokenLogprob
+from bulkrun.request import Completion, Request, RowError, SamplingParams, StructuredOutput, Thinking, TokenLogprob
 
 THINKING = Thinking("<think>", "</think>")
 SPECIAL = {900: "<eos>", 901: "<think>", 902: "</think>"}  # special tokens of a model that marks thoughts with them
@@ -27,6 +28,10 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(map(ord, text))
 
 
+def fields(names: Sequence[str]) -> list[pa.Field]:
+    return [pa.field(name, pa.string()) for name in names]
+
+
 def record(
     output: tuple[int, ...],
     finish_reason: str = "stop",
@@ -38,7 +43,7 @@ def record(
 ) -> JournalRecord:
     request = Request("0:0", prompt, sampling or SamplingParams())
     done = Completion("0:0", output, finish_reason, **completion)  # type: ignore[arg-type]
-    [made] = AnswerReader(decode, columns).records([Answer(Generation(request, 0, (0,), 0), done)])
+    [made] = AnswerReader(decode, fields(columns)).records([Answer(Generation(request, 0, (0,), 0), done)])
     return made
 
 
@@ -132,6 +137,34 @@ def test_a_failure_inside_the_thoughts_keeps_them_and_its_own_code() -> None:
     assert (made.response, made.error_code, made.extra["reasoning"]) == (None, "runaway", "hm hm hm")
 
 
+def test_a_prompt_that_ends_the_thoughts_leaves_an_answer_only() -> None:
+    made = thinking(ids("yes </think> no"), prompt=ids("q<think>\n\n</think>\n\n"))
+    assert (made.response, made.extra, made.error_code) == ("yes </think> no", {}, None)
+
+
+SCHEMA = StructuredOutput("json", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
+
+
+def test_trap_truncated_json_patched_by_adding_a_brace() -> None:
+    """jobs.md section 6 (Curator): length-stopped JSON is flagged, raw kept."""
+    sampling = SamplingParams(structured_outputs=SCHEMA)
+    cut = record(ids('{"a": 12'), "length", sampling=sampling, columns=["parsed"])
+    assert (cut.response, cut.finish_reason, cut.error_code) == ('{"a": 12', "length", "invalid_schema")
+    assert "parsed" not in cut.extra
+    whole = record(ids('{"a": 12}'), "length", sampling=sampling, columns=[])
+    assert (whole.response, whole.error_code) == ('{"a": 12}', None)
+
+
+def test_structure_is_asked_of_the_answer_and_not_of_the_thoughts() -> None:
+    sampling = SamplingParams(structured_outputs=SCHEMA, thinking=THINKING)
+    request = Request("0:0", (1,), sampling)
+    done = Completion("0:0", ids('<think>{"b"</think>\n{"a": 1}'), "stop")
+    columns = [pa.field("reasoning", pa.string()), pa.field("parsed", pa.struct([("a", pa.int64())]))]
+    [made] = AnswerReader(decode, columns).records([Answer(Generation(request, 0, (0,), 0), done)])
+    assert made.extra == {"reasoning": '{"b"', "parsed": {"a": 1}}
+    assert (made.response, made.error_code) == ('{"a": 1}', None)
+
+
 LOGPROBS = (TokenLogprob(97, -0.5, ((97, -0.5), (900, -1.5))), TokenLogprob(98, -0.25, ((98, -0.25), (97, -3.0))))
 
 
@@ -162,7 +195,7 @@ def test_a_token_keeps_the_space_that_its_tokenizer_drops_at_the_start_of_a_text
         calls.append(len(batch))
         return drops_first_space(batch)
 
-    reader = AnswerReader(counted, ["logprobs"])
+    reader = AnswerReader(counted, fields(["logprobs"]))
     done = Completion("0:0", (5, 6), "stop", logprobs=(TokenLogprob(5, -1.0), TokenLogprob(6, -1.0)))
     answer = Answer(Generation(Request("0:0", [1]), 0, (0,), 0), done)
     [made, _] = reader.records([answer, answer])
