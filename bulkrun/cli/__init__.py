@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 import click
 
 from bulkrun import __version__
-from bulkrun.cli.jobs import plan, preview, schema, submit, validate
+from bulkrun.cli.jobs import plan, preview, schema, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.errors import BulkrunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
-    "Run a job": (submit, validate, plan, preview, schema),
+    "Run a job": (submit, worker, validate, plan, preview, schema),
     "Look at a run": (status, errors, query, verify, list_runs),
     "This machine": (models, doctor),
 }

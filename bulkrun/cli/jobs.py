@@ -1,11 +1,11 @@
-"""Commands about a job file: run it, check it, plan it, try it."""
+"""Commands about a job file: run it, help to run it, check it, plan it, try it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -14,7 +14,7 @@ from bulkrun.cli.output import count, duration, json_option, note, print_facts, 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanReport
-    from bulkrun.launch.run import Submitted
+    from bulkrun.launch.run import Submitted, View
 
 _Command = Callable[..., Any]
 _HISTOGRAM_WIDTH = 40
@@ -28,6 +28,14 @@ def _job_options(command: _Command) -> _Command:
     return click.argument("job", type=click.Path(path_type=Path))(command)
 
 
+def _running_options(command: _Command) -> _Command:
+    """What every command that works on a run in the foreground takes."""
+    command = click.option("-q", "--quiet", is_flag=True, help="Say nothing on success (for cron).")(command)
+    shown = "Processes on this machine, one per GPU; default: run.workers of the job."
+    command = click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help=shown)(command)
+    return json_option(command)
+
+
 def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
     from bulkrun.job.jobfile.load import load_job
 
@@ -38,20 +46,49 @@ def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
 @_job_options
 @click.option("--fresh", is_flag=True, help="Start anew: an earlier run there is moved aside, never deleted.")
 @click.option("--resume-anyway", is_flag=True, help="Continue although settings changed that no result depends on.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing on success (for cron).")
-@json_option
-def submit(job: Path, overrides: tuple[str, ...], fresh: bool, resume_anyway: bool, quiet: bool, as_json: bool) -> None:
+@_running_options
+def submit(
+    job: Path,
+    overrides: tuple[str, ...],
+    fresh: bool,
+    resume_anyway: bool,
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Run JOB, or continue it where it stopped.
 
     A second submit of the same job joins the first one as another worker. A finished run is left alone.
     """
-    from bulkrun.cli.live import make_view
     from bulkrun.launch.run import submit as submit_job
 
-    spec = _load(job, overrides)
+    spec = _load(job, overrides if workers is None else (*overrides, f"run.workers={workers}"))
+    _run_and_end(
+        lambda view: submit_job(spec, view, job_file=job, fresh=fresh, resume_anyway=resume_anyway), quiet, as_json
+    )
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@_running_options
+def worker(run: Path, workers: int | None, quiet: bool, as_json: bool) -> None:
+    """Help with RUN until it is finished, from this or another node.
+
+    RUN is the output directory of a job that was submitted; paths in the job are relative to the directory in which
+    that was done. Comes and goes as it likes.
+    """
+    from bulkrun.launch.run import join
+
+    _run_and_end(lambda view: join(run, workers, view), quiet, as_json)
+
+
+def _run_and_end(run: Callable[[View], Submitted], quiet: bool, as_json: bool) -> NoReturn:
+    """Show a run while it goes on and what came of it, and end with its exit code."""
+    from bulkrun.cli.live import make_view
+
     view = make_view(quiet)
     try:
-        done = submit_job(spec, view, job_file=job, fresh=fresh, resume_anyway=resume_anyway)
+        done = run(view)
     finally:
         view.close()
     if as_json:

@@ -7,7 +7,6 @@ planners one plans and the others stand by to take over; it ends when the plan i
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,8 +16,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from bulkrun import errors
 from bulkrun.errors import BulkrunError, RunError
+from bulkrun.executors.child_errors import ErrorChannel, received
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
 from bulkrun.job.store.claims import Claims
@@ -48,7 +47,7 @@ class PlannerProcess:
             return
         output = self._child.stdout.read() if self._child.stdout else ""
         self._child = None
-        raise _error_of(output, code)
+        raise received(output) or RunError(f"the planner ended with exit status {code}; run the same command again")
 
     def stop(self) -> None:
         """End the child; what it published stays."""
@@ -58,17 +57,6 @@ class PlannerProcess:
                 self._child.wait(_STOP_GRACE_S)
             self._child.kill()
             self._child.wait()
-
-
-def _error_of(output: str, code: int) -> BulkrunError:
-    try:
-        said = json.loads(output.strip().splitlines()[-1])
-        kind = getattr(errors, said["error"])
-    except (ValueError, IndexError, KeyError, AttributeError):
-        return RunError(f"the planner ended with exit status {code}; run the same command again")
-    error: BulkrunError = kind.__new__(kind)
-    Exception.__init__(error, said["message"])
-    return error
 
 
 def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Worker) -> None:
@@ -98,7 +86,7 @@ def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Work
 
 def main(root: Path) -> None:
     """The child: plan `root`, tell the parent of an error."""
-    run = RunDir(root)
+    channel, run = ErrorChannel(), RunDir(root)
     record = read_record(run)
     worker = Worker.this_process()
     heartbeat = Heartbeat(run, worker, dict, role="planner")
@@ -110,7 +98,7 @@ def main(root: Path) -> None:
         plan_run(run, record, prepared, worker)
         ended = "completed" if run.plan_complete.exists() else "interrupted"
     except BulkrunError as error:
-        sys.stdout.write(json.dumps({"error": type(error).__name__, "message": str(error)}) + "\n")
+        channel.send(error)
         sys.exit(error.exit_code)
     finally:
         heartbeat.stop(ended)

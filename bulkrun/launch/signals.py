@@ -1,28 +1,37 @@
 """Signals of a run: the first one drains, a second one stops at once.
 
 SIGINT (Ctrl-C), SIGTERM (Slurm, kill, shutdown) and SIGUSR1 (Slurm's early warning) all mean: stop admitting,
-save, exit 75. A second SIGINT or SIGTERM ends the process on the spot with 130 or 143: nothing that was
-journaled is lost by that, exactly as with kill -9.
+save, exit 75. A second SIGINT or SIGTERM ends the process on the spot with 130 or 143, its children first: nothing
+that was journaled is lost by that, exactly as with kill -9. A supervised worker hears every signal as the first one,
+because it may get the same from the system and from its supervisor, which ends it when it must.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from bulkrun.errors import Interrupted
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PR_SET_PDEATHSIG = 1
 
 
 class DrainOnSignal:
-    """Remembers that a signal asked the run to stop; `received` is its name or None."""
+    """Remembers that a signal asked the run to stop; `received` is its name or None.
 
-    def __init__(self) -> None:
+    `before_ending` is called before a second signal ends the process.
+    """
+
+    def __init__(self, *, supervised: bool = False) -> None:
         self.received: str | None = None
+        self.before_ending: Callable[[], None] = lambda: None
+        self._supervised = supervised
         self._starting = True
 
     def should_stop(self) -> bool:
@@ -35,7 +44,10 @@ class DrainOnSignal:
             raise Interrupted(f"stopped by {self.received} before the first row")
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.received and self._supervised:
+            return
         if self.received and number != signal.SIGUSR1:
+            self.before_ending()
             os._exit(128 + number)
         self.received = signal.Signals(number).name
         if self._starting:
@@ -43,12 +55,27 @@ class DrainOnSignal:
 
 
 @contextmanager
-def drain_on_signal() -> Iterator[DrainOnSignal]:
+def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
     """Handle the drain signals inside the block; the handlers of before come back at its end."""
-    drain = DrainOnSignal()
+    drain = DrainOnSignal(supervised=supervised)
     before = {number: signal.signal(number, drain._handle) for number in DRAIN_SIGNALS}
     try:
         yield drain
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Supervisor:
+    """The process that started this one and looks after it. Without it nobody would hear how this one ends."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def is_gone(self) -> bool:
+        return os.getppid() != self._pid
+
+    def tell_me_when_gone(self) -> None:
+        """Ask the kernel for SIGTERM at that moment, where it can do that; elsewhere `is_gone` tells, when asked."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

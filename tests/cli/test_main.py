@@ -17,7 +17,7 @@ COMMANDS = sorted(main.commands)
 
 
 def test_the_commands_are_those_that_are_built() -> None:
-    jobs, runs, machine = "submit validate plan preview schema", "status errors query verify list", "models doctor"
+    jobs, runs, machine = "submit worker validate plan preview schema", "status errors query verify list", "models doctor"
     assert sorted(f"{jobs} {runs} {machine}".split()) == COMMANDS
 
 

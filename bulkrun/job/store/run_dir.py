@@ -1,7 +1,8 @@
-"""The layout of a run directory: every path in it, by name. Knows no contents.
+"""The layout of a run directory: every path in it, by name, and where the parts lie. Knows no contents.
 
     <output.path>/
       part-00000.parquet ...            results; a shard is done if and only if its part exists
+      lang=en/part-00000.parquet ...    the same with output.partition_by; numbers are unique over all folders
       _SUCCESS                          totals, written last
       .bulkrun/run.json                 resolved spec and fingerprints
       .bulkrun/input.snapshot           the result of input.sql (Parquet), fixed when the run started
@@ -10,6 +11,7 @@
       .bulkrun/plan/complete.json       the plan is complete
       .bulkrun/claims/NAME.EPOCH        advice: who works on what
       .bulkrun/journal/shard-00000.ATTEMPT.jsonl   finished rows of an open shard
+      .bulkrun/flight/WORKER.jsonl      which generations are in a worker's engine, should it die
       .bulkrun/workers/WORKER.json      heartbeat and live counters of a process
       .bulkrun/events.jsonl             what happened, one JSON line each
       .bulkrun/cancelled.json           which workers `bulkrun cancel` asked to stop
@@ -19,24 +21,27 @@
       .bulkrun/next/                    a whole run of its own: the rows of a retry or an incremental night
 
 Nothing under .bulkrun ends in .parquet (DuckDB's `**` globs enter dot folders), and
-`<output.path>/*.parquet` matches parts alone.
+`<output.path>/*.parquet` (with partitions `<output.path>/**/*.parquet`) matches parts alone.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-_PART = re.compile(r"part-(\d{5,})\.(?:parquet|staged)")
+from bulkrun.data.partitions import PART_NAME, find_parts
+from bulkrun.errors import RunError
+
 _SHARD = re.compile(r"shard-(\d{5,})\.arrow")
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """Names in one run directory."""
+    """Names in one run directory. Remembers where it saw parts: a part never moves while it keeps its number."""
 
     root: Path
+    _seen: dict[int, Path] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def staged(self) -> RunDir:
@@ -47,6 +52,11 @@ class RunDir:
     def is_staged(self) -> bool:
         """Whether this is such a run: its parts are not results yet, and no glob for Parquet may find them."""
         return self.root.parent.name == ".bulkrun"
+
+    @property
+    def subset(self) -> Path:
+        """The input of a staged run."""
+        return self.state / "input.subset"
 
     @property
     def state(self) -> Path:
@@ -82,6 +92,10 @@ class RunDir:
         return self.state / "journal"
 
     @property
+    def flight(self) -> Path:
+        return self.state / "flight"
+
+    @property
     def workers(self) -> Path:
         return self.state / "workers"
 
@@ -115,8 +129,28 @@ class RunDir:
     def sql_snapshot(self) -> Path:
         return self.state / "input.snapshot"
 
-    def part(self, shard: int) -> Path:
-        return self.root / f"part-{shard:05d}.{'staged' if self.is_staged else 'parquet'}"
+    def part(self, shard: int, folder: str | None = None) -> Path:
+        """The part of a shard in the partition `folder` ("": the root).
+
+        Without a folder: where the part lies, looked for if need be; in the root when there is none yet.
+        """
+        name = f"part-{shard:05d}.{'staged' if self.is_staged else 'parquet'}"
+        if folder is not None:
+            return self.root / folder / name
+        if shard not in self._seen and not (self.root / name).exists():
+            self.parts()
+        return self._seen.get(shard, self.root / name)
+
+    def parts(self) -> dict[int, Path]:
+        """All committed parts by number, as they lie there now. Raises RunError when two have one number."""
+        found: dict[int, Path] = {}
+        for path in find_parts(self.root):
+            match = PART_NAME.fullmatch(path.name)
+            assert match, "find_parts yields parts"
+            if (other := found.setdefault(int(match[1]), path)) != path:
+                raise RunError(f"{path}: has the number of {other}; move away the one that does not belong to this run")
+        self._seen.update(found)
+        return found
 
     def shard(self, shard: int) -> Path:
         return self.plan / f"shard-{shard:05d}.arrow"
@@ -131,7 +165,7 @@ class RunDir:
         return sorted(self.journal.glob(f"shard-{shard:05d}.*.jsonl"))
 
     def committed_shards(self) -> set[int]:
-        return _numbers(self.root, _PART)
+        return set(self.parts())
 
     def planned_shards(self) -> set[int]:
         return _numbers(self.plan, _SHARD)

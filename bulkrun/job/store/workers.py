@@ -41,8 +41,9 @@ class Worker:
         return self.place == _place() and _start_time(self.pid) != self.started
 
     @classmethod
-    def this_process(cls) -> Worker:
-        return cls(secrets.token_hex(6), _place(), os.getpid(), _start_time(os.getpid()) or "")
+    def this_process(cls, worker_id: str | None = None) -> Worker:
+        """This process under a new random id, or under the one that its supervisor gave it."""
+        return cls(worker_id or secrets.token_hex(6), _place(), os.getpid(), _start_time(os.getpid()) or "")
 
 
 def _place() -> str:

@@ -1,8 +1,9 @@
 """Finding the row that kills the engine: after a crash, what was in flight runs again in ever smaller groups.
 
-Eight-way splits find one bad row among 512 in three more crashes. A generation that crashes alone is the culprit and
-becomes an error row; but only once another one has run, because an engine that cannot run anything is not the rows'
-fault. Knows no engine.
+The engine may fail with an exception, or take its process along (`flight` then tells the next process). Eight-way
+splits find one bad row among 512 in three more crashes. A generation that crashes alone is the culprit and becomes an
+error row; but only once another one has run, because an engine that cannot run anything is not the rows' fault. Knows
+no engine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ from bulkrun.job.work.shard_work import Generation
 
 _WAYS = 8
 _CULPRITS_IN_A_ROW = 3  # generations that crashed alone with nothing finished between them: the engine is broken
+
+
+def split(suspects: Sequence[Generation], crashed_together: int) -> list[list[Generation]]:
+    """The groups in which to run suspects of a crash of `crashed_together` generations."""
+    size = -(-crashed_together // _WAYS)
+    return [list(suspects[at : at + size]) for at in range(0, len(suspects), size)]
 
 
 class Isolation:
@@ -28,11 +35,14 @@ class Isolation:
         """Whether suspects wait for their turn."""
         return bool(self._groups)
 
+    def suspect(self, groups: list[list[Generation]]) -> None:
+        """Generations that must not run with others, in the groups to run; the last group runs first."""
+        self._groups += groups
+
     def crashed(self, in_flight: Sequence[Generation], error: Exception) -> None:
         """The engine failed with these in flight. Raises RunError when it fails whatever it is given."""
         if len(in_flight) > 1:
-            size = -(-len(in_flight) // _WAYS)
-            self._groups += [list(in_flight[at : at + size]) for at in range(0, len(in_flight), size)]
+            self.suspect(split(in_flight, len(in_flight)))
             return
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:500]
         self._unproven += [(generation, reason) for generation in in_flight]

@@ -1,0 +1,39 @@
+"""How a child process tells its parent the error that ended it: one JSON line on the stdout it was started with.
+
+Both sides stand here. The parent raises the same class with the same message, so that a user cannot tell which
+process met the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from bulkrun import errors
+from bulkrun.errors import BulkrunError
+
+
+class ErrorChannel:
+    """The child's side. From here on everything else that is printed goes to stderr."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._descriptor = os.dup(1)
+        os.dup2(2, 1)
+
+    def send(self, error: BulkrunError) -> None:
+        line = json.dumps({"error": type(error).__name__, "message": str(error)}) + "\n"
+        os.write(self._descriptor, line.encode())
+
+
+def received(output: str) -> BulkrunError | None:
+    """The parent's side: the error in what a child wrote, None when it ended without a word."""
+    try:
+        said = json.loads(output.strip().splitlines()[-1])
+        kind = getattr(errors, said["error"])
+    except (ValueError, IndexError, KeyError, AttributeError, TypeError):
+        return None
+    error: BulkrunError = kind.__new__(kind)
+    Exception.__init__(error, said["message"])
+    return error

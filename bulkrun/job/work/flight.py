@@ -1,0 +1,195 @@
+"""What was in an engine when its process died: `flight/WORKER.jsonl`, and what follows from the flights of the dead.
+
+A worker appends a line whenever it gives its engine something (one small write, not synced: it must outlive the
+process, not the machine), starts the file anew whenever the engine was empty, and removes it when it ends in order.
+Whoever sees the worker die (its supervisor) adds a line with how, and with what had not been journaled by then.
+
+    {"in": [[shard, row, sample], ...]}     given to the engine; `row` is the first row of the generation
+    {"finished": true}                      the engine finished something without an error in this worker's life
+    {"died": "signal SIGSEGV", "left": [[shard, row, sample], ...]}
+
+One witnessed death makes suspects of what was left; they run again in ever smaller groups (`isolation`). A generation
+that was alone in the engine at two witnessed deaths is convicted. A death that nobody saw may have been a power cut or
+kill -9 of everything: it convicts nobody, and makes suspects only of what was in two such flights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bulkrun.job.store.durable import append_line, disk_errors, make_dirs
+from bulkrun.job.store.journal import read_outcomes
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import LifeWatch, read_worker
+from bulkrun.job.work.isolation import split
+from bulkrun.job.work.shard_work import Generation, ShardWork
+
+Key = tuple[int, int, int]  # shard, first row, sample: the same in every attempt, for a generation is journaled whole
+
+_ALONE_DEATHS = 2
+_UNSEEN_DEATHS = 2
+_LONGEST_BYTES = 1 << 20
+
+
+def key_of(generation: Generation) -> Key:
+    return (generation.shard, generation.rows[0], generation.sample)
+
+
+class FlightLog:
+    """The worker's side. Nothing is written before something is admitted."""
+
+    def __init__(self, run: RunDir, worker: str) -> None:
+        self._path = run.flight / f"{worker}.jsonl"
+        self._bytes = 0
+        self._finished = False
+
+    def admit(self, generations: Sequence[Generation], in_flight: Iterable[Generation]) -> None:
+        """Call before the engine gets `generations`; `in_flight` is everything it has then, them included."""
+        everything = list(in_flight)
+        anew = len(everything) == len(generations) or self._bytes > _LONGEST_BYTES
+        if not self._bytes:
+            make_dirs(self._path.parent)
+        elif anew:
+            with disk_errors("truncating the flight record", self._path):
+                self._path.write_bytes(b"")
+            self._bytes = 0
+        if anew and self._finished:
+            self._append({"finished": True})
+        self._append({"in": [key_of(generation) for generation in (everything if anew else generations)]})
+
+    def finished(self) -> None:
+        """Something ended as it should: if this worker dies now, it was not the first thing it did."""
+        if not self._finished:
+            self._finished = True
+            self._append({"finished": True})
+
+    def close(self) -> None:
+        """The worker ends in order: nothing of what it ran is suspect."""
+        with disk_errors("removing the flight record", self._path):
+            self._path.unlink(missing_ok=True)
+
+    def _append(self, document: dict[str, Any]) -> None:
+        line = json.dumps(document, separators=(",", ":")).encode()
+        append_line(self._path, line)
+        self._bytes += len(line)
+
+
+@dataclass
+class Flight:
+    """A worker's file. `left` is what was in its engine when it died, as far as is known."""
+
+    left: list[Key] = field(default_factory=list)
+    finished: bool = False
+    died: str | None = None
+
+
+def read_flight(path: Path) -> Flight:
+    """An empty flight when there is no such file; torn lines are left out."""
+    flight = Flight()
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return flight
+    for line in lines:
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        flight.finished |= "finished" in document
+        flight.left += [(shard, row, sample) for shard, row, sample in document.get("in", ())]
+        if "died" in document:
+            flight.died = document["died"]
+            flight.left = [(shard, row, sample) for shard, row, sample in document["left"]]
+    return flight
+
+
+def record_death(run: RunDir, worker: str, how: str) -> bool:
+    """The supervisor's side: note how a worker died and with what in its engine. Whether it had finished anything."""
+    path = run.flight / f"{worker}.jsonl"
+    flight = read_flight(path)
+    left = _not_journaled(run, flight.left)
+    if left:
+        append_line(path, json.dumps({"died": how, "left": left}, separators=(",", ":")).encode())
+    else:
+        path.unlink(missing_ok=True)
+    return flight.finished
+
+
+def _not_journaled(run: RunDir, keys: Sequence[Key]) -> list[Key]:
+    left: list[Key] = []
+    for shard in sorted({shard for shard, _, _ in keys} - run.committed_shards()):
+        answered = read_outcomes(run.journals_of(shard)).answered
+        left += [key for key in keys if key[0] == shard and key[1:] not in answered]
+    return left
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """What dead workers say about a shard: keys that go free again when they finish, and keys that never will.
+
+    `group_of` gives each suspect the number of generations that were left in the smallest flight it died in;
+    `convicted` gives the way it dies.
+    """
+
+    group_of: dict[Key, int] = field(default_factory=dict)
+    convicted: dict[Key, str] = field(default_factory=dict)
+
+
+def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
+    """Read the flights of the dead. `life` tells which workers still live."""
+    found, alone, unseen = Suspicion(), Counter[Key](), Counter[Key]()
+    for path in sorted(run.flight.glob("*.jsonl")):
+        flight = read_flight(path)
+        here = {key for key in flight.left if key[0] == shard}
+        if not here or (flight.died is None and _lives(run, path.stem, life)):
+            continue
+        unseen.update(here if flight.died is None else ())
+        for key in here:
+            if flight.died is not None or unseen[key] >= _UNSEEN_DEATHS:
+                found.group_of[key] = min(found.group_of.get(key, len(flight.left)), len(flight.left))
+            if flight.died is not None and len(flight.left) == 1:
+                alone[key] += 1
+                if alone[key] >= _ALONE_DEATHS:
+                    found.convicted[key] = flight.died
+    return found
+
+
+def _lives(run: RunDir, worker: str, life: LifeWatch) -> bool:
+    state = read_worker(run, worker)
+    return state is not None and life.alive(state.worker)
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A shard's work without the generations that must not run with others: groups to run alone, most suspect first."""
+
+    work: ShardWork
+    groups: list[list[Generation]]
+    convicted: list[tuple[Generation, str]]
+
+
+def set_aside(work: ShardWork, suspicion: Suspicion) -> SetAside:
+    """Take the suspects out of a shard's work. What comes before the last of them in run order is kept in memory."""
+    missing = set(suspicion.group_of)
+    kept: list[Generation] = []
+    aside: dict[int, list[Generation]] = {}
+    convicted = []
+    for generation in work.generations if missing else ():
+        key = key_of(generation)
+        if key in suspicion.convicted:
+            convicted.append((generation, suspicion.convicted[key]))
+        elif key in suspicion.group_of:
+            aside.setdefault(suspicion.group_of[key], []).append(generation)
+        else:
+            kept.append(generation)
+        missing.discard(key)
+        if not missing:
+            break
+    groups = [group for left in sorted(aside) for group in split(aside[left], left)]
+    return SetAside(replace(work, generations=chain(kept, work.generations)), groups, convicted)

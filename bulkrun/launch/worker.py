@@ -1,0 +1,76 @@
+"""One supervised worker: `python -m bulkrun.launch.worker RUN --id ID --supervisor PID`.
+
+Loads the model and works on the run until it is finished or a signal asks it to save and stop; also when its
+supervisor is gone. An error travels to the supervisor as one JSON line (`executors.child_errors`), everything else
+that is printed goes to this worker's log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import sys
+from pathlib import Path
+
+from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
+from bulkrun.executors.child_errors import ErrorChannel
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.workers import Worker
+from bulkrun.job.work.runner import JobRunner
+from bulkrun.launch.engine import engine_factory
+from bulkrun.launch.prepare import prepare
+from bulkrun.launch.signals import DrainOnSignal, Supervisor, drain_on_signal
+
+_HEARTBEAT_S = 1.0  # the supervisor shows these numbers
+
+
+def command(run: RunDir, worker: str, supervisor: int) -> list[str]:
+    """How a worker of this run is started."""
+    module = [sys.executable, "-m", "bulkrun.launch.worker"]
+    return [*module, str(run.root), "--id", worker, "--supervisor", str(supervisor)]
+
+
+def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor, drain: DrainOnSignal) -> int:
+    """Be a worker of the run. Returns the exit code; raises every `BulkrunError` of its parts."""
+    prepared = prepare(JobSpec.model_validate(record.job))
+    make_engine = engine_factory(prepared)
+    engine = make_engine()
+    drain.started()
+    outcome = JobRunner(
+        run,
+        record,
+        prepared.spec,
+        engine,
+        prepared.tokenizer.decode_batch,
+        rebuild_engine=make_engine,
+        worker=worker,
+        should_stop=lambda: drain.should_stop() or supervisor.is_gone(),
+        heartbeat_s=_HEARTBEAT_S,
+    ).run()
+    return EXIT_OK if outcome.totals is not None else Interrupted.exit_code
+
+
+def main(argv: list[str]) -> int:
+    """The child: work on RUN, tell the supervisor of an error."""
+    parser = argparse.ArgumentParser(prog="python -m bulkrun.launch.worker")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--id", required=True)
+    parser.add_argument("--supervisor", type=int, required=True)
+    options = parser.parse_args(argv)
+    faulthandler.enable()  # a segmentation fault shows in the log where it was
+    channel, run, supervisor = ErrorChannel(), RunDir(options.run), Supervisor(options.supervisor)
+    try:
+        with drain_on_signal(supervised=True) as drain:
+            supervisor.tell_me_when_gone()
+            if supervisor.is_gone():
+                return Interrupted.exit_code
+            return work(run, read_record(run), Worker.this_process(options.id), supervisor, drain)
+    except BulkrunError as error:
+        channel.send(error)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
