@@ -6,7 +6,7 @@ it was given, write nothing, load nothing and change no setting.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -52,15 +52,28 @@ def single_select(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def view_of_parquet(
-    connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path], *, union_by_name: bool = False
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    files: Sequence[Path],
+    *,
+    union_by_name: bool = False,
+    hive_types: Mapping[str, str] | None = None,
 ) -> None:
     """Make the Parquet `files` readable as the view `name`.
 
     All files have one schema, or their columns are matched with `union_by_name` (which opens every file first).
+    `hive_types` are the SQL types of columns that are in the folders' names; other folders, however they are called,
+    make no columns then. Without it DuckDB looks for itself.
     """
     listed = ", ".join(quoted(str(path)) for path in files)
-    union = ", union_by_name = true" if union_by_name else ""
-    connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM read_parquet([{listed}]{union})')
+    shown, options = "*", ", union_by_name = true" if union_by_name else ""
+    if hive_types is not None:
+        options += f", hive_partitioning = {'true' if hive_types else 'false'}"
+    if hive_types:
+        names = {folder.partition("=")[0] for folder in files[0].parts if "=" in folder} - hive_types.keys()
+        shown = f"COLUMNS(lambda name: NOT list_contains([{', '.join(map(quoted, sorted(names)))}], name))" if names else "*"
+        options += f", hive_types = {{{', '.join(f'{quoted(key)}: {kind}' for key, kind in hive_types.items())}}}"
+    connection.execute(f'CREATE VIEW "{name}" AS SELECT {shown} FROM read_parquet([{listed}]{options})')
 
 
 def quoted(text: str) -> str:

@@ -7,15 +7,25 @@ reach nothing outside the run's directory.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
 from bulkrun.data.duck import NotASelect, locked_connection, single_select, view_of_parquet
+from bulkrun.data.partitions import find_parts, sql_type
+from bulkrun.data.parts import partition_types
 from bulkrun.errors import RunError, UsageError
 
-PARTS = "part-*.parquet"
+
+def view_of_parts(connection: duckdb.DuckDBPyConnection, name: str, parts: Sequence[Path]) -> None:
+    """Make `parts` of one run readable as the view `name`, partition columns in their declared types.
+
+    Raises RunError when the first part is torn.
+    """
+    types = partition_types(parts[0])
+    view_of_parquet(connection, name, parts, hive_types={column: sql_type(kind) for column, kind in types.items()})
 
 
 def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.Schema | None = None) -> pa.Table:
@@ -27,14 +37,14 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
     root = run_root.resolve()
     if not root.is_dir():
         raise RunError(f"{run_root}: no such run directory")
-    parts = sorted(root.glob(PARTS))
+    parts = sorted(find_parts(root))
     if not parts and schema is None:
-        raise RunError(f"{run_root}: no results yet (no {PARTS}); `bulkrun status {run_root}` shows how far the run is")
+        raise RunError(f"{run_root}: no results yet (no parts); `bulkrun status {run_root}` shows how far the run is")
     spill = tempfile.TemporaryDirectory(prefix="bulkrun-query-")
     connection = locked_connection(folders=[root], spill=Path(spill.name))
     try:
         if parts:
-            view_of_parquet(connection, "results", parts)
+            view_of_parts(connection, "results", parts)
         else:
             assert schema is not None, "checked above"
             connection.register("results", schema.empty_table())

@@ -1,7 +1,8 @@
 """Cutting an ordered window into shards of about equal estimated cost.
 
 A shard ends where its cost, rows or bytes would go over the target, and then at the last border between different
-prompts, so that identical prompts stay together wherever they fit into one shard. Knows only numbers.
+prompts, so that identical prompts stay together wherever they fit into one shard. A partition's end always is a border.
+Knows only numbers.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def cut(order: RunOrder, costs: I64, nbytes: I64, limits: Limits) -> I64:
             # The first prompt is taken whatever it costs, and so are its copies, which cost nothing.
             int(np.searchsorted(cost_until, max(cost + target, int(cost_until[start])), "right")),
             int(np.searchsorted(bytes_until, size + limits.nbytes, "right")),
+            int(order.ends[np.searchsorted(order.ends, start, "right")]),
         )
         border = int(fresh[np.searchsorted(fresh, end, "right") - 1])
         borders.append(border if border > start else max(end, start + 1))

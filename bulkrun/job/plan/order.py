@@ -2,7 +2,8 @@
 
 A depth-first walk over the tree of prefixes, done as sorts: at each depth clusters come by their mean cost, the largest
 first, and inside the deepest cluster rows do too. So a prefix is hot while its rows run, and the last rows are short,
-which keeps the tail of the run short. Error rows come last. Knows hashes and lengths, no tokens.
+which keeps the tail of the run short. Error rows come last. With partitions (folders of the output) the partition is
+the outermost cluster: a shard is one file in one folder. Knows hashes and lengths, no tokens.
 """
 
 from __future__ import annotations
@@ -16,26 +17,30 @@ from bulkrun.job.plan.index import BLOCK_TOKENS, I64, U64, WindowIndex
 
 class RunOrder(NamedTuple):
     """`rows`: the window's rows in the order to run them. `first`: whether the row at that place in the order is the
-    first of its identity (one generation answers the others that follow it at once)."""
+    first of its identity in its partition (one generation answers the others that follow it at once). `ends`: where
+    each partition ends in the order."""
 
     rows: I64
     first: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ends: I64
 
 
-def run_order(index: WindowIndex) -> RunOrder:
-    """The order of a window, the same for the same rows however they came."""
+def run_order(index: WindowIndex, partitions: I64 | None = None) -> RunOrder:
+    """The order of a window, the same for the same rows however they came. `partitions`: a number per row."""
     if not len(index):
-        return RunOrder(np.empty(0, np.int64), np.empty(0, np.bool_))
+        return RunOrder(np.empty(0, np.int64), np.empty(0, np.bool_), np.zeros(1, np.int64))
     costs = index.costs
+    partition = np.zeros(len(index), np.uint64) if partitions is None else partitions.astype(np.uint64)
     keys = [_cluster_rank(index.prefixes[:, level], costs) for level in range(index.prefixes.shape[1])]
     rows_in_order = np.arange(len(index))
     # lexsort takes the most important key last.
     tie_break = (rows_in_order, index.identity[:, 1], index.identity[:, 0], -costs)
-    rows = np.lexsort((*tie_break, *reversed(keys), index.lengths == 0))
+    rows = np.lexsort((*tie_break, *reversed(keys), index.lengths == 0, _cluster_rank(partition, costs)))
     ordered = index.identity[rows]
+    begins = np.diff(partition[rows], prepend=partition[rows[0]]) != 0  # a new partition
     first = np.ones(len(rows), np.bool_)
-    first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    return RunOrder(rows, first)
+    first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1) | begins[1:]
+    return RunOrder(rows, first, np.append(np.flatnonzero(begins), len(rows)))
 
 
 def shared_prefix_tokens(index: WindowIndex, order: RunOrder) -> int:

@@ -27,13 +27,17 @@ METADATA_KEY = b"bulkrun.shard"
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """What a plan knows of a shard without reading its rows. `cost` is in estimated tokens."""
+    """What a plan knows of a shard without reading its rows. `cost` is in estimated tokens.
+
+    `folder` is the partition that all its rows are of, as a path relative to the run ("" without partitions).
+    """
 
     shard: int
     window: int
     rows: int
     prompt_tokens: int
     cost: int
+    folder: str = ""
 
 
 def shard_schema(passthrough: pa.Schema, info: ShardInfo | None = None) -> pa.Schema:

@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.batch import InputBatch
+from bulkrun.errors import InputError
 from bulkrun.job.plan.cut import Limits, cut
 from bulkrun.job.plan.ids import IdArray, hash_ids
 from bulkrun.job.plan.index import I64, IndexBuilder
 from bulkrun.job.plan.order import run_order, shared_prefix_tokens
+from bulkrun.job.plan.partitions import MAX_PARTITIONS, Partitions
 from bulkrun.job.plan.report import Counters
 from bulkrun.job.plan.rows import RowMaker
 from bulkrun.job.prompts.builder import Prompt
@@ -23,12 +25,13 @@ from bulkrun.request import RowError
 
 
 class Arrangement(NamedTuple):
-    """Where each row of a window goes, all per row in input order except the per-shard `prompt_tokens` and `costs`."""
+    """Where each row of a window goes, per row in input order; `prompt_tokens`, `costs` and `folders` are per shard."""
 
     shard_of_row: I64
     rank_in_shard: I64
     prompt_tokens: I64
     costs: I64
+    folders: list[str]
     counters: Counters
 
     @property
@@ -39,19 +42,24 @@ class Arrangement(NamedTuple):
 class Window:
     """Collects rows from row `first_row` on; `keep` is given each batch of them in the shard columns."""
 
-    def __init__(self, first_row: int, maker: RowMaker, keep: Callable[[pa.RecordBatch], None]) -> None:
+    def __init__(
+        self, first_row: int, maker: RowMaker, partitions: Partitions, keep: Callable[[pa.RecordBatch], None]
+    ) -> None:
         self.rows = 0
         self.ids: list[IdArray] = []
         self._first_row = first_row
         self._maker = maker
+        self._partitions = partitions
+        self._folders: dict[str, int] = {}
+        self._folder_of_row: list[I64] = []
         self._keep = keep
         self._index = IndexBuilder(first_row)
         self._counters = Counters()
 
     def add(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> None:
-        """The next rows of the input with their prompts."""
+        """The next rows of the input with their prompts. Raises InputError when they lie in too many partitions."""
         first = self._first_row + self.rows
-        rows = self._maker.make(batch, prompts, first)
+        rows = self._maker.make(batch, self._placed(batch, prompts), first)
         self._index.add(rows.tokens, rows.lengths, rows.outputs, rows.nbytes, rows.variants, rows.mergeable)
         self._counters.add_lengths(rows.lengths[rows.lengths > 0])
         self._counters.add_errors(rows.error_codes)
@@ -61,10 +69,26 @@ class Window:
         self._keep(rows.table)
         self.rows += len(prompts)
 
+    def _placed(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> Sequence[Prompt | RowError]:
+        """Note each row's folder; rows that cannot have the one they ask for become error rows."""
+        placed = self._partitions.of(batch.rows)
+        numbers = np.array([self._folders.setdefault(name, len(self._folders)) for name in placed.folders], np.int64)
+        if len(self._folders) > MAX_PARTITIONS:
+            raise InputError(
+                f"output.partition_by: more than {MAX_PARTITIONS:,} partitions in the rows from {self._first_row:,} "
+                f"to {self._first_row + self.rows + len(prompts):,}, each a folder with files of its own; choose a "
+                "coarser column (a day, not a second), or make one in input.sql"
+            )
+        self._folder_of_row.append(numbers[placed.of_row])
+        if not placed.errors:
+            return prompts
+        return [p if isinstance(p, RowError) else placed.errors.get(row, p) for row, p in enumerate(prompts)]
+
     def arrange(self, total_rows: int | None, shard_rows: int | None) -> Arrangement:
         """Order and cut the window; `total_rows` of the whole input where that is known."""
         index = self._index.finish()
-        order = run_order(index)
+        folder_of_row = np.concatenate(self._folder_of_row or [np.empty(0, np.int64)])
+        order = run_order(index, folder_of_row)
         borders = cut(order, index.costs, index.nbytes, Limits.of(total_rows or self.rows, self.rows, shard_rows))
         place = np.empty(self.rows, np.int64)
         place[order.rows] = np.arange(self.rows)
@@ -81,4 +105,6 @@ class Window:
             return np.bincount(shard_of_row[unique], values[unique], minlength=counters.shards).astype(np.int64)
 
         rank = place - borders[shard_of_row]
-        return Arrangement(shard_of_row, rank, per_shard(index.lengths), per_shard(index.costs), counters)
+        names = list(self._folders)
+        folders = [names[folder] for folder in folder_of_row[order.rows[borders[:-1]]].tolist()]
+        return Arrangement(shard_of_row, rank, per_shard(index.lengths), per_shard(index.costs), folders, counters)

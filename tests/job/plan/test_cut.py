@@ -19,7 +19,7 @@ def window(units: list[tuple[int, int, int]]) -> tuple[RunOrder, np.ndarray, np.
     first = [copy == 0 for _, _, copies in units for copy in range(copies)]
     costs = [cost for cost, _, copies in units for _ in range(copies)]
     sizes = [size for _, size, copies in units for _ in range(copies)]
-    order = RunOrder(np.arange(len(first)), np.array(first, np.bool_))
+    order = RunOrder(np.arange(len(first)), np.array(first, np.bool_), np.array([len(first)]))
     return order, np.array(costs, np.int64), np.array(sizes, np.int64)
 
 
@@ -47,7 +47,7 @@ def test_shards_are_whole_within_limits_balanced_and_keep_copies_together(
 @given(st.integers(200, 3000), st.integers(0, 2**32 - 1))
 def test_costs_differ_by_less_than_the_largest_prompt_but_for_the_last_shard(count: int, seed: int) -> None:
     costs = np.sort(np.random.default_rng(seed).integers(1, 1000, count))[::-1].copy()
-    order = RunOrder(np.arange(count), np.ones(count, np.bool_))
+    order = RunOrder(np.arange(count), np.ones(count, np.bool_), np.array([count]))
     limits = Limits.of(count, count, None)
     borders = cut(order, costs, np.ones(count, np.int64), limits)
     per_shard = np.add.reduceat(costs, borders[:-1])
@@ -69,7 +69,7 @@ def test_the_jobs_own_shard_rows_is_a_hard_limit() -> None:
 
 def test_error_rows_cost_nothing_and_still_fit_into_shards() -> None:
     count = MAX_SHARD_ROWS * 2 + 5
-    order = RunOrder(np.arange(count), np.ones(count, np.bool_))
+    order = RunOrder(np.arange(count), np.ones(count, np.bool_), np.array([count]))
     zeros = np.zeros(count, np.int64)
     assert np.diff(cut(order, zeros, zeros, Limits.of(count, count, None))).tolist() == [
         MAX_SHARD_ROWS,
