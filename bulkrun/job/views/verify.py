@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from bulkrun.data.partitions import folder_values
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
 from bulkrun.job.plan.plan_view import PlanView
-from bulkrun.job.plan.shard_file import read_shard
+from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
@@ -60,9 +61,12 @@ def verify_run(run: RunDir) -> VerifyReport:
 
 def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyReport) -> PartInfo:
     path, info = run.part(shard), read_part_info(run.part(shard))
-    _, rows = _planned(run, shard)
+    planned, rows = _planned(run, shard)
+    if path != (home := run.part(shard, planned.folder)):
+        raise RunError(f"{path}: lies in another partition's folder; move it back to {home.parent}")
     want = [(row, sample) for row in rows["row"].to_pylist() for sample in range(record.samples)]
-    passthrough = pa.schema(list(rows.schema.field("passthrough").type))
+    in_folder = folder_values(planned.folder)
+    passthrough = pa.schema([field for field in rows.schema.field("passthrough").type if field.name not in in_folder])
     if read_part_schema(path) != output_schema(passthrough):
         raise RunError(f"{path}: its columns are not those of the plan ({run.shard(shard).name})")
     got: list[tuple[int, int]] = []
@@ -76,7 +80,7 @@ def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyRepor
     return info
 
 
-def _planned(run: RunDir, shard: int) -> tuple[object, pa.Table]:
+def _planned(run: RunDir, shard: int) -> tuple[ShardInfo, pa.Table]:
     if not run.shard(shard).exists():
         raise RunError(f"{run.part(shard)}: no shard {shard} is in the plan; the file does not belong here")
     return read_shard(run.shard(shard))
