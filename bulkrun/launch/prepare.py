@@ -23,6 +23,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
+from bulkrun.launch.structure import check_thinking, with_schema
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
 from bulkrun.text.tokenizer import Tokenizer
@@ -79,15 +80,18 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     """Resolve the model, its sampling defaults and the input files.
 
     `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. Raises
-    ModelError or InputError that says what is missing and how to get it.
+    JobFileError, ModelError or InputError that says what is wrong or missing and how to mend it.
     """
+    spec = with_schema(spec)
     files = [] if RunDir(Path(spec.output.path)).is_staged else _find_input(spec)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
+    tokenizer = Tokenizer.from_dir(model_dir, now=now)
+    check_thinking(spec, tokenizer)
     return PreparedJob(
         spec=with_defaults(spec, generation_defaults(model_dir)),
         model_dir=model_dir,
         model=ModelConfig.from_dir(model_dir),
-        tokenizer=Tokenizer.from_dir(model_dir, now=now),
+        tokenizer=tokenizer,
         files=files,
     )
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from bulkrun.job.jobfile.spec import JobSpec
@@ -73,7 +74,7 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
     if kind == "extra_forbidden":
         return _unknown_key(path)
     if kind == "missing":
-        field = section_at(path[:-1]).model_fields[str(path[-1])]
+        field = field_of(section_at(path[:-1]), str(path[-1]))
         return f"is missing. {field.description}"
     if kind == "value_error":
         return str(context["error"])
@@ -84,7 +85,7 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
         return _not_one_of(details["input"], str(context["expected"]))
     if kind in _WANTED:
         return _wrong_type(details["input"], list(dict.fromkeys(_wanted(errors))))
-    field = section_at(path[:-1]).model_fields[str(path[-1])]
+    field = field_of(section_at(path[:-1]), str(path[-1]))
     return f"{shown(details['input'])} cannot be used here. {field.description}"
 
 
@@ -122,10 +123,10 @@ def _unknown_key(path: Path) -> str:
     elsewhere = _sections_with(key)
     if elsewhere:
         return f"unknown key here; {key} belongs to {' or '.join(elsewhere)}"
-    near = get_close_matches(key, section.model_fields, n=1)
+    near = get_close_matches(key, keys_of(section), n=1)
     if near:
         return f"unknown key, did you mean {near[0]}?"
-    return f"unknown key; these are known here: {', '.join(section.model_fields)}"
+    return f"unknown key; these are known here: {', '.join(keys_of(section))}"
 
 
 def _sections_with(key: str) -> list[str]:
@@ -140,8 +141,19 @@ def section_at(path: Path) -> type[BaseModel]:
     model: type[BaseModel] = JobSpec
     for part in path:
         if isinstance(part, str):
-            model = _model_in(model.model_fields[part].annotation) or model
+            field = field_of(model, part)
+            model = _model_in(field.annotation) or model
     return model
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """The keys that a section of the job file knows."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def field_of(model: type[BaseModel], key: str) -> FieldInfo:
+    """The field that a key of the job file stands for (an alias is the key where a field has one)."""
+    return next(field for name, field in model.model_fields.items() if key in (field.alias, name))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bulkrun.data.schema_check import check_schema
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import SamplingSpec
 from bulkrun.job.prompts.templates import unknown_column
@@ -68,6 +69,8 @@ class Overrides:
     def _checked(self, overrides: str) -> RowSampling | RowError:
         values = json.loads(overrides)
         try:
+            if "structured_outputs" in values:
+                _check_schema(values["structured_outputs"])
             params = self._sampling.to_params(values)
         except ValueError as problem:
             key = str(problem).split(":")[0]
@@ -81,6 +84,8 @@ def _typed(key: str, value: Any) -> int | float | str | list[str]:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
     if key == "stop":
         return _stop_strings(value)
+    if key == "structured_outputs":
+        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     kind = int if key in _WHOLE else float
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number")
@@ -91,6 +96,14 @@ def _typed(key: str, value: Any) -> int | float | str | list[str]:
     if number is None or (not isinstance(value, str) and number != value):
         raise ValueError(f"{value!r} is not {'a whole number' if kind is int else 'a number'}")
     return number
+
+
+def _check_schema(text: str) -> None:
+    """Raise ValueError, in the words of a sampling value, unless the text is a JSON schema."""
+    try:
+        check_schema(json.loads(text))
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"structured_outputs: {problem}") from None
 
 
 def _stop_strings(value: Any) -> str | list[str]:

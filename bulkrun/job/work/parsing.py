@@ -1,0 +1,103 @@
+"""Finished texts against what the job asked of them: parsed values of those that fit, an error for those that do not.
+
+A text is parsed as it is, never mended: one that was cut off is flagged. Regular expressions and grammars are the
+engine's to keep to (Python reads some of them differently, or takes forever); what is checked here is that the output
+came to its end. Knows no tokens and no files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import jsonschema
+import pyarrow as pa
+import referencing
+from jsonschema.exceptions import best_match
+from jsonschema.validators import extend
+from referencing.exceptions import Unresolvable
+
+from bulkrun.data.json_schema import arrow_type, to_arrow_value
+from bulkrun.request import RowError, StructuredOutput
+
+_MAX_SHOWN = 80
+# A JSON value that ends with one of these is whole when it parses; a number may be the start of a longer one.
+_CLOSED = ("}", "]", '"', "true", "false", "null")
+
+
+def _trusted(*_: Any) -> None:
+    """A keyword that the grammar keeps to; Python's `re` refuses some patterns and hangs on others."""
+
+
+def _additional_properties(
+    validator: Any, allowed: Any, value: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    if "patternProperties" not in schema:  # which names are additional is a matter of patterns
+        yield from jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"](validator, allowed, value, schema)
+
+
+def _validator_class() -> Any:
+    by_grammar = {"pattern": _trusted, "patternProperties": _trusted, "additionalProperties": _additional_properties}
+    return extend(jsonschema.Draft202012Validator, by_grammar)  # type: ignore[no-untyped-call]
+
+
+class OutputParser:
+    """Checks and parses the outputs of one kind of structure.
+
+    `column` is the Arrow type of the result column `parsed`; default: that of the schema. References to other
+    documents are not followed.
+    """
+
+    def __init__(self, structured: StructuredOutput, column: pa.DataType | None = None) -> None:
+        self._structured = structured
+        self._choices = frozenset(json.loads(structured.value)) if structured.kind == "choice" else frozenset()
+        if structured.kind == "json":
+            schema = json.loads(structured.value)
+            self._validator = _validator_class()(schema, registry=referencing.Registry())
+            self._column = arrow_type(schema) if column is None else column
+
+    def parse(self, text: str, finish_reason: str) -> tuple[Any, RowError | None]:
+        """The value for the column `parsed` (None for other kinds than `json`), or why the text is no answer."""
+        try:
+            if self._structured.kind == "json":
+                return self._parse_json(text, finish_reason), None
+            self._check_text(text, finish_reason)
+        except ValueError as problem:
+            return None, RowError("invalid_schema", str(problem))
+        return None, None
+
+    def _check_text(self, text: str, finish_reason: str) -> None:
+        if self._choices and text not in self._choices:
+            _refuse(f"{_cut(repr(text))} is none of the choices", finish_reason)
+        if not self._choices and finish_reason == "length":
+            _refuse(f"the output does not come to the end of its {self._structured.kind}", finish_reason)
+
+    def _parse_json(self, text: str, finish_reason: str) -> Any:
+        try:
+            value = json.loads(text, parse_constant=_no_constant)
+            problem = best_match(self._validator.iter_errors(value))
+        except RecursionError:
+            _refuse("the JSON is nested too deeply", finish_reason)
+        except Unresolvable as unresolvable:
+            raise ValueError(f"the schema refers to {unresolvable.ref!r}, which is not in it") from None
+        except ValueError as broken:
+            _refuse(f"not valid JSON: {broken}", finish_reason)
+        if problem is not None:
+            _refuse(f"does not fit the schema: at {problem.json_path}: {_cut(problem.message)}", finish_reason)
+        if finish_reason == "length" and not text.rstrip().endswith(_CLOSED):
+            _refuse("the JSON may go on", finish_reason)
+        return to_arrow_value(value, self._column)
+
+
+def _refuse(what: str, finish_reason: str) -> NoReturn:
+    cut = " (cut at max_tokens: raise sampling.max_tokens)" if finish_reason == "length" else ""
+    raise ValueError(what + cut)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
