@@ -90,6 +90,7 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
 
     The view is `results`; one SELECT, read-only.
     """
+    from bulkrun.data.export_files import csv_cell
     from bulkrun.data.query import run_query
     from bulkrun.job.store.run_record import read_record
 
@@ -103,14 +104,9 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
     elif as_csv:
         writer = csv.writer(sys.stdout)
         writer.writerow(table.column_names)
-        writer.writerows([_csv_cell(cell) for cell in row.values()] for row in table.to_pylist())
+        writer.writerows([csv_cell(cell) for cell in row.values()] for row in table.to_pylist())
     else:
         print_table(table.column_names, [list(row.values()) for row in table.to_pylist()])
-
-
-def _csv_cell(cell: object) -> object:
-    """A spreadsheet takes text that starts with = + - @ for a formula; a quote in front makes it text again."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
 
 
 @click.command()

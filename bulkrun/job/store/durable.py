@@ -11,10 +11,11 @@ import errno
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bulkrun.errors import RunError
 
@@ -81,6 +82,25 @@ def write_file(path: Path, data: bytes) -> None:
             raise
 
 
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A new file to be written bit by bit: fsynced at the end, removed when the body fails. Then `swap_in` names it.
+
+    The body's own writes raise OSError as they are.
+    """
+    with disk_errors("creating", path):
+        file = path.open("xb")
+    try:
+        with file:
+            yield file
+            with disk_errors("writing", path):
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def publish_new(tmp: Path, final: Path) -> bool:
     """Give a finished, fsynced, uniquely named file its final name if nobody has it yet.
 
@@ -94,6 +114,28 @@ def publish_new(tmp: Path, final: Path) -> bool:
         fsync_dir(final.parent)
         tmp.unlink(missing_ok=True)
         return ours
+
+
+def swap_in(tmp: Path, final: Path) -> None:
+    """Put a finished, fsynced file in the place of the one named `final`: readers see the old one or the new one."""
+    with disk_errors("replacing", final):
+        tmp.replace(final)
+        fsync_dir(final.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and what is in it; what another process removed meanwhile is fine. May be repeated."""
+    with disk_errors("removing", path):
+        while path.is_dir():  # a process that is about to stop may still put a file in
+            shutil.rmtree(path, onerror=_unless_gone)
+        if path.parent.is_dir():
+            fsync_dir(path.parent)
+
+
+def _unless_gone(_function: object, _path: str, failure: tuple[Any, BaseException, Any]) -> None:
+    error = failure[1]
+    if not (isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTEMPTY)):
+        raise error
 
 
 def _link_if_absent(tmp: Path, final: Path) -> None:

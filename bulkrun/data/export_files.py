@@ -1,0 +1,122 @@
+"""Results as files of other formats: JSON lines, CSV or one Parquet file, written batch by batch to a binary stream.
+
+Knows formats; knows no runs and no names of files.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import date, time, timedelta
+from typing import IO, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_FORMULA_STARTS = ("=", "+", "-", "@")
+_GROUP_ROWS = 65536
+_GROUP_BYTES = 64 * 2**20
+
+
+class RowSink(Protocol):
+    """Where rows go; all tables have one schema. `close` finishes the format and leaves the stream open."""
+
+    def write(self, table: pa.Table) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """One JSON object a line: nested values as they are, dates as ISO text, bytes as base64, NaN as null."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def write(self, table: pa.Table) -> None:
+        self._stream.writelines(json_line(row) for row in table.to_pylist())
+
+    def close(self) -> None: ...
+
+
+class CsvSink:
+    """CSV with a header; nested values are JSON text, null is an empty cell, and no text is a formula."""
+
+    def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
+        self._stream = stream
+        self._write_rows([schema.names])
+
+    def write(self, table: pa.Table) -> None:
+        self._write_rows([csv_cell(value) for value in row.values()] for row in table.to_pylist())
+
+    def _write_rows(self, rows: Iterable[Iterable[Any]]) -> None:
+        text = io.StringIO()
+        csv.writer(text).writerows(rows)
+        self._stream.write(text.getvalue().encode())
+
+    def close(self) -> None: ...
+
+
+class ParquetSink:
+    """One Parquet file, zstd, with page checksums. Memory holds a row group."""
+
+    def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
+        self._schema = schema
+        self._writer = pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True)
+        self._waiting: list[pa.Table] = []
+
+    def write(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        rows, nbytes = (sum(getattr(each, name) for each in self._waiting) for name in ("num_rows", "nbytes"))
+        if rows >= _GROUP_ROWS or nbytes >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.concat_tables(self._waiting))
+            self._waiting = []
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """An object as a line of JSON (UTF-8)."""
+    return json_text(row).encode() + b"\n"
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON: dates as ISO text, bytes as base64, NaN and infinities as null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_json_value)
+    except ValueError:
+        return json.dumps(_without_nan(value), ensure_ascii=False, allow_nan=False, default=_json_value)
+
+
+def csv_cell(value: Any) -> Any:
+    """A value as a cell. A spreadsheet takes text that starts with = + - @ for a formula; a quote makes it text."""
+    if isinstance(value, dict | list):
+        value = json_text(value)
+    elif isinstance(value, bytes):
+        value = _json_value(value)
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

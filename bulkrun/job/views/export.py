@@ -1,0 +1,180 @@
+"""A run's results as one file in input order, in a format that other programs read.
+
+Reads parts alone, in bounded memory. Counts the rows against the run's totals before a file gets its name, so that
+rows can never be missing unnoticed. Knows no terminal.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, json_line
+from bulkrun.data.in_order import in_row_order
+from bulkrun.data.partitions import partition_columns
+from bulkrun.data.parts import read_part_columns, read_part_info, read_part_schema
+from bulkrun.data.schema import output_schema
+from bulkrun.errors import RunError
+from bulkrun.job.store.durable import disk_errors
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.views.export_target import STDOUT, ExportOptions, check_targets, open_targets
+from bulkrun.job.views.openai_lines import BatchLines, LineMaker
+from bulkrun.job.work.finish import RunTotals, read_totals
+
+# What the lines of the format openai are made of, where a run has it; never the bodies.
+_LINE_COLUMNS = ("url", "reasoning", "logprobs")
+_RESULT_COLUMNS = ("row", "sample", "response", "finish_reason", "prompt_tokens", "completion_tokens")
+_ERROR_COLUMNS = ("error_code", "error_message")
+
+
+@dataclass
+class ExportReport:
+    """What was written: output rows, and for openai lines of each kind. `finished`: no row can be missing."""
+
+    finished: bool
+    rows: int = 0
+    output_lines: int = 0
+    error_lines: int = 0
+
+
+def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> ExportReport:
+    """Write the results of a run to one file (openai: two), or to `stdout`.
+
+    Raises RunError for a run that is not finished (unless `partial`), is damaged, or whose rows do not add up, and
+    UsageError for a target that cannot be written to.
+    """
+    record, totals = read_record(run), read_totals(run)
+    if totals is None and not options.partial:
+        raise RunError(
+            f"{run.root}: not finished, so rows would be missing; `bulkrun status {run.root}` shows how far it is, "
+            "--partial exports what is committed"
+        )
+    check_targets(run, options)
+    report = ExportReport(finished=totals is not None)
+    with open_targets(options, stdout) as streams:
+        rows = _Rows(run, record, options)
+        if options.format == "openai":
+            _write_lines(rows, record, options, streams, report)
+        else:
+            _write_table(rows, options, streams[options.path], report)
+        _check_count(run, rows.num_read, totals)
+    return report
+
+
+def _check_count(run: RunDir, num_read: int, totals: RunTotals | None) -> None:
+    expected = num_read if totals is None else totals.ok + sum(totals.errors.values())
+    if num_read != expected:
+        raise RunError(
+            f"{run.root}: the parts hold {num_read} rows, _SUCCESS says {expected}; "
+            f"`bulkrun verify {run.root}` tells what is wrong"
+        )
+
+
+class _Rows:
+    """The output rows of a run in input order, with the columns that the format needs."""
+
+    def __init__(self, run: RunDir, record: RunRecord, options: ExportOptions) -> None:
+        self._parts = run.parts()
+        self._only = options.only
+        self._spill = None if options.path == STDOUT else options.path.parent
+        self.num_read = 0
+        self.schema = self._declared()
+        self.id_column = _id_column(record, self.schema.names)
+        if options.format == "openai":
+            wanted = {*_LINE_COLUMNS, *_RESULT_COLUMNS, *_ERROR_COLUMNS, self.id_column}
+            self.schema = pa.schema([field for field in self.schema if field.name in wanted])
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Small tables, in order."""
+        numbers = (table["row"] for path in self._parts.values() for table in read_part_columns(path, ["row"]))
+        last = max((pc.max(column).as_py() or 0 for column in numbers), default=0)
+        with disk_errors("sorting the rows in temporary files", self._spill or Path(tempfile.gettempdir())):
+            for table in in_row_order(self._read(), range(last + 1), self._spill):
+                self.num_read += table.num_rows
+                yield self._chosen(table)
+
+    def _read(self) -> Iterator[pa.Table]:
+        for path in self._parts.values():
+            info = read_part_info(path)
+            own = [name for name in self.schema.names if name not in info.partition_types]
+            for table in read_part_columns(path, own):
+                for name, column in partition_columns(info.folder, info.partition_types, table.num_rows).items():
+                    table = table.append_column(name, column)
+                yield table.select(self.schema.names).cast(self.schema)
+
+    def _declared(self) -> pa.Schema:
+        """The columns of the parts; those that are in folders' names come first."""
+        for path in self._parts.values():
+            types = read_part_info(path).partition_types
+            folders = [pa.field(name, pa.type_for_alias(kind)) for name, kind in types.items()]
+            return pa.schema([*folders, *read_part_schema(path)])
+        return output_schema(pa.schema([]))
+
+    def _chosen(self, table: pa.Table) -> pa.Table:
+        if self._only == "all":
+            return table
+        return table.filter(pc.is_null(table["error_code"]) if self._only == "ok" else pc.is_valid(table["error_code"]))
+
+
+def _id_column(record: RunRecord, columns: list[str]) -> str | None:
+    """The column that names rows: the job's own, or that of an OpenAI batch."""
+    wanted = record.job["input"]["id"] or "custom_id"
+    return wanted if wanted in columns else None
+
+
+def _write_table(rows: _Rows, options: ExportOptions, stream: IO[bytes], report: ExportReport) -> None:
+    sink = _sink(options, stream, rows.schema)
+    for table in rows.tables():
+        with _writing(options.path):
+            sink.write(table)
+        report.rows += table.num_rows
+    with _writing(options.path):
+        sink.close()
+
+
+def _sink(options: ExportOptions, stream: IO[bytes], schema: pa.Schema) -> RowSink:
+    if options.format == "jsonl":
+        return JsonlSink(stream)
+    return CsvSink(stream, schema) if options.format == "csv" else ParquetSink(stream, schema)
+
+
+def _write_lines(
+    rows: _Rows, record: RunRecord, options: ExportOptions, streams: dict[Path, IO[bytes]], report: ExportReport
+) -> None:
+    created = int(datetime.fromisoformat(record.created).timestamp())
+    maker = LineMaker(record.run_id, record.job["model"], created, rows.id_column)
+
+    def output_rows() -> Iterator[dict[str, Any]]:
+        for table in rows.tables():
+            report.rows += table.num_rows
+            yield from table.to_pylist()
+
+    for lines in maker.lines(output_rows()):
+        _write_pair(lines, options, streams, report)
+
+
+def _write_pair(
+    lines: BatchLines, options: ExportOptions, streams: dict[Path, IO[bytes]], report: ExportReport
+) -> None:
+    if lines.output is not None:
+        with _writing(options.path):
+            streams[options.path].write(json_line(lines.output))
+        report.output_lines += 1
+    if lines.error is not None:
+        with _writing(options.error_file):
+            streams[options.error_file].write(json_line(lines.error))
+        report.error_lines += 1
+
+
+def _writing(path: Path) -> AbstractContextManager[None]:
+    """A failing disk is told by name; a reader of stdout that went away is nobody's error."""
+    return nullcontext() if path == STDOUT else disk_errors("writing", path)

@@ -1,0 +1,74 @@
+"""Where an export goes: the options, what may not be written to, and files that appear whole or not at all.
+
+Knows names and streams; knows no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from bulkrun.errors import UsageError
+from bulkrun.job.store.durable import new_file, swap_in, temporary
+from bulkrun.job.store.run_dir import RunDir
+
+Format = Literal["openai", "jsonl", "csv", "parquet"]
+Only = Literal["all", "ok", "errors"]
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to export and where to. `errors_path` (openai) takes the error lines; None: a name beside `path`."""
+
+    format: Format
+    path: Path = STDOUT
+    errors_path: Path | None = None
+    only: Only = "all"
+    partial: bool = False
+    force: bool = False
+
+    @property
+    def error_file(self) -> Path:
+        """Where error lines go: with the other lines when only one kind is wanted, and on stdout."""
+        if self.format != "openai" or self.only != "all":
+            return self.path
+        if self.errors_path is not None or self.path == STDOUT:
+            return self.errors_path or STDOUT
+        return self.path.with_name(f"{self.path.stem}.errors{self.path.suffix}")
+
+    @property
+    def targets(self) -> list[Path]:
+        """The files to write, the error file first."""
+        return [path for path in dict.fromkeys((self.error_file, self.path)) if path != STDOUT]
+
+
+def check_targets(run: RunDir, options: ExportOptions) -> None:
+    """Raise UsageError for a file that is in the way, would lie among the results, or has no directory."""
+    if options.errors_path is not None and (options.format != "openai" or options.only != "all"):
+        raise UsageError("--errors is for --format openai with --only all, where error lines have a file of their own")
+    if options.errors_path is not None and options.errors_path == options.path:
+        raise UsageError("--errors: the same file as -o; leave it out, or name another")
+    for path in options.targets:
+        if path.resolve().is_relative_to(run.root.resolve()):
+            raise UsageError(f"{path}: lies in the result directory, among what queries read; choose another place")
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: there is no directory {path.parent}")
+        if path.is_dir():
+            raise UsageError(f"{path}: is a directory; name a file")
+        if path.exists() and not options.force:
+            raise UsageError(f"{path}: is there already; --force replaces it")
+
+
+@contextmanager
+def open_targets(options: ExportOptions, stdout: IO[bytes]) -> Iterator[dict[Path, IO[bytes]]]:
+    """The stream of each target. When the body is done the files get their names; when it fails there are none."""
+    named = {path: temporary(path) for path in options.targets}
+    with ExitStack() as stack:
+        streams = {path: stack.enter_context(new_file(tmp)) for path, tmp in named.items()}
+        yield {STDOUT: stdout, **streams}
+    for path, tmp in named.items():
+        swap_in(tmp, path)

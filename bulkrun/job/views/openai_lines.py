@@ -1,0 +1,133 @@
+"""Results in OpenAI's batch format: a line for the output file, a line for the error file, per request.
+
+A request whose every sample failed is in the error file alone; one with some good samples is in both, each with its
+own choices. Ids are made from run and row, so that two exports of one run are equal. Knows the format; knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from bulkrun.job.prompts.openai_batch import COMPLETIONS_URL
+
+Row = Mapping[str, Any]
+_CLIENT_ERRORS = ("bad_input", "bad_template", "too_long", "empty_prompt", "invalid_schema")
+
+
+class BatchLines(NamedTuple):
+    """One request's lines; None where it has none for that file."""
+
+    output: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
+class LineMaker:
+    """Makes the lines of one run. `id_column` names requests (None: the row's number), `created` is in Unix seconds."""
+
+    def __init__(self, run_id: str, model: str, created: int, id_column: str | None) -> None:
+        self._run_id, self._model, self._created, self._id_column = run_id, model, created, id_column
+
+    def lines(self, rows: Iterable[Row]) -> Iterator[BatchLines]:
+        """The lines of all requests; `rows` are output rows in input order, samples of one request together."""
+        for _, samples in groupby(rows, key=lambda row: row["row"]):
+            yield self._request(list(samples))
+
+    def _custom_id(self, row: Row) -> str | None:
+        if self._id_column is None:
+            return str(row["row"])
+        value = row[self._id_column]  # null in a line that could not be read
+        return None if value is None else str(value)
+
+    def _request(self, samples: Sequence[Row]) -> BatchLines:
+        good = [row for row in samples if row["error_code"] is None]
+        failed = [row for row in samples if row["error_code"] is not None]
+        digest = blake2b(f"{self._run_id}|{samples[0]['row']}".encode(), digest_size=12).hexdigest()
+        head = {"id": f"batch_req_{digest}", "custom_id": self._custom_id(samples[0])}
+        output = {**head, **_success(digest, self._completion(digest, good))} if good else None
+        return BatchLines(output, {**head, **_failure(digest, failed, len(samples))} if failed else None)
+
+    def _completion(self, digest: str, rows: Sequence[Row]) -> dict[str, Any]:
+        raw = _is_raw(rows[0])
+        prompt_tokens = rows[0]["prompt_tokens"] or 0
+        completion_tokens = sum(row["completion_tokens"] or 0 for row in rows)
+        return {
+            "id": f"{'cmpl' if raw else 'chatcmpl'}-{digest}",
+            "object": "text_completion" if raw else "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [_choice(row, raw) for row in rows],
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
+            },
+        }
+
+
+def _success(digest: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"response": _response(200, digest, body), "error": None}
+
+
+def _failure(digest: str, rows: Sequence[Row], samples: int) -> dict[str, Any]:
+    """The error of the first failed sample, and the choices of those that have some text all the same."""
+    code, message = rows[0]["error_code"], rows[0]["error_message"]
+    if samples > 1:
+        message = f"{len(rows)} of {samples} samples failed; sample {rows[0]['sample']}: {message}"
+    body: dict[str, Any] = {"error": {"message": message, "type": code, "param": None, "code": code}}
+    if partial := [row for row in rows if row["response"] is not None]:
+        body["choices"] = [_choice(row, _is_raw(row)) for row in partial]
+    status = 400 if code in _CLIENT_ERRORS else 500
+    return {"response": _response(status, digest, body), "error": {"code": code, "message": message}}
+
+
+def _response(status: int, digest: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status, "request_id": f"req_{digest}", "body": body}
+
+
+def _is_raw(row: Row) -> bool:
+    url = row.get("url")
+    return isinstance(url, str) and url.rstrip("/") == COMPLETIONS_URL
+
+
+def _choice(row: Row, raw: bool) -> dict[str, Any]:
+    logprobs = row.get("logprobs")
+    choice: dict[str, Any] = {"index": row["sample"], "finish_reason": row["finish_reason"], "logprobs": None}
+    if raw:
+        return {
+            **choice,
+            "text": row["response"],
+            "logprobs": None if logprobs is None else _completion_logprobs(logprobs),
+        }
+    message = {"role": "assistant", "content": row["response"], "refusal": None}
+    if row.get("reasoning") is not None:
+        message["reasoning_content"] = row["reasoning"]  # the name that vLLM gave it
+    return {**choice, "message": message, "logprobs": None if logprobs is None else _chat_logprobs(logprobs)}
+
+
+def _chat_logprobs(entries: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "content": [
+            {**_token(entry), "top_logprobs": [_token(other) for other in entry["top"] or ()]} for entry in entries
+        ],
+        "refusal": None,
+    }
+
+
+def _token(entry: Row) -> dict[str, Any]:
+    return {"token": entry["token"], "logprob": entry["logprob"], "bytes": None}
+
+
+def _completion_logprobs(entries: Sequence[Row]) -> dict[str, Any]:
+    offsets, end = list[int](), 0
+    for entry in entries:
+        offsets.append(end)
+        end += len(entry["token"])
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [{other["token"]: other["logprob"] for other in entry["top"] or ()} for entry in entries],
+        "text_offset": offsets,
+    }
