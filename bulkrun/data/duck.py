@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -20,10 +21,15 @@ class NotASelect(ValueError):
 
 
 def locked_connection(
-    *, files: Sequence[Path] = (), folders: Sequence[Path] = (), spill: Path | None = None
+    *, files: Sequence[Path | str] = (), folders: Sequence[Path] = (), spill: Path | None = None, objects: Any = None
 ) -> duckdb.DuckDBPyConnection:
-    """An in-memory database that can read `files` and what is in `folders`, spilling to the folder `spill` if any."""
+    """An in-memory database that can read `files` and what is in `folders`, spilling to the folder `spill` if any.
+
+    `objects` is the fsspec file system of those files that are `s3://` URLs.
+    """
     connection = duckdb.connect(":memory:")
+    if objects is not None:
+        connection.register_filesystem(objects)
     settings: dict[str, object] = {
         "memory_limit": MEMORY_LIMIT,
         "temp_directory": str(spill) if spill else "",
@@ -54,7 +60,7 @@ def single_select(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 def view_of_parquet(
     connection: duckdb.DuckDBPyConnection,
     name: str,
-    files: Sequence[Path],
+    files: Sequence[Path | str],
     *,
     union_by_name: bool = False,
     hive_types: Mapping[str, str] | None = None,
@@ -70,8 +76,12 @@ def view_of_parquet(
     if hive_types is not None:
         options += f", hive_partitioning = {'true' if hive_types else 'false'}"
     if hive_types:
-        names = {folder.partition("=")[0] for folder in files[0].parts if "=" in folder} - hive_types.keys()
-        shown = f"COLUMNS(lambda name: NOT list_contains([{', '.join(map(quoted, sorted(names)))}], name))" if names else "*"
+        names = {folder.partition("=")[0] for folder in Path(files[0]).parts if "=" in folder} - hive_types.keys()
+        shown = (
+            f"COLUMNS(lambda name: NOT list_contains([{', '.join(map(quoted, sorted(names)))}], name))"
+            if names
+            else "*"
+        )
         options += f", hive_types = {{{', '.join(f'{quoted(key)}: {kind}' for key, kind in hive_types.items())}}}"
     connection.execute(f'CREATE VIEW "{name}" AS SELECT {shown} FROM read_parquet([{listed}]{options})')
 

@@ -1,7 +1,7 @@
 """Which files an input path means, and how their bytes are read. Knows names and compression, not contents.
 
-A path is a file, a directory (read recursively), a glob (`**` included), or a list of these. Inside directories and
-globs, names that start with `.` or `_` are skipped, as every tool that writes datasets expects.
+A path is a file, a directory (read recursively), a glob (`**` included), or a list of these, local or `s3://`. Inside
+directories and globs, names that start with `.` or `_` are skipped, as every tool that writes datasets expects.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, cast
 
 import pyarrow as pa
 
+from bulkrun.data.remote import RemotePath, find_objects, is_remote
 from bulkrun.errors import InputError
 
 Format = Literal["parquet", "jsonl", "csv"]
@@ -34,15 +35,21 @@ _EDGE_BYTES = 64 * 2**10
 class InputFile:
     """A file of rows. `path` is as the user would write it; `size` in bytes and `mtime_ns` are from discovery."""
 
-    path: Path
+    path: Path | RemotePath
     format: Format
     compression: Compression | None
     size: int
     mtime_ns: int
 
     def fingerprint(self) -> str:
-        """32 hex digits that change when the file does: its size, its mtime, and its first and last 64 KiB."""
+        """32 hex digits that change when the file does: its size, its mtime, and its first and last 64 KiB.
+
+        For an object its ETag stands for its bytes.
+        """
         digest = hashlib.blake2b(f"{self.size} {self.mtime_ns} ".encode(), digest_size=16)
+        if isinstance(self.path, RemotePath):
+            digest.update(self.path.etag.encode())
+            return digest.hexdigest()
         try:
             with self.path.open("rb") as stream:
                 digest.update(stream.read(_EDGE_BYTES))
@@ -58,13 +65,13 @@ def find_files(paths: str | Sequence[str]) -> list[InputFile]:
 
     Raises InputError for a pattern that matches nothing and for a file of an unknown kind.
     """
-    found: dict[Path, InputFile] = {}
+    found: dict[Path | RemotePath, InputFile] = {}
     for pattern in [paths] if isinstance(paths, str) else paths:
-        matches = [_describe(path) for path in _expand(pattern)]
+        matches = _expand_remote(pattern) if is_remote(pattern) else [_describe(path) for path in _expand(pattern)]
         if not matches:
             raise InputError(f"input.path: nothing matches {pattern!r} (looked from {Path.cwd()}); {WHAT_WORKS}")
         for file in matches:
-            found.setdefault(file.path.resolve(), file)
+            found.setdefault(file.path.resolve() if isinstance(file.path, Path) else file.path, file)
     if not found:
         raise InputError("input.path: the list is empty; name at least one file, directory or glob")
     return list(found.values())
@@ -72,7 +79,7 @@ def find_files(paths: str | Sequence[str]) -> list[InputFile]:
 
 def _expand(pattern: str) -> list[Path]:
     if "://" in pattern:
-        raise InputError(f"input.path: {pattern!r} is not a local path; copy the files to a local or mounted directory")
+        raise InputError(f"input.path: {pattern!r} is neither a local path nor s3://; copy the files to one of them")
     path = Path(pattern).expanduser()
     if path.is_dir():
         return [file for file in _visible(path.rglob("*"), path.parts) if _classify(file) is not None]
@@ -88,31 +95,51 @@ def _expand(pattern: str) -> list[Path]:
 def _visible(paths: Iterable[Path], spelled_out: Sequence[str]) -> list[Path]:
     """The regular files among `paths`, sorted, without hidden names that the user did not spell out."""
 
-    def hidden(path: Path) -> bool:
-        return any(part[0] in "._" and part not in spelled_out for part in path.parts if part != os.curdir)
-
-    return sorted(path for path in paths if path.is_file() and not hidden(path))
+    return sorted(path for path in paths if path.is_file() and not _hidden(path.parts, spelled_out))
 
 
-def _classify(path: Path) -> tuple[Format, Compression | None] | None:
+def _hidden(parts: Sequence[str], spelled_out: Sequence[str]) -> bool:
+    return any(part[:1] in (".", "_") and part not in spelled_out for part in parts if part != os.curdir)
+
+
+def _expand_remote(pattern: str) -> list[InputFile]:
+    objects, exact = find_objects(pattern)
+    if exact:
+        return [_describe_object(objects[0])]
+    visible = [path for path in objects if not _hidden(path.url.split("/"), pattern.split("/"))]
+    in_directory = not glob.has_magic(pattern)
+    return [_describe_object(path) for path in visible if not in_directory or _classify(path) is not None]
+
+
+def _describe_object(path: RemotePath) -> InputFile:
+    return InputFile(path, *_kind(path, path.size), path.size, path.mtime_ns)
+
+
+def _classify(path: Path | RemotePath) -> tuple[Format, Compression | None] | None:
     """Format and compression by the name's endings; None for a kind that cannot be read."""
-    compression = COMPRESSIONS.get(path.suffix.lower())
-    format_ = FORMATS.get((path.with_suffix("") if compression else path).suffix.lower())
+    name = PurePosixPath(str(path))
+    compression = COMPRESSIONS.get(name.suffix.lower())
+    format_ = FORMATS.get((name.with_suffix("") if compression else name).suffix.lower())
     if format_ is None or (compression and format_ == "parquet"):
         return None
     return format_, compression
 
 
 def _describe(path: Path) -> InputFile:
-    kind = _classify(path)
-    if kind is None:
-        raise InputError(f"{path}: unknown kind of input file {''.join(path.suffixes)!r}; {WHAT_WORKS}")
     if not path.is_file():
         raise InputError(f"{path}: not a regular file (an input is read more than once, so it cannot be a pipe)")
     stat = path.stat()
-    if kind[1] and stat.st_size == 0:
+    return InputFile(path, *_kind(path, stat.st_size), stat.st_size, stat.st_mtime_ns)
+
+
+def _kind(path: Path | RemotePath, size: int) -> tuple[Format, Compression | None]:
+    kind = _classify(path)
+    if kind is None:
+        suffixes = "".join(PurePosixPath(str(path)).suffixes)
+        raise InputError(f"{path}: unknown kind of input file {suffixes!r}; {WHAT_WORKS}")
+    if kind[1] and size == 0:
         raise InputError(f"{path}: empty, so not a {kind[1]} file: it was cut off while it was written; make it again")
-    return InputFile(path, *kind, stat.st_size, stat.st_mtime_ns)
+    return kind
 
 
 @contextmanager

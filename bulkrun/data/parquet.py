@@ -9,20 +9,25 @@ Pages are checked against their checksums where the writer left some.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, blank_rows, record_batch
 from bulkrun.data.files import InputFile
+from bulkrun.data.remote import RemotePath
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
 _BOMB_BYTES = 512 * 2**20  # a row group this big ...
 _BOMB_RATIO = 500  # ... that is packed this tightly is not data
 _BUFFER_BYTES = 2**20
+_REMOTE_BUFFER_BYTES = 8 * 2**20  # one request; of a file's columns together at most ...
+_REMOTE_BUFFERS_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class ParquetSource:
 
     def batches(self, start: Position) -> Iterator[InputBatch]:
         file, footer = self._files[start.file], self._footers[start.file]
-        with _open(file) as parquet:
+        with _open(file, len(footer.schema)) as parquet:
             first_rows = accumulate(footer.group_rows, initial=0)
             for group, (first, count) in enumerate(zip(first_rows, footer.group_rows, strict=False)):
                 if start.row < first + count:
@@ -122,14 +127,26 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.null(): pa.string()}.get(type_, type_)
 
 
-def _open(file: InputFile) -> pq.ParquetFile:
-    """The open file. Raises InputError where it is not Parquet, whole and readable."""
+@contextmanager
+def _open(file: InputFile, columns: int = 1) -> Iterator[pq.ParquetFile]:
+    """The open file. Raises InputError where it is not Parquet, whole and readable.
+
+    Of an object each column is read in ranges of its own, some MiB ahead and the less the more `columns` there are.
+    """
+    source: Any = file.path
+    buffer_bytes = _BUFFER_BYTES
+    if isinstance(file.path, RemotePath):
+        source = file.path.open_ranges()
+        share = _REMOTE_BUFFERS_BYTES // max(1, columns)
+        buffer_bytes = min(_REMOTE_BUFFER_BYTES, max(_BUFFER_BYTES, share))
     try:
-        return pq.ParquetFile(file.path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+        opened = pq.ParquetFile(source, buffer_size=buffer_bytes, pre_buffer=False, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"{file.path}: not a whole Parquet file ({error}); it was cut off while it was written or is something else"
         ) from error
+    with opened:
+        yield opened
 
 
 def _read_footer(file: InputFile) -> _Footer:

@@ -23,6 +23,7 @@ from bulkrun.data.batch import MAX_BATCH_ROWS, InputBatch, Position, Source
 from bulkrun.data.duck import NotASelect, locked_connection, single_select, view_of_parquet
 from bulkrun.data.files import InputFile
 from bulkrun.data.parquet import ParquetSource, plain_type
+from bulkrun.data.remote import RemotePath
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
@@ -80,12 +81,18 @@ def write_snapshot(
     temporary.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=temporary, prefix="sql-") as name:
         folder = Path(name)
-        tables, errors = [file.path.absolute() for file in files], folder / "errors.tmp"
+        tables: list[str | Path] = [_for_duckdb(file) for file in files]
+        errors = folder / "errors.tmp"
         if files[0].format != "parquet":
             tables = [folder / "input.tmp"]
-            _text_to_parquet(rows, schema, tables[0], errors)
-        _write_result(sql, tables, errors, folder)
+            _text_to_parquet(rows, schema, folder / "input.tmp", errors)
+        objects = [file.path for file in files if isinstance(file.path, RemotePath)]
+        _write_result(sql, tables, errors, folder, objects)
         _publish(folder / "result.tmp", path)
+
+
+def _for_duckdb(file: InputFile) -> str | Path:
+    return file.path.absolute() if isinstance(file.path, Path) else file.path.url
 
 
 def _text_to_parquet(batches: Iterable[InputBatch], schema: pa.Schema, path: Path, errors_path: Path) -> None:
@@ -103,9 +110,11 @@ def _text_to_parquet(batches: Iterable[InputBatch], schema: pa.Schema, path: Pat
                 )
 
 
-def _write_result(sql: str, tables: list[Path], errors: Path, folder: Path) -> None:
+def _write_result(
+    sql: str, tables: list[str | Path], errors: Path, folder: Path, objects: Sequence[RemotePath]
+) -> None:
     """Write the query's rows, then the rows that could not be read, to result.tmp in `folder`."""
-    connection = locked_connection(files=tables, spill=folder / "spill")
+    connection = locked_connection(files=tables, spill=folder / "spill", objects=objects[0].files if objects else None)
     try:
         view_of_parquet(connection, "input", tables, union_by_name=True)
         result = connection.sql(single_select(connection, sql)).to_arrow_reader(MAX_BATCH_ROWS)
@@ -116,6 +125,8 @@ def _write_result(sql: str, tables: list[Path], errors: Path, folder: Path) -> N
             if errors.exists():
                 for batch in pq.ParquetFile(errors).iter_batches(MAX_BATCH_ROWS):
                     writer.add(_fill(batch, schema))
+        for path in objects:
+            path.check_unchanged()
     except (duckdb.Error, NotASelect) as error:
         raise InputError(f"input.sql: {error}") from error
     except pa.ArrowNotImplementedError as error:

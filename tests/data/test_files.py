@@ -68,7 +68,7 @@ def test_a_list_keeps_its_order_and_reads_a_file_matched_twice_once(folder: Path
         ("no/*.jsonl", ["no/*.jsonl", "nothing matches"]),
         ("d/README.md", ["README.md", ".parquet .jsonl"]),
         ("d/*.md", ["README.md", "unknown kind"]),
-        ("s3://bucket/x.parquet", ["s3://bucket/x.parquet", "not a local path"]),
+        ("gs://bucket/x.parquet", ["gs://bucket/x.parquet", "neither a local path nor s3://"]),
         ([], ["empty"]),
     ],
 )

@@ -1,0 +1,88 @@
+"""A local S3 store for tests: moto's server as a process of its own, on a free loopback port, ended by its pid."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_SERVER = """
+import sys, threading
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+KEY, SECRET = "test-key-id", "test-secret-nobody-may-see"
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The URL of a running store; skips where moto or s3fs is not installed."""
+    for module in ("moto", "s3fs", "flask"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs `pip install s3fs 'moto[server]'` ({module} is missing)")
+    command = [sys.executable, "-c", _SERVER]
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    assert server.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def s3_environment(endpoint: str) -> dict[str, str]:
+    """The variables with which every AWS library finds the local store and nothing else."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+
+
+class Bucket:
+    """A bucket of the local store, as a test looks at it: by plain requests, not through bulkrun."""
+
+    def __init__(self, files: Any) -> None:
+        self.name = f"bucket-{secrets.token_hex(4)}"
+        self.files = files
+        self.files.call_s3("create_bucket", Bucket=self.name)
+
+    def url(self, key: str = "") -> str:
+        return f"s3://{self.name}/{key}"
+
+    def put(self, key: str, data: bytes) -> str:
+        self.files.call_s3("put_object", Bucket=self.name, Key=key, Body=data)
+        return self.url(key)
+
+    def get(self, key: str) -> bytes:
+        data: bytes = self.files.cat_file(f"{self.name}/{key}")
+        return data
+
+    def keys(self, prefix: str = "") -> list[str]:
+        found = self.files.find(f"{self.name}/{prefix}")
+        return sorted(name.removeprefix(f"{self.name}/") for name in found)
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket in a local store that the environment points to."""
+    import s3fs
+
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    for name, value in s3_environment(s3_endpoint).items():
+        monkeypatch.setenv(name, value)
+    return Bucket(s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False))
