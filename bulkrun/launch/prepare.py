@@ -19,7 +19,7 @@ from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.data.subset import open_subset
 from bulkrun.errors import InputError
-from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.spec import JobSpec, SamplingSpec
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
@@ -98,10 +98,13 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
 
 def with_defaults(spec: JobSpec, defaults: dict[str, Any]) -> JobSpec:
     """The spec with each sampling key that the job leaves open taken from the model's `generation_config.json`."""
-    sampling = spec.sampling
+    return spec.model_copy(update={"sampling": sampling_with_defaults(spec.sampling, defaults)})
+
+
+def sampling_with_defaults(sampling: SamplingSpec, defaults: dict[str, Any]) -> SamplingSpec:
+    """The same for a sampling section alone."""
     given = {key: value for key, value in defaults.items() if key in type(sampling).model_fields}
-    missing = {key: value for key, value in given.items() if getattr(sampling, key) is None}
-    return spec.model_copy(update={"sampling": sampling.model_copy(update=missing)})
+    return sampling.model_copy(update={key: value for key, value in given.items() if getattr(sampling, key) is None})
 
 
 def versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -56,8 +57,14 @@ class DrainOnSignal:
 
 @contextmanager
 def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
-    """Handle the drain signals inside the block; the handlers of before come back at its end."""
+    """Handle the drain signals inside the block; the handlers of before come back at its end.
+
+    In another thread than the main one there are no signals to handle: they stay their owner's.
+    """
     drain = DrainOnSignal(supervised=supervised)
+    if threading.current_thread() is not threading.main_thread():
+        yield drain
+        return
     before = {number: signal.signal(number, drain._handle) for number in DRAIN_SIGNALS}
     try:
         yield drain

@@ -5,7 +5,8 @@ Knows files and places. `strict_yaml` knows YAML, `spec` the keys, `spec_problem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,23 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     for override in overrides:
         job.override(override)
     return job.validated()
+
+
+def override_job(values: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
+    """A recorded job (`JobSpec.model_dump(mode="json")`) with `--set` values put in. Raises JobFileError."""
+    job = _Job("the recorded job", Document(deepcopy(dict(values)), {(): (1, 1)}))
+    for override in overrides:
+        job.override(override)
+    return job.validated()
+
+
+def job_of(values: Mapping[str, Any]) -> JobSpec:
+    """The job in a dictionary that has the keys of a job file. Raises JobFileError with all problems, by key."""
+    try:
+        return JobSpec.model_validate(dict(values))
+    except ValidationError as error:
+        problems = spec_problems(dict(values), error)
+        raise JobFileError([f"{key_name(problem.path) or 'job'}: {problem.what}" for problem in problems]) from None
 
 
 def job_schema() -> dict[str, Any]:

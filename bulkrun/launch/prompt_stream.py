@@ -1,0 +1,179 @@
+"""Prompts of one Python call on their way through an engine: read ahead a little, handed out as they end.
+
+Between what was read and what was handed out there are never more prompts than the window, so an endless iterator
+runs in bounded memory. Knows requests and answers; knows no models, files or runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from bulkrun.job.store.journal import JournalRecord
+from bulkrun.job.work.answers import Answer, AnswerReader
+from bulkrun.job.work.shard_work import Generation
+from bulkrun.request import Completion, Engine, FinishReason, Request, RowError, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What became of one prompt, the `index`-th of its call.
+
+    `error` is None if and only if `text` is an answer; a prompt that failed may have the text that came before.
+    `reasoning`, `parsed` and the log-probabilities are there where the sampling asks for them.
+    """
+
+    index: int
+    prompt: str | None  # as text, None where token ids or nothing usable were given
+    text: str | None
+    finish_reason: FinishReason
+    error: RowError | None = None
+    token_ids: tuple[int, ...] = ()
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    reasoning: str | None = None
+    parsed: Any = None
+    logprobs: list[dict[str, Any]] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    cumulative_logprob: float | None = None
+
+
+class Asked(NamedTuple):
+    """One prompt: its text, or its token ids, and how to sample; or why it cannot run."""
+
+    text: str | None
+    token_ids: Sequence[int] | None
+    sampling: SamplingParams
+    seed: int
+    error: RowError | None = None
+
+
+class SharedEngine:
+    """One engine for several streams whose iterators are advanced in turns. Not thread-safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._receivers: dict[str, Callable[[Completion], None]] = {}
+        self._ids = count()
+
+    def add(self, token_ids: Sequence[int], asked: Asked, receive: Callable[[Request, Completion], None]) -> str:
+        """Queue a prompt; `receive` is called when it has ended. Returns the request's id."""
+        request = Request(f"{next(self._ids)}", token_ids, asked.sampling, asked.seed)
+        self._receivers[request.request_id] = lambda done: receive(request, done)
+        self.engine.add_request(request)
+        return request.request_id
+
+    def step(self) -> None:
+        """One step of the engine; whoever asked for what ended in it is told."""
+        for done in self.engine.step():
+            self._receivers.pop(done.request_id)(done)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests that nobody waits for any more."""
+        self.engine.abort(request_ids)
+        for request_id in request_ids:
+            del self._receivers[request_id]
+
+
+class PromptStream:
+    """An iterator over the outputs of `asked`; ordered as the prompts came, or as they end."""
+
+    def __init__(
+        self,
+        shared: SharedEngine,
+        reader: AnswerReader,
+        encode: Callable[[list[str]], list[list[int]]],
+        asked: Iterator[Asked],
+        *,
+        ordered: bool,
+    ) -> None:
+        self._shared, self._reader, self._encode = shared, reader, encode
+        self._asked, self._ordered = enumerate(asked), ordered
+        self._window = 2 * shared.engine.max_num_seqs
+        self._running: dict[str, tuple[int, Asked]] = {}
+        self._ended: list[Answer] = []
+        self._waiting: dict[int, RequestOutput] = {}  # ended, and not handed out yet
+        self._next = 0
+        self._exhausted = False
+
+    def outputs(self) -> Iterator[RequestOutput]:
+        """Every prompt's output. Abandoning the iterator drops what still runs."""
+        try:
+            while True:
+                self._top_up()
+                ready = self._take_ready()
+                yield from ready
+                if ready:
+                    continue
+                if not self._running:
+                    return
+                self._shared.step()
+                self._read_ended()
+        finally:
+            self._shared.abort(list(self._running))
+
+    def _top_up(self) -> None:
+        """Read prompts until the window is full; a quarter of it at once, so that they are tokenized together."""
+        room = self._window - len(self._running) - len(self._waiting)
+        if self._exhausted or room < max(1, self._window // 4):
+            return
+        batch = list(islice(self._asked, room))
+        self._exhausted = len(batch) < room
+        texts = [one.text for _, one in batch if one.error is None and one.token_ids is None and one.text is not None]
+        encoded = iter(self._encode(texts) if texts else [])
+        for index, one in batch:
+            if one.error is not None:
+                self._waiting[index] = RequestOutput(index, one.text, None, "error", one.error)
+                continue
+            token_ids = next(encoded) if one.token_ids is None else one.token_ids
+            self._running[self._shared.add(token_ids, one, self._receive)] = (index, one)
+
+    def _receive(self, request: Request, done: Completion) -> None:
+        index, _ = self._running[request.request_id]
+        self._ended.append(Answer(Generation(request, shard=0, rows=(index,), sample=0), done))
+
+    def _read_ended(self) -> None:
+        """Turn what ended into outputs, all of a step together."""
+        answers, self._ended = self._ended, []
+        for answer, record in zip(answers, self._reader.records(answers), strict=True):
+            index, asked = self._running.pop(answer.completion.request_id)
+            self._waiting[index] = _output(index, asked, answer.completion, record)
+
+    def _take_ready(self) -> list[RequestOutput]:
+        ready = []
+        if self._ordered:
+            while self._next in self._waiting:
+                ready.append(self._waiting.pop(self._next))
+                self._next += 1
+        else:
+            ready, self._waiting = list(self._waiting.values()), {}
+        return ready
+
+
+def _output(index: int, asked: Asked, done: Completion, record: JournalRecord) -> RequestOutput:
+    structured, error = asked.sampling.structured_outputs, None
+    if record.error_code is not None:
+        error = RowError(record.error_code, record.error_message or "")
+    parsed = None
+    if error is None and structured is not None and structured.kind == "json":
+        parsed = json.loads(record.response or "null")
+    return RequestOutput(
+        index=index,
+        prompt=asked.text,
+        text=record.response,
+        finish_reason=done.finish_reason,
+        error=error,
+        token_ids=done.token_ids,
+        num_prompt_tokens=record.prompt_tokens,
+        num_cached_tokens=record.cached_tokens,
+        num_output_tokens=record.completion_tokens,
+        reasoning=record.extra.get("reasoning"),
+        parsed=parsed,
+        logprobs=record.extra.get("logprobs"),
+        prompt_logprobs=record.extra.get("prompt_logprobs"),
+        cumulative_logprob=record.extra.get("cumulative_logprob"),
+    )

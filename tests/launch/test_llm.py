@@ -1,0 +1,152 @@
+"""`bulkrun.LLM` and `bulkrun.run_job`: what they answer is what a job answers, and no prompt is worth an exception."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import bulkrun
+from bulkrun.errors import JobFileError, UsageError
+from bulkrun.job.jobfile.spec import EngineSpec
+from bulkrun.launch import llm as module
+
+SAMPLED = {"temperature": 0.8, "max_tokens": 6, "logprobs": 1}
+PROMPTS = [f"def f{number}(x):" for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def llm() -> bulkrun.LLM:
+    return bulkrun.LLM("bundled:tiny", max_num_seqs=4, dtype="float32")
+
+
+def job(folder: Path, **sections: Any) -> dict[str, Any]:
+    if not (folder / "rows.jsonl").exists():
+        (folder / "rows.jsonl").write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in PROMPTS))
+    return {
+        "name": "python",
+        "model": "bundled:tiny",
+        "input": {"path": str(folder / "rows.jsonl")},
+        "prompt": {"column": "text", "chat_template": "none"},
+        "sampling": SAMPLED,
+        "output": {"path": str(folder / "out")},
+        "engine": {"dtype": "float32"},
+        **sections,
+    }
+
+
+def test_the_docstrings_examples_are_true() -> None:
+    assert doctest.testmod(module) == doctest.TestResults(0, 8)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import bulkrun, sys; print(bulkrun.SamplingParams(), [m for m in ('torch', 'pyarrow') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip().endswith("[]")
+    assert {"LLM", "run_job"} <= set(dir(bulkrun))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = bulkrun.nothing
+
+
+def test_the_engine_settings_are_those_of_a_job_file() -> None:
+    assert set(module.EngineSettings.__annotations__) == set(EngineSpec.model_fields)
+
+
+def test_a_list_is_answered_as_a_job_answers_its_rows(llm: bulkrun.LLM, tmp_path: Path) -> None:
+    seen: list[int] = []
+    done = bulkrun.run_job(job(tmp_path), on_progress=lambda snapshot: seen.append(snapshot.rows_done))
+    assert done.worked and done.totals.rows == len(PROMPTS) and seen
+    rows = [row for part in sorted(done.run.root.glob("*.parquet")) for row in pq.read_table(part).to_pylist()]
+    outputs = llm.generate(PROMPTS, SAMPLED)
+    assert [output.text for output in outputs] == [row["response"] for row in sorted(rows, key=lambda row: row["row"])]
+    first = min(rows, key=lambda row: row["row"])
+    assert [entry["token_id"] for entry in first["logprobs"]] == list(outputs[0].token_ids)
+    assert outputs[0].cumulative_logprob == pytest.approx(first["cumulative_logprob"], rel=1e-4)
+    assert not bulkrun.run_job(job(tmp_path)).worked, "a finished run is left alone"
+
+
+def test_run_job_in_another_thread_leaves_the_signals_alone(tmp_path: Path) -> None:
+    before, results = signal.getsignal(signal.SIGTERM), []
+    given = job(tmp_path, sampling={"max_tokens": 2}, run={"limit": 2})
+    thread = threading.Thread(target=lambda: results.append(bulkrun.run_job(given)))
+    thread.start()
+    thread.join(120)
+    assert [done.totals.rows for done in results] == [2]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_run_job_names_what_is_wrong_with_a_dictionary(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=r"sampling\.max_tokns.*max_tokens"):
+        bulkrun.run_job(job(tmp_path, sampling={"max_tokns": 2}))
+    with pytest.raises(JobFileError, match="no such file"):
+        bulkrun.run_job(tmp_path / "nothing.yaml")
+
+
+def test_an_iterator_streams_and_equals_the_list(llm: bulkrun.LLM) -> None:
+    whole = llm.generate(PROMPTS, SAMPLED)
+    streamed = llm.generate(iter(PROMPTS), SAMPLED)
+    assert isinstance(streamed, Iterator)
+    assert [output.text for output in streamed] == [output.text for output in whole]
+    as_they_end = list(llm.generate(iter(PROMPTS), SAMPLED, ordered=False))
+    assert {output.index: output.text for output in as_they_end} == {o.index: o.text for o in whole}
+
+
+def test_bad_prompts_are_outputs_with_an_error_and_good_ones_are_answered(llm: bulkrun.LLM) -> None:
+    prompts: list[Any] = ["def f():", "", " \n", None, 7, "\ud800", [1, "a"], [], [10**9], [5] * 100_000, [5, 6]]
+    outputs = llm.generate(prompts, {"max_tokens": 2})
+    codes = [output.error and output.error.code for output in outputs]
+    want = ["empty_prompt"] * 2 + ["bad_input"] * 4 + ["empty_prompt", "bad_input", "too_long"]
+    assert codes == [None, *want, None]
+    assert all((output.error is None) == (output.text is not None) for output in outputs)
+
+
+def test_bad_conversations_are_outputs_with_an_error(llm: bulkrun.LLM) -> None:
+    conversations: list[Any] = [[{"role": "user", "content": "hello"}], "hello", [{"role": "user"}], [7], []]
+    codes = [output.error and output.error.code for output in llm.chat(conversations, {"max_tokens": 2})]
+    assert codes == [None, "bad_input", "bad_input", "bad_input", "empty_prompt"]
+
+
+def test_each_prompt_may_have_sampling_of_its_own(llm: bulkrun.LLM) -> None:
+    lengths = [1, 3, 2]
+    own = [{"max_tokens": length, "ignore_eos": True} for length in lengths[:2]]
+    outputs = llm.generate(["a b"] * 3, [*own, bulkrun.SamplingParams(max_tokens=2, ignore_eos=True)])
+    assert [output.num_output_tokens for output in outputs] == lengths
+
+
+def test_wrong_sampling_is_said_before_anything_runs(llm: bulkrun.LLM) -> None:
+    for sampling, match in [
+        ([{}], "1 of them for 2 prompts"),
+        ({"temprature": 1}, "temperature"),
+        ({"n": 3}, "run_job"),
+        ({"structured_outputs": {"regex": "("}}, "regex"),
+    ]:
+        with pytest.raises(UsageError, match=match):
+            llm.generate(["a", "b"], sampling)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="an iterator"):
+        llm.generate(iter(["a"]), [{}])  # type: ignore[call-overload]
+
+
+def test_noise_depends_on_seed_and_position_only(llm: bulkrun.LLM) -> None:
+    hot = {"temperature": 2.0, "max_tokens": 12}
+    same = [output.text for output in llm.generate(["x = "] * 3, hot)]
+    assert len(set(same)) == 3, "equal prompts get noise of their own"
+    assert [output.text for output in llm.generate(["x = "] * 3, hot)] == same
+    assert [output.text for output in llm.generate(["x = "] * 3, {**hot, "seed": 5})] != same
+
+
+def test_structured_output_is_parsed(llm: bulkrun.LLM) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "additionalProperties": False}
+    outputs = llm.generate(PROMPTS, {"max_tokens": 30, "structured_outputs": {"json": schema}})
+    for output in outputs:
+        assert (output.error is None) == isinstance(output.parsed, dict)
+        assert output.error is None or output.error.code == "invalid_schema"
+    assert any(output.parsed in ({}, {"ok": True}, {"ok": False}) for output in outputs)
