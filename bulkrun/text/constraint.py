@@ -38,9 +38,9 @@ class GrammarConstraint:
 
     def accept(self, token_id: int) -> str | None:
         """Go on with a token; why the grammar has no way on, or None."""
-        if self._matcher.consume_token(token_id):
-            return None
-        return short_message(self._matcher.get_error())
+        accepted = self._matcher.consume_token(token_id)
+        # After a failure (of a mask, say) the end is still accepted, but it is not the end of a whole output.
+        return None if accepted and not self._matcher.is_error() else short_message(self._matcher.get_error())
 
     def copy(self) -> GrammarConstraint:
         """Another sequence at the same place of the grammar."""

@@ -1,0 +1,137 @@
+"""Finished texts against what was asked of them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import jsonschema
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulkrun.job.work.parsing import OutputParser
+from bulkrun.request import StructuredOutput
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "pattern": "^(a+)+$"},
+        "n": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["title"],
+    "additionalProperties": False,
+}
+
+
+def parser(schema: Any = SCHEMA, column: pa.DataType | None = None) -> OutputParser:
+    return OutputParser(StructuredOutput("json", json.dumps(schema)), column)
+
+
+def test_a_text_that_fits_becomes_a_value() -> None:
+    assert parser().parse('{"title": "aa", "n": 3}', "stop") == ({"title": "aa", "n": 3, "tags": None}, None)
+
+
+@pytest.mark.parametrize("length", range(len('{"title": "aa", "tags": ["x"]}')))
+def test_truncated_json_patched_by_adding_a_brace(length: int) -> None:
+    """An output that max_tokens cut is flagged at whatever character that was; nothing is added to make it parse."""
+    value, error = parser().parse('{"title": "aa", "tags": ["x"]}'[:length], "length")
+    assert value is None
+    assert error is not None
+    assert error.code == "invalid_schema"
+    assert "raise sampling.max_tokens" in error.message
+
+
+def test_an_output_that_is_whole_at_its_last_token_is_an_answer() -> None:
+    value, error = parser().parse('{"title": "aa"}', "length")
+    assert error is None
+    assert value["title"] == "aa"
+
+
+def test_a_number_that_was_cut_may_have_gone_on() -> None:
+    assert parser({"type": "integer"}).parse("12", "stop") == (12, None)
+    value, error = parser({"type": "integer"}).parse("12", "length")
+    assert value is None
+    assert error is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"title": 1}', "$.title"),
+        ('{"titel": "aa"}', "'title' is a required property"),
+        ("", "not valid JSON"),
+        ('{"title": NaN}', "NaN is not JSON"),
+        ('{"title": "aa", "n": 99999999999999999999}', "64-bit integer"),
+        ("[" * 200_000, "nested too deeply"),
+        ('{"title": "aa", "n": ' + "9" * 5000 + "}", "not valid JSON"),
+    ],
+)
+def test_a_text_that_does_not_fit_is_flagged_with_the_place(text: str, said: str) -> None:
+    value, error = parser().parse(text, "stop")
+    assert value is None
+    assert error is not None
+    assert error.code == "invalid_schema"
+    assert said in error.message
+    assert len(error.message) < 300
+
+
+def test_patterns_are_left_to_the_grammar() -> None:
+    """`(a+)+$` would take Python's `re` longer than the universe has; `\\p{L}` it cannot read."""
+    assert parser().parse(json.dumps({"title": "a" * 60 + "!"}), "stop")[1] is None
+    letters = {"type": "object", "patternProperties": {"^\\p{L}$": {"type": "string"}}, "additionalProperties": False}
+    assert parser(letters).parse('{"é": "x"}', "stop") == ('{"é":"x"}', None)
+
+
+def test_references_to_other_documents_are_never_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        pytest.fail("a schema made a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    remote = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}}
+    value, error = parser(remote).parse('{"a": 1}', "stop")
+    assert value is None
+    assert error is not None
+    assert "which is not in it" in error.message
+
+
+def test_rows_with_schemas_of_their_own_give_json_text() -> None:
+    assert parser(column=pa.string()).parse('{"title": "aa",  "n": 3}', "stop") == ('{"title":"aa","n":3}', None)
+
+
+@pytest.mark.parametrize(
+    ("text", "finish_reason", "fits"),
+    [("yes", "stop", True), ("yes", "length", True), ("ye", "length", False), ("maybe", "stop", False)],
+)
+def test_an_output_is_one_of_the_choices_or_flagged(text: str, finish_reason: str, fits: bool) -> None:
+    value, error = OutputParser(StructuredOutput("choice", '["yes", "no"]')).parse(text, finish_reason)
+    assert value is None
+    assert (error is None) == fits
+
+
+@pytest.mark.parametrize("kind", ["regex", "grammar"])
+def test_a_cut_output_of_a_regex_or_grammar_is_flagged(kind: Any) -> None:
+    parsed = OutputParser(StructuredOutput(kind, "[0-9]{4}"))
+    assert parsed.parse("1234", "stop") == (None, None)
+    value, error = parsed.parse("12", "length")
+    assert value is None
+    assert error is not None
+    assert "raise sampling.max_tokens" in error.message
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    value=st.fixed_dictionaries(
+        {}, optional={"title": st.text(max_size=3) | st.integers(), "n": st.integers() | st.floats(), "x": st.none()}
+    )
+)
+def test_flagged_if_and_only_if_jsonschema_refuses(value: dict[str, Any]) -> None:
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "title": {"type": "string"}}}  # type: ignore[dict-item]
+    text = json.dumps(value)
+    fits = "NaN" not in text and "Infinity" not in text
+    fits = fits and jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+    fits = fits and -(2**63) <= value.get("n", 0) < 2**63
+    assert (parser(schema).parse(text, "stop")[1] is None) == fits

@@ -1,0 +1,155 @@
+"""Thoughts, their budget and the answer after them. The oracle reads the finished text with a regular expression."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulkrun.request import SamplingParams, StructuredOutput, Thinking, TokenConstraint
+from bulkrun.text.constraint import token_constraint_factory
+from bulkrun.text.thinking import ThinkingMarkers
+from bulkrun.text.tokenizer import Tokenizer
+from tests.text import small_tokenizers
+from tests.text.walking import allowed_tokens, at_random, walk
+
+ADDED = {"151667": "<think>", "151668": "</think>"}
+CHOICE = StructuredOutput("choice", '["yes", "no"]')
+WANTED = re.compile(r"\s*(?:<think>(?P<thoughts>.*?)</think>)?(?P<answer>yes|no)", re.DOTALL)
+
+
+@pytest.fixture(scope="module", params=["one token", "several tokens", "metaspace", "special"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Markers that are tokens of their own (Qwen3), special ones, and markers that are spelled."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    if request.param == "metaspace":
+        return Tokenizer.from_dir(small_tokenizers.metaspace(folder))
+    special = request.param == "special"
+    decoder = {i: {"content": text, "special": special} for i, text in ADDED.items()}
+    config = {} if request.param == "several tokens" else {"added_tokens_decoder": decoder}
+    return Tokenizer.from_dir(small_tokenizers.byte_level(folder, config))
+
+
+def eos_of(tokenizer: Tokenizer) -> int:
+    return tokenizer.encode_batch(["</s>"], False)[0][-1]
+
+
+def constraint(
+    tokenizer: Tokenizer, max_tokens: int | None, structured: StructuredOutput | None = CHOICE, prompt: str = "Hello?"
+) -> TokenConstraint:
+    thinking = Thinking("<think>", "</think>", max_tokens)
+    sampling = SamplingParams(structured_outputs=structured, thinking=thinking)
+    made = token_constraint_factory(tokenizer)(sampling, tokenizer.encode_batch([prompt], False)[0])
+    assert made is not None
+    return made
+
+
+def raw_text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    return tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), budget=st.integers(1, 12))
+def test_thoughts_keep_to_their_budget_and_the_answer_fits(tokenizer: Tokenizer, seed: int, budget: int) -> None:
+    markers = ThinkingMarkers(tokenizer, "<think>", "</think>")
+    eos, choose = eos_of(tokenizer), at_random(seed)
+    made = constraint(tokenizer, budget, prompt="Hello?\n<think>\n")
+    output, ended = walk(made, tokenizer, eos, lambda ids: choose([i for i in ids if len(ids) == 1 or i != eos] or ids))
+    text = "<think>" + raw_text(tokenizer, output)
+    assert ended
+    found = WANTED.fullmatch(text.replace(" </think>", "</think>"))
+    assert found, text
+    _, answer = text.split("</think>", 1)
+    assert len(output) <= budget + len(markers.end_ids) + len(answer)
+
+
+def test_the_model_may_think_or_answer_at_once(tokenizer: Tokenizer) -> None:
+    thought, answered = 0, 0
+    for seed in range(30):
+        output, ended = walk(constraint(tokenizer, 3), tokenizer, eos_of(tokenizer), _no_end(tokenizer, seed))
+        found = WANTED.fullmatch(raw_text(tokenizer, output).replace(" </think>", "</think>"))
+        assert ended
+        assert found
+        thought += found["thoughts"] is not None
+        answered += found["thoughts"] is None
+    assert thought
+    assert answered
+
+
+def _no_end(tokenizer: Tokenizer, seed: int):  # type: ignore[no-untyped-def]
+    choose, eos = at_random(seed), eos_of(tokenizer)
+    return lambda ids: choose([i for i in ids if i != eos] or ids)
+
+
+def test_a_prompt_that_ends_the_thoughts_leaves_the_answer_only(tokenizer: Tokenizer) -> None:
+    made = constraint(tokenizer, 3, prompt="Hello?<think>\n\n</think>\n\n")
+    bare = token_constraint_factory(tokenizer)(SamplingParams(structured_outputs=CHOICE))
+    assert bare is not None
+    assert allowed_tokens(made, tokenizer.vocab_size) == allowed_tokens(bare, tokenizer.vocab_size)
+
+
+def test_a_prompt_that_only_mentions_a_marker_does_not_begin_thoughts(tokenizer: Tokenizer) -> None:
+    made = constraint(tokenizer, 3, prompt="What does <think> mean? Answer: ")
+    assert allowed_tokens(made, tokenizer.vocab_size) is not None, "the answer is bound from its first token"
+
+
+def test_thoughts_are_free_until_their_budget_is_spent(tokenizer: Tokenizer) -> None:
+    markers = ThinkingMarkers(tokenizer, "<think>", "</think>")
+    made = constraint(tokenizer, 4, structured=None, prompt="<think>")
+    letter = tokenizer.encode_batch(["xxxx"], False)[0][-1]
+    for _ in range(4):
+        assert allowed_tokens(made, tokenizer.vocab_size) is None
+        assert made.accept(letter) is None
+    for token_id in markers.end_ids:
+        assert allowed_tokens(made, tokenizer.vocab_size) == [token_id]
+        assert made.accept(token_id) is None
+    assert allowed_tokens(made, tokenizer.vocab_size) is None
+
+
+def test_an_end_that_has_begun_is_finished_not_begun_again(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_dir(small_tokenizers.byte_level(tmp_path))
+    markers = ThinkingMarkers(tokenizer, "<think>", "</think>")
+    assert len(markers.end_ids) > 2
+    made = constraint(tokenizer, 3, structured=None, prompt="<think>")
+    written = [tokenizer.encode_batch(["x"], False)[0][0], *markers.end_ids[:2]]
+    for token_id in written:
+        assert made.accept(token_id) is None
+    for token_id in markers.end_ids[2:]:
+        assert allowed_tokens(made, tokenizer.vocab_size) == [token_id]
+        assert made.accept(token_id) is None
+    assert allowed_tokens(made, tokenizer.vocab_size) is None
+
+
+def test_an_answer_that_begins_inside_the_markers_last_token_is_not_lost(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_dir(
+        small_tokenizers.byte_level(tmp_path, {"added_tokens_decoder": {"900": {"content": ">yes", "special": False}}})
+    )
+    made = constraint(tokenizer, 30, prompt="<think>")
+    last = tokenizer.encode_batch([">yes"], False)[0]
+    assert len(last) == 1
+    for token_id in tokenizer.encode_batch(["x</think"], False)[0] + last:
+        assert made.accept(token_id) is None
+    assert allowed_tokens(made, tokenizer.vocab_size) == [eos_of(tokenizer)]
+
+
+def test_an_output_without_thoughts_is_free_without_a_grammar(tokenizer: Tokenizer) -> None:
+    made = constraint(tokenizer, 1, structured=None)
+    for token_id in tokenizer.encode_batch(["xx <think> yy zz"], False)[0]:
+        assert allowed_tokens(made, tokenizer.vocab_size) is None
+        assert made.accept(token_id) is None
+
+
+def test_thoughts_without_budget_or_grammar_need_no_constraint(tokenizer: Tokenizer) -> None:
+    sampling = SamplingParams(thinking=Thinking("<think>", "</think>"))
+    assert token_constraint_factory(tokenizer)(sampling) is None
+
+
+def test_a_marker_that_the_tokenizer_cannot_write_is_refused(tmp_path: Path) -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "think": 1}, unk_token="<unk>"))
+    tokenizer = Tokenizer.from_dir(small_tokenizers.save(tmp_path, words, {}))
+    with pytest.raises(ValueError, match="cannot write the marker 'done'"):
+        ThinkingMarkers(tokenizer, "think", "done")

@@ -1,0 +1,45 @@
+"""Walks through constraints as an engine would: fill the mask, take an allowed token, accept it."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Sequence
+
+from bulkrun.request import TokenConstraint
+from bulkrun.text.tokenizer import Tokenizer
+
+Choose = Callable[[list[int]], int]
+
+
+def allowed_tokens(constraint: TokenConstraint, vocab_size: int) -> list[int] | None:
+    """The ids that the mask allows, None for all."""
+    mask = memoryview(array("i", [-1] * (-(-vocab_size // 32))))
+    if not constraint.fill_mask(mask):
+        return None
+    return [token_id for token_id in range(32 * len(mask)) if mask[token_id // 32] >> token_id % 32 & 1]
+
+
+def at_random(seed: int) -> Choose:
+    """Any token, each time another one."""
+    generator = random.Random(seed)
+    return lambda ids: generator.choice(ids)
+
+
+def walk(
+    constraint: TokenConstraint, tokenizer: Tokenizer, eos: int, choose: Choose, max_tokens: int = 4096
+) -> tuple[list[int], bool]:
+    """The tokens until the end-of-sequence token (not among them), and whether it came."""
+    output: list[int] = []
+    for _ in range(max_tokens):
+        ids = allowed_tokens(constraint, tokenizer.vocab_size)
+        token_id = choose(list(range(tokenizer.vocab_size)) if ids is None else ids)
+        assert constraint.accept(token_id) is None, "an allowed token is accepted"
+        if token_id == eos:
+            return output, True
+        output.append(token_id)
+    return output, False
+
+
+def text_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    return tokenizer.decode_batch([token_ids])[0]
