@@ -11,13 +11,13 @@ import click
 
 from bulkrun import __version__
 from bulkrun.cli.export import export
-from bulkrun.cli.jobs import plan, preview, schema, submit, validate, worker
+from bulkrun.cli.jobs import plan, preview, retry, schema, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.errors import BulkrunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
-    "Run a job": (submit, worker, validate, plan, preview, schema),
+    "Run a job": (submit, worker, retry, validate, plan, preview, schema),
     "Look at a run": (status, errors, query, export, verify, list_runs),
     "This machine": (models, doctor),
 }

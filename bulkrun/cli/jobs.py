@@ -46,26 +46,30 @@ def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
 @_job_options
 @click.option("--fresh", is_flag=True, help="Start anew: an earlier run there is moved aside, never deleted.")
 @click.option("--resume-anyway", is_flag=True, help="Continue although settings changed that no result depends on.")
+@click.option("--full-refresh", is_flag=True, help="With run.incremental: run all rows again and replace each result.")
 @_running_options
 def submit(
     job: Path,
     overrides: tuple[str, ...],
     fresh: bool,
     resume_anyway: bool,
+    full_refresh: bool,
     workers: int | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
     """Run JOB, or continue it where it stopped.
 
-    A second submit of the same job joins the first one as another worker. A finished run is left alone.
+    A second submit of the same job joins the first one as another worker. A finished run is left alone;
+    with run.incremental, rows that are new, changed or failed are run and put into it.
     """
     from bulkrun.launch.run import submit as submit_job
 
     spec = _load(job, overrides if workers is None else (*overrides, f"run.workers={workers}"))
-    _run_and_end(
-        lambda view: submit_job(spec, view, job_file=job, fresh=fresh, resume_anyway=resume_anyway), quiet, as_json
-    )
+    if full_refresh and not spec.run.incremental:
+        raise click.UsageError("--full-refresh is for jobs with run.incremental: true; --fresh runs this one anew")
+    flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
+    _run_and_end(lambda view: submit_job(spec, view, job_file=job, **flags), quiet, as_json)
 
 
 @click.command()
@@ -82,6 +86,40 @@ def worker(run: Path, workers: int | None, quiet: bool, as_json: bool) -> None:
     _run_and_end(lambda view: join(run, workers, view), quiet, as_json)
 
 
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--failed", is_flag=True, required=True, help="Run the rows again that hold an error.")
+@click.option("--code", "codes", multiple=True, metavar="CODE", help="Only those with this code (may be repeated).")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another setting: --set sampling.max_tokens=512"
+)
+@click.option("--discard", is_flag=True, help="Throw away another retry or update that is under way.")
+@_running_options
+def retry(
+    run: Path,
+    failed: bool,
+    codes: tuple[str, ...],
+    overrides: tuple[str, ...],
+    discard: bool,
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run the failed rows of RUN again and put the answers in their places.
+
+    RUN is a finished run. A row that fails again gets the newer error. The same command continues an interrupted
+    retry.
+    """
+    from bulkrun.launch.retry import retry as retry_run
+
+    assert failed, "click requires it"
+
+    def work(view: View) -> Submitted:
+        return retry_run(run, view, overrides=overrides, codes=codes, begin_anew=discard, workers=workers)
+
+    _run_and_end(work, quiet, as_json)
+
+
 def _run_and_end(run: Callable[[View], Submitted], quiet: bool, as_json: bool) -> NoReturn:
     """Show a run while it goes on and what came of it, and end with its exit code."""
     from bulkrun.cli.live import make_view
@@ -92,7 +130,7 @@ def _run_and_end(run: Callable[[View], Submitted], quiet: bool, as_json: bool) -
     finally:
         view.close()
     if as_json:
-        print_json({"run": str(done.run.root), "worked": done.worked, **vars(done.totals)})
+        print_json({"run": str(done.run.root), "worked": done.worked, "changes": done.changes, **vars(done.totals)})
     elif not quiet:
         _print_summary(done)
     sys.exit(done.exit_code)
@@ -100,6 +138,8 @@ def _run_and_end(run: Callable[[View], Submitted], quiet: bool, as_json: bool) -
 
 def _print_summary(done: Submitted) -> None:
     totals, root = done.totals, done.run.root
+    if done.changes:
+        note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
     if not done.worked:
         note(f"{root} is finished already ({totals.status}); nothing to do. --fresh runs it again.")
         return

@@ -29,12 +29,14 @@ class InputBatch:
     """Consecutive rows of one file.
 
     `rows` has the declared schema of the dataset; `errors` maps an index in the batch to why that row could not be
-    read, and such a row is null in every column.
+    read, and such a row is null in every column. `numbers` (int64) are the rows' numbers in a larger input that they
+    were picked from; None where the rows are the whole input.
     """
 
     position: Position
     rows: pa.RecordBatch
     errors: dict[int, RowError] = field(default_factory=dict)
+    numbers: pa.Array | None = None
 
     @property
     def next(self) -> Position:
@@ -44,7 +46,8 @@ class InputBatch:
     def head(self, rows: int) -> InputBatch:
         """The first `rows` rows of the batch."""
         errors = {index: error for index, error in self.errors.items() if index < rows}
-        return InputBatch(self.position, self.rows.slice(0, rows), errors)
+        numbers = None if self.numbers is None else self.numbers.slice(0, rows)
+        return InputBatch(self.position, self.rows.slice(0, rows), errors, numbers)
 
 
 class Source(Protocol):

@@ -235,20 +235,31 @@ class SamplingSpec(_Section):
 
     @model_validator(mode="after")
     def _ranges(self) -> SamplingSpec:
-        self.to_params()
+        SamplingParams(**self._plain_params({}))
+        return self
+
+    @model_validator(mode="after")
+    def _ends_when_whole(self) -> SamplingSpec:
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ValueError("ignore_eos: a structured output ends when it is whole; leave out one of the two")
         return self
 
     def to_params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:
         """The engine's parameters; `overrides` (a row's own values) win over the job's. Raises ValueError."""
+        values = self._plain_params(overrides or {})
+        return SamplingParams(**self._structured_params(values.pop("structured_outputs", None)), **values)
+
+    def _plain_params(self, overrides: dict[str, Any]) -> dict[str, Any]:
+        """The parameters that are numbers and texts; and a row's `structured_outputs` as it is."""
         values: dict[str, Any] = {name: value for name in _PLAIN_SAMPLING if (value := getattr(self, name)) is not None}
         if self.best_of is not None:
             values.setdefault("logprobs", 0)  # to compare samples by
-        values |= overrides or {}
+        values |= overrides
         values.pop("seed", None)
         stop = values.get("stop", ())
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
-        return SamplingParams(**values, **self._structured_params(values.pop("structured_outputs", None)))
+        return values
 
     def _structured_params(self, row_schema: str | None) -> dict[str, Any]:
         """The parameters that are values of their own; `row_schema` is a row's own JSON schema."""
@@ -335,8 +346,8 @@ class RunSpec(_Section):
         le=1024,
         description="Processes on this machine: one per GPU, or that many on CPU with threads divided.",
     )
-    executor: Literal["local", "slurm"] = Field(
-        "local", description="Who starts the workers: this machine, or Slurm (inside a Slurm job always this machine)."
+    executor: Literal["local", "slurm", "ray"] = Field(
+        "local", description="Who starts the workers: this machine, Slurm (inside a Slurm job: this machine), or Ray."
     )
     walltime: float | None = Field(
         None, gt=0, description="Seconds a worker may run; under Slurm the job's own end counts too."
@@ -386,6 +397,16 @@ class SlurmSpec(_Section):
     )
 
 
+class RaySpec(_Section):
+    """How `submit --executor ray` places its workers: one Ray actor each (Ray Core, the extra `bulkrun[ray]`)."""
+
+    address: str | None = Field(
+        None, description="An existing cluster: auto, HOST:PORT or ray://HOST:10001. Default: a local one of its own."
+    )
+    gpus: float | None = Field(None, ge=0, description="GPUs per worker. Default: 1 where the cluster has any, else 0.")
+    cpus: float = Field(1, ge=0, description="CPUs per worker.")
+
+
 class JobSpec(_Section):
     """One bulk inference job."""
 
@@ -400,4 +421,21 @@ class JobSpec(_Section):
     output: OutputSpec = Field(description="Where the results go.")
     engine: EngineSpec = Field(default_factory=EngineSpec, description="How the engine works.")
     slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="What to ask Slurm for.")
+    ray: RaySpec = Field(default_factory=RaySpec, description="How Ray places the workers.")
     run: RunSpec = Field(default_factory=RunSpec, description="How the run goes on.")
+
+    @model_validator(mode="after")
+    def _incremental(self) -> JobSpec:
+        """What a run that goes on night after night cannot do without."""
+        if not self.run.incremental:
+            return self
+        if self.input.id is None:
+            raise ValueError("run.incremental needs input.id: the column by which it knows a row again")
+        if self.input.columns is not None and self.input.id not in self.input.columns:
+            raise ValueError(f"run.incremental needs {self.input.id!r} (input.id) among input.columns")
+        if self.output.partition_by:
+            raise ValueError(
+                "run.incremental does not go with output.partition_by: a row that changes folders could not be seen "
+                "exactly once at every moment"
+            )
+        return self

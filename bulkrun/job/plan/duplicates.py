@@ -19,6 +19,8 @@ from bulkrun.job.plan.ids import DuplicateIds, IdArray, find_duplicates, hash_id
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.store.run_dir import RunDir
 
+_FIX = "make the ids unique, or set input.on_duplicate: keep"
+
 
 def id_file(run: RunDir, window: int) -> Path:
     """Where the hashes of a window's ids are until the plan is complete."""
@@ -56,7 +58,7 @@ class DuplicateCounter:
 
 def refuse_duplicate_ids(dataset: Dataset, spec: JobSpec, folder: Path) -> None:
     """Read the id column once, when the job wants no duplicates. Raises InputError with examples when there are any."""
-    if spec.input.id is None or spec.input.on_duplicate != "fail":
+    if spec.input.id is None or not (spec.input.on_duplicate == "fail" or spec.run.incremental):
         return
     name, counter, row = spec.input.id, DuplicateCounter(dataset, spec.input.id, folder), 0
     chunk: list[IdArray] = []
@@ -72,7 +74,7 @@ def refuse_duplicate_ids(dataset: Dataset, spec: JobSpec, folder: Path) -> None:
         shown = "; ".join(f"{each['id']!r} in rows {', '.join(map(str, each['rows']))}" for each in found["examples"])
         raise InputError(
             f"input.id: {found['count']} rows have an id of column {name!r} that an earlier row has: {shown}; "
-            "make the ids unique, or set input.on_duplicate: keep"
+            + ("run.incremental needs unique ids" if spec.run.incremental else _FIX)
         )
 
 

@@ -7,12 +7,14 @@ runs, shards or parts. Every failing call is a RunError that names the file, the
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +30,7 @@ _ADVICE = {
     errno.EFBIG: "a file size limit (ulimit -f) is in the way",
     errno.EIO: "the disk or network file system reports an error: check it, then run the same command again",
 }
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 _TAIL_BYTES = 8192  # holds the nonce of a JSON document and of a Parquet footer
 
 
@@ -228,3 +231,58 @@ def append_line(path: Path, line: bytes) -> None:
             os.write(fd, line + b"\n")
         finally:
             os.close(fd)
+
+
+def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool] = lambda path: True) -> None:
+    """A durable copy of a directory tree that shares its files (hard links); `wanted` says what comes along.
+
+    Files that are only ever replaced by rename stay as they are in the copy; what is appended to is appended to both.
+    """
+    make_dirs(target, stat.S_IMODE(source.stat().st_mode))
+    with disk_errors("linking", target):
+        for entry in sorted(source.iterdir()):
+            if not wanted(entry):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                link_tree(entry, target / entry.name, wanted)
+            else:
+                os.link(entry, target / entry.name, follow_symlinks=False)
+        fsync_dir(target)
+
+
+def exchange_dirs(one: Path, other: Path) -> None:
+    """Let two directories of one parent swap their names in one step: at no instant is either name missing.
+
+    Raises RunError where the kernel or the file system cannot (`can_exchange` tells before).
+    """
+    assert one.parent == other.parent, "their names are made durable by one fsync"
+    with disk_errors("exchanging it with its successor", one):
+        _exchange(one, other)
+        fsync_dir(one.parent)
+
+
+def can_exchange(folder: Path) -> bool:
+    """Whether directories in `folder` can be exchanged and files linked, tried with two that are removed again."""
+    probe = folder / f".bulkrun-probe.{secrets.token_hex(8)}"
+    one, other = probe / "one", probe / "other"
+    with disk_errors("trying what the file system can do", folder):
+        for path in (probe, one, other):
+            path.mkdir()
+        try:
+            (one / "file").touch()
+            os.link(one / "file", one / "link")
+            _exchange(one, other)
+            return (other / "link").exists()
+        except OSError:
+            return False
+        finally:
+            shutil.rmtree(probe)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """renameat2(2) with RENAME_EXCHANGE, which Python has no name for. Raises OSError."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:  # not Linux, or a C library older than 2018
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -30,9 +30,17 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
         "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
         "prompt": {**job["prompt"], "on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
         "sampling": dict(job["sampling"]),
-        "output": {"columns": given["columns"], "partition_by": output["partition_by"]},
+        "output": {"columns": given["columns"], "partition_by": output["partition_by"]}
+        | ({"incremental": True} if run["incremental"] else {}),
         "plan": {"window_rows": run["window_rows"], "rows_per_file": output["rows_per_file"]},
     }
+
+
+def key_salt(identity: Mapping[str, Mapping[str, Any]]) -> str:
+    """What a result depends on beside its own row, as a hash: the weights (not where they lie) and the sampling."""
+    common = {"model": {**identity["model"], "name": None}, "sampling": identity["sampling"]}
+    # What is not set counts for nothing, so that a key that a later version knows does not make all rows new.
+    return fingerprint({key: value for key, value in _flatten(common) if value not in (None, [])})
 
 
 def fingerprint(value: Any) -> str:

@@ -154,6 +154,7 @@ def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: boo
     changed = differences(old.identity, wanted.identity)
     if changed and not (run.planned_shards() or run.committed_shards()):
         return _begin_again(run, wanted)
+    _refuse_lost_totals(run)
     harmful = [key for key in changed if key not in HARMLESS]
     if harmful or (changed and not resume_anyway):
         raise ResumeError(_explain(run, changed, harmless=not harmful))
@@ -162,6 +163,17 @@ def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: boo
     if record != old:
         replace_json(run.run_json, record_document(record))
     return record
+
+
+def _refuse_lost_totals(run: RunDir) -> None:
+    """The plan does not tell what is done in a run that was changed after its end: only `_SUCCESS` does."""
+    if run.success.exists() or not run.plan_complete.exists():
+        return
+    if foreign := sorted(run.committed_shards() - run.planned_shards()):
+        raise RunError(
+            f"{run.success}: missing, and part {foreign[0]} is not of the plan: the run was compacted or updated after "
+            "its end; restore _SUCCESS from a backup, or start anew with --fresh"
+        )
 
 
 def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
@@ -180,11 +192,16 @@ def _keep_plan_settings(job: dict[str, Any], old: dict[str, Any]) -> dict[str, A
 
 def _explain(run: RunDir, changed: Mapping[str, tuple[Any, Any]], *, harmless: bool) -> str:
     lines = [f"{run.root}: this run was started with other settings or other input:"]
-    lines += [f"  {key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changed.items()]
+    lines += difference_lines(changed)
     if harmless:
         lines.append("The results do not depend on these: --resume-anyway continues the run.")
     lines.append("--fresh moves the old results aside and starts anew; another output.path keeps both.")
     return "\n".join(lines)
+
+
+def difference_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """A line for each key of a difference: the old value and the new one, each cut to what fits."""
+    return [f"  {key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changed.items()]
 
 
 def _short(value: Any) -> str:

@@ -58,10 +58,24 @@ def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
     if not final.exists():
         outcomes = _outcomes(run, shard, identity)
         if outcomes is not None:
-            _publish(run, planned, identity, _part_table(run, shard, identity, outcomes), spent(outcomes))
+            _, rows = read_shard(run.shard(shard))
+            _publish(run, planned, identity, _part_table(rows, identity, outcomes), spent(outcomes))
     info = _committed(final, identity)
     clear_shard_state(run, shard)
     return info
+
+
+def commit_answered(run: RunDir, shard: int, identity: RunIdentity) -> None:
+    """Publish a part of those rows of a shard that are journaled, for a run whose plan is given up."""
+    planned, rows = read_shard(run.shard(shard))
+    answered = read_outcomes(run.journals_of(shard)).answered
+    keys = [[(row, sample) for sample in range(identity.generations)] for row in rows["row"].to_pylist()]
+    whole = [all(key in answered for key in of_row) for of_row in keys]
+    if any(whole) and not run.part(shard, planned.folder).exists():
+        outcomes = {key: answered[key] for of_row, done in zip(keys, whole, strict=True) if done for key in of_row}
+        table = _part_table(rows.filter(pa.array(whole)), identity, outcomes)
+        _publish(run, planned, identity, table, spent(outcomes))
+    clear_shard_state(run, shard)
 
 
 def _outcomes(run: RunDir, shard: int, identity: RunIdentity) -> Outcomes | None:
@@ -80,9 +94,8 @@ def _outcomes(run: RunDir, shard: int, identity: RunIdentity) -> Outcomes | None
     return {key: outcomes[key] for key in wanted}
 
 
-def _part_table(run: RunDir, shard: int, identity: RunIdentity, outcomes: Outcomes) -> pa.Table:
+def _part_table(rows: pa.Table, identity: RunIdentity, outcomes: Outcomes) -> pa.Table:
     """The rows of a part."""
-    _, rows = read_shard(run.shard(shard))
     kept = keep_samples(rows["row"].to_pylist(), outcomes, identity.samples, identity.best_of)
     table = build_table(rows, kept, identity.samples, identity.extra)
     if identity.key_salt is not None:

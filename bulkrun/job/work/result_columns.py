@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from bulkrun.data.json_schema import arrow_type
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.row_key import ROW_KEY
 
 _TOP = pa.struct([("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())])
 _LOGPROBS = pa.list_(pa.struct([*_TOP, ("top", pa.list_(_TOP))]))
@@ -15,10 +17,29 @@ def extra_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
     sampling, fields = spec.sampling, []
     if sampling.thinking is not None:
         fields.append(pa.field("reasoning", pa.string()))
+    if (parsed := parsed_type(spec)) is not None:
+        fields.append(pa.field("parsed", parsed))
     if sampling.logprobs is not None:
         fields.append(pa.field("logprobs", _LOGPROBS))
     if sampling.prompt_logprobs is not None:
         fields.append(pa.field("prompt_logprobs", _LOGPROBS))
     if sampling.logprobs is not None or sampling.best_of is not None:
         fields.append(pa.field("cumulative_logprob", pa.float64()))
+    if spec.run.incremental:
+        fields.append(pa.field(ROW_KEY, pa.string()))
     return tuple(fields)
+
+
+def parsed_type(spec: JobSpec) -> pa.DataType | None:
+    """The type of the column `parsed`: that of the job's JSON schema; JSON text where rows have their own; or None.
+
+    A schema that is a path must have been read before (`launch.prepare` does).
+    """
+    sampling = spec.sampling
+    if "structured_outputs" in sampling.per_row:
+        return pa.string()
+    if sampling.structured_outputs is None or sampling.structured_outputs.json_schema is None:
+        return None
+    schema = sampling.structured_outputs.json_schema
+    assert isinstance(schema, dict), "a schema's path is read when the job is prepared"
+    return arrow_type(schema)

@@ -1,0 +1,246 @@
+"""Many small parts into few large ones, their rows in input order: a new directory that takes the run's place at once.
+
+Two renames cannot swap two sets of files in one directory, so a complete sibling directory is built: new parts under
+numbers that were never used, the run's state by hard links, `_SUCCESS` of the next generation. Then the two directories
+exchange their names in one step and the old one goes. A reader that had listed the old directory finds no file where
+the old parts were, and says so; it never sees a row twice, or fewer rows. A kill leaves the run whole, before or after,
+and a hidden sibling that the next `compact` removes. Knows no plan and no engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bulkrun.data.in_order import in_row_order
+from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds, write_part
+from bulkrun.errors import RunError
+from bulkrun.job.store.durable import (
+    can_exchange,
+    disk_errors,
+    encode_json,
+    exchange_dirs,
+    fsync_dir,
+    link_tree,
+    make_dirs,
+    publish_new,
+    remove_tree,
+    write_file,
+)
+from bulkrun.job.store.events import log_event, utc_now
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.update.hold import hold
+from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
+
+DEFAULT_ROWS_PER_FILE = 1_000_000
+MAX_FILE_BYTES = 256 * 2**20  # of rows in memory, before compression; a file is made in memory
+_READERS_GRACE_S = 1.0  # a reader that is listing the old directory right now finishes before its names go
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What `compact` did: nothing when `parts_after` is what was there. `rows` are output rows."""
+
+    parts_before: int
+    parts_after: int
+    rows: int
+    worked: bool
+
+
+def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s: float = _READERS_GRACE_S) -> Compacted:
+    """Rewrite the parts of a finished run, each with at most `rows_per_file` input rows (and `MAX_FILE_BYTES`).
+
+    Raises RunError when the run is not finished, is worked on or has an update under way, when the file system cannot
+    exchange directories (before any work), and when a part is damaged.
+    """
+    run = RunDir(run.root.resolve())
+    _refuse_unfit(run)
+    with hold(run) as worker:
+        totals = _refuse_unfit(run)
+        sibling = run.root.with_name(f".{run.root.name}.compact")
+        _remove_leftover(sibling)
+        before = len(run.parts())
+        if _is_compact(totals, rows_per_file):
+            return Compacted(before, before, totals.ok + sum(totals.errors.values()), worked=False)
+        done = _Rewrite(run, RunDir(sibling), read_record(run), totals, rows_per_file).build()
+        exchange_dirs(run.root, sibling)
+        log_event(run, worker.id, "compacted", parts_before=before, parts_after=done.parts)
+        time.sleep(grace_s)
+        remove_tree(sibling)
+    return Compacted(before, done.parts, done.ok + sum(done.errors.values()), worked=True)
+
+
+def _refuse_unfit(run: RunDir) -> RunTotals:
+    """The totals of a run that can be compacted."""
+    read_record(run)
+    totals = read_totals(run)
+    if totals is None:
+        raise RunError(f"{run.root}: not finished; submit its job again first: only a finished run can be compacted")
+    if run.staged.root.exists():
+        raise RunError(
+            f"{run.root}: a retry or an incremental update is under way (.bulkrun/next); finish it with its own command"
+        )
+    if run.root.stat().st_dev != run.root.parent.stat().st_dev or not can_exchange(run.root.parent):
+        raise RunError(
+            f"{run.root}: compact needs a file system that can exchange two directories in one step and has hard links "
+            f"(ext4, XFS, Btrfs, tmpfs; not NFS), and the run must not be a mount point; nothing was changed. "
+            f"`bulkrun export {run.root} --format parquet` writes one file instead"
+        )
+    return totals
+
+
+def _remove_leftover(sibling: Path) -> None:
+    """What a killed `compact` left: half of a new directory, or the old one after the exchange."""
+    if sibling.exists() and any(sibling.iterdir()) and not RunDir(sibling).state.is_dir():
+        raise RunError(f"{sibling}: in the way, and not made by bulkrun; move it away")
+    remove_tree(sibling)
+
+
+def _is_compact(totals: RunTotals, rows_per_file: int) -> bool:
+    """Whether nothing happened since a `compact` to the same size."""
+    last = totals.updates[-1] if totals.updates else {}
+    return (last.get("kind"), last.get("rows_per_file")) == ("compact", rows_per_file)
+
+
+@dataclass(frozen=True)
+class _Rewrite:
+    """The making of `target`, the directory that takes the place of `run`."""
+
+    run: RunDir
+    target: RunDir
+    record: RunRecord
+    totals: RunTotals
+    rows_per_file: int
+
+    def build(self) -> RunTotals:
+        """Make the whole directory, durably; its totals."""
+        make_dirs(self.target.root)
+        self.target.root.chmod(self.run.root.stat().st_mode)
+        make_dirs(self.target.state, 0o700)
+        make_dirs(self.target.tmp)
+        written = list(self._parts())
+        totals = self._checked(written)
+        link_tree(self.run.root, self.target.root, self._is_carried_over(self.run.parts().values()))
+        for info in written:
+            self._give_name(info)  # late: a glob over the parent directory sees both until the exchange is done
+        write_file(self.target.success, encode_json(totals_document(totals)))
+        fsync_dir(self.target.root)
+        return totals
+
+    def _is_carried_over(self, parts: Iterable[Path]) -> Callable[[Path], bool]:
+        """All but what is made anew, and files of the state that are not whole (a heartbeat is just being written)."""
+        left = {self.run.success, self.run.tmp, self.run.staged.root, *parts}
+        return lambda path: (
+            path not in left and not (path.name.endswith(".tmp") and path.is_relative_to(self.run.state))
+        )
+
+    def _parts(self) -> Iterator[PartInfo]:
+        """Write the new parts under temporary names, folder after folder; the footer of each."""
+        first = max([*self.run.parts(), *self.run.planned_shards()], default=-1) + 1
+        numbers = count(first)
+        folders: dict[Path, list[Path]] = {}
+        for _, path in sorted(self.run.parts().items()):
+            folders.setdefault(path.parent, []).append(path)
+        for _, paths in sorted(folders.items()):
+            yield from self._folder_parts(paths, numbers)
+
+    def _folder_parts(self, paths: Sequence[Path], numbers: Iterator[int]) -> Iterator[PartInfo]:
+        """The new parts of one folder. What was spent on its rows besides tokens is counted in the first of them."""
+        old = [read_part_info(path) for path in paths]
+        first, last = row_bounds(paths)
+        tables = chain.from_iterable(read_part_columns(path) for path in paths)
+        spent = sum_parts(self.record, old)
+        like = replace(
+            old[0],
+            generation=self.totals.generation + 1,
+            saved_generations=spent.saved_generations,
+            cached_tokens=spent.cached_tokens,
+            stopped=spent.stopped,
+        )
+        newest = -1
+        for table in self._files(in_row_order(tables, range(first, last + 1), self.target.tmp)):
+            newest = _check_order(paths, table, self.record.samples, newest)
+            yield self._write(table, replace(like, shard=next(numbers)))
+            like = replace(like, saved_generations=0, cached_tokens=0, stopped=0)
+
+    def _files(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """Cut a stream of tables into files; a row's samples stay together."""
+        samples = self.record.samples
+        held, num_rows, nbytes = list[pa.Table](), 0, 0
+        for table in tables:
+            held.append(table)
+            num_rows, nbytes = num_rows + table.num_rows, nbytes + table.nbytes
+            while num_rows >= self.rows_per_file * samples or (nbytes >= MAX_FILE_BYTES and num_rows >= samples):
+                whole = pa.concat_tables(held)
+                end = min(self.rows_per_file, num_rows // samples) * samples
+                yield whole.slice(0, end)
+                rest = whole.slice(end)
+                held, num_rows, nbytes = [rest], rest.num_rows, rest.nbytes
+        if num_rows:
+            yield pa.concat_tables(held)
+
+    def _write(self, table: pa.Table, like: PartInfo) -> PartInfo:
+        info = replace(
+            like,
+            attempt=secrets.token_hex(8),
+            input_rows=table.num_rows // self.record.samples,
+            rows=table.num_rows,
+            errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
+            prompt_tokens=_sum(table, "prompt_tokens"),
+            completion_tokens=_sum(table, "completion_tokens"),
+        )
+        tmp = self._tmp(info)
+        with disk_errors("writing a part", tmp):
+            write_part(tmp, table, info, compression=self.record.job["output"]["compression"])
+        return info
+
+    def _tmp(self, info: PartInfo) -> Path:
+        return self.target.tmp / f"part-{info.shard:05d}.{info.attempt}.tmp"
+
+    def _give_name(self, info: PartInfo) -> None:
+        final = self.target.part(info.shard, info.folder)
+        make_dirs(final.parent)
+        publish_new(self._tmp(info), final)
+
+    def _checked(self, parts: Sequence[PartInfo]) -> RunTotals:
+        """The new totals: those of the run, after a look whether the new parts come to the same."""
+        old, new = self.totals, sum_parts(self.record, parts)
+        for what in ("rows", "ok", "errors"):
+            if (want := getattr(old, what)) != (got := getattr(new, what)):
+                raise RunError(
+                    f"{self.run.root}: _SUCCESS counts {what} {want}, the parts hold {got}; nothing was changed: "
+                    f"`bulkrun verify {self.run.root}` says what is wrong"
+                )
+        generation = old.generation + 1
+        change = {"kind": "compact", "generation": generation, "finished": utc_now(), "parts": len(parts)}
+        return replace(
+            old,
+            parts=len(parts),
+            generation=generation,
+            next_row=old.rows if old.next_row is None else old.next_row,
+            updates=[*old.updates, {**change, "rows_per_file": self.rows_per_file}],
+        )
+
+
+def _check_order(paths: Sequence[Path], table: pa.Table, samples: int, newest: int) -> int:
+    """Raise RunError when a (row, sample) is there twice; the last one of the table as one number."""
+    keys = table["row"].to_numpy() * samples + table["sample"].to_numpy()
+    steps = np.diff(keys, prepend=newest)
+    if (steps <= 0).any():
+        row = int(keys[int(np.argmax(steps <= 0))]) // samples
+        raise RunError(f"{paths[0].parent}: row {row} is there twice; nothing was changed: `bulkrun verify` says more")
+    return int(keys[-1])
+
+
+def _sum(table: pa.Table, column: str) -> int:
+    return int(pc.sum(table[column]).as_py() or 0)

@@ -1,0 +1,215 @@
+"""What an input has that the results of an incremental run do not: new, changed, failed and vanished rows.
+
+The input is planned once as a stream (so that a key is made of exactly what a plan would run) and its ids and keys go
+to a file; those of the results go to another; DuckDB joins the two with bounded memory. A row without an id (a broken
+line) is told from others only by its place among such rows. Runs nothing, changes nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bulkrun.data.duck import locked_connection, quoted
+from bulkrun.data.parts import read_part_columns
+from bulkrun.data.subset import PICK_SCHEMA
+from bulkrun.errors import InputError
+from bulkrun.job.plan.planner import PlanInput, PlanPoint
+from bulkrun.job.plan.row_key import ROW_KEY, row_keys
+from bulkrun.job.plan.rows import id_texts
+
+_TODAY = pa.schema([("position", pa.int64()), ("id", pa.string()), ("key", pa.string()), ("code", pa.string())])
+_RESULTS = pa.schema([("row", pa.int64()), ("id", pa.string()), ("key", pa.string()), ("code", pa.string())])
+_ROWS_PER_GROUP = 131_072
+
+# Who a row is: its id, or its place among the rows that have none.
+_WHO = (
+    "CASE WHEN id IS NULL THEN 'n' || row_number() OVER (PARTITION BY id IS NULL ORDER BY {order}) ELSE 'i' || id END"
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What counts as a reason to run a row again.
+
+    `everything`: each row of the input runs. `failed_only`: only rows that hold an error (one of `codes`, if given),
+    whatever else changed. `drop_vanished`: results whose row is gone are removed.
+    """
+
+    everything: bool = False
+    failed_only: bool = False
+    codes: tuple[str, ...] = ()
+    drop_vanished: bool = False
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How an input differs from the results. `picks` is a Parquet file of `PICK_SCHEMA`; `dropped` are result rows."""
+
+    new: int
+    changed: int
+    failed: int
+    unchanged: int
+    vanished: int
+    dropped: list[int]
+    picks: Path
+
+    @property
+    def rows(self) -> int:
+        """How many rows are to run."""
+        return self.new + self.changed + self.failed
+
+    @property
+    def counts(self) -> dict[str, int]:
+        names = ("new", "changed", "failed", "unchanged", "vanished")
+        return {name: getattr(self, name) for name in names}
+
+    def read_picks(self) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(self.picks) as file:
+            yield from file.iter_batches()
+
+
+def find_changes(
+    source: PlanInput, parts: Sequence[Path], salt: str, first_row: int, wanted: Wanted, folder: Path
+) -> Changes:
+    """Compare the input with the results in `parts`. New rows get numbers from `first_row` on.
+
+    `folder` is for temporary files, and for the picks. Raises InputError where two rows have one id.
+    """
+    id_column = source.spec.input.id
+    assert id_column is not None, "the job file was checked"
+    today, results = folder / "today.tmp", folder / "results.tmp"
+    _write_today(source, id_column, salt, today)
+    _write_results(parts, id_column, results)
+    with tempfile.TemporaryDirectory(dir=folder) as spill:
+        connection = locked_connection(files=[today, results], spill=Path(spill))
+        try:
+            _load(connection, today, results)
+            _refuse_duplicates(connection, id_column)
+            return _compare(connection, wanted, first_row, folder / "picks.tmp")
+        finally:
+            connection.close()
+
+
+def _write_today(source: PlanInput, id_column: str, salt: str, path: Path) -> None:
+    def keep(rows: pa.RecordBatch) -> None:
+        ids = id_texts(rows["passthrough"].field(id_column), id_column)
+        columns = [rows["row"], pa.array(ids, pa.string()), pa.array(row_keys(rows, salt), pa.string())]
+        writer.write_batch(pa.RecordBatch.from_arrays([*columns, rows["error_code"]], schema=_TODAY))
+
+    at = PlanPoint()
+    with _writer(path, _TODAY) as writer:
+        while source.rows_wanted(at):
+            window, position = source.read_window(at, keep)
+            if not window.rows:
+                break
+            at = PlanPoint(at.window + 1, at.row + window.rows, 0, position)
+
+
+def _write_results(parts: Sequence[Path], id_column: str, path: Path) -> None:
+    with _writer(path, _RESULTS) as writer:
+        for part in parts:
+            for table in read_part_columns(part, ["row", id_column, ROW_KEY, "error_code"]):
+                for batch in table.combine_chunks().to_batches():
+                    ids = pa.array(id_texts(batch[id_column], id_column), pa.string())
+                    columns = [batch["row"], ids, batch[ROW_KEY], batch["error_code"]]
+                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_RESULTS))
+
+
+@contextmanager
+def _writer(path: Path, schema: pa.Schema) -> Iterator[_Batches]:
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        batches = _Batches(writer)
+        yield batches
+        batches.flush()
+
+
+class _Batches:
+    """Small batches into large row groups."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer = writer
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= _ROWS_PER_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting))
+        self._waiting, self._rows = [], 0
+
+
+def _load(connection: duckdb.DuckDBPyConnection, today: Path, results: Path) -> None:
+    """The tables `today` and `results`, one row for each input row, with `who` it is."""
+    given = f"read_parquet({quoted(str(today))})"
+    connection.execute(f"CREATE TEMP TABLE today AS SELECT *, {_WHO.format(order='position')} AS who FROM {given}")
+    connection.execute(
+        "CREATE TEMP TABLE samples AS SELECT row, any_value(id) AS id, any_value(key) AS key, "
+        "bool_or(code IS NOT NULL) AS failed, min(code) AS code, list(DISTINCT code) AS codes "
+        f"FROM read_parquet({quoted(str(results))}) GROUP BY row"
+    )
+    connection.execute(f"CREATE TEMP TABLE results AS SELECT *, {_WHO.format(order='row')} AS who FROM samples")
+
+
+def _refuse_duplicates(connection: duckdb.DuckDBPyConnection, id_column: str) -> None:
+    twice = connection.execute(
+        "SELECT id, list_sort(list(position))[1:3] FROM today WHERE id IS NOT NULL "
+        "GROUP BY id HAVING count(*) > 1 ORDER BY id LIMIT 3"
+    ).fetchall()
+    if twice:
+        shown = "; ".join(f"{name!r} in rows {', '.join(map(str, rows))}" for name, rows in twice)
+        raise InputError(
+            f"input.id: column {id_column!r} names two rows alike: {shown}; run.incremental needs unique ids"
+        )
+
+
+def _compare(connection: duckdb.DuckDBPyConnection, wanted: Wanted, first_row: int, picks: Path) -> Changes:
+    connection.execute(
+        f"CREATE TEMP TABLE found AS SELECT position, row, today.key AS key, {_kind(wanted)} AS kind, "
+        "today.key IS NOT DISTINCT FROM results.key AS same FROM today LEFT JOIN results USING (who)",
+        [list(wanted.codes)] if wanted.failed_only else [],
+    )
+    counts = dict(connection.execute("SELECT kind, count(*) FROM found GROUP BY kind").fetchall())
+    # What vanished and has no id is a broken line of an earlier night: no result is lost with it.
+    gone = connection.execute("SELECT row, id IS NULL FROM results ANTI JOIN today USING (who) ORDER BY row").fetchall()
+    dropped = [row for row, nameless in gone if not wanted.failed_only and (nameless or wanted.drop_vanished)]
+    _write_picks(connection, first_row, picks)
+    new, changed, failed, same = (counts.get(name, 0) for name in ("new", "changed", "failed", "unchanged"))
+    return Changes(new, changed, failed, same, len(gone), dropped, picks)
+
+
+def _kind(wanted: Wanted) -> str:
+    """SQL for why a row runs. The same refusal as before (`code`) is no reason: it would be refused again."""
+    if wanted.failed_only:
+        asked = "(len($1::VARCHAR[]) = 0 OR list_has_any(codes, $1::VARCHAR[]))"
+        return f"CASE WHEN failed AND {asked} THEN 'failed' ELSE 'unchanged' END"
+    changed = "true" if wanted.everything else "today.key IS DISTINCT FROM results.key"
+    return (
+        "CASE WHEN row IS NULL THEN 'new' "
+        "WHEN failed AND today.code = results.code THEN 'unchanged' "
+        f"WHEN {changed} THEN 'changed' WHEN failed THEN 'failed' ELSE 'unchanged' END"
+    )
+
+
+def _write_picks(connection: duckdb.DuckDBPyConnection, first_row: int, path: Path) -> None:
+    """The rows to run by position; an old success stays only where nothing but luck can have changed."""
+    query = (
+        "SELECT position, coalesce(row, $1 - 1 + row_number() OVER (PARTITION BY kind ORDER BY position)) AS row, "
+        "key AS row_key, same AND kind = 'failed' AS keep_success "
+        "FROM found WHERE kind <> 'unchanged' ORDER BY position"
+    )
+    with pq.ParquetWriter(path, PICK_SCHEMA) as writer:
+        for batch in connection.sql(query, params=[first_row]).to_arrow_reader(_ROWS_PER_GROUP):
+            writer.write_table(pa.Table.from_batches([batch]).cast(PICK_SCHEMA))

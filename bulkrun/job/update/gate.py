@@ -1,0 +1,84 @@
+"""Whether an incremental run may go on with a job: what may differ from one night to the next, and what may not.
+
+Knows records and schemas; reads no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bulkrun.data.parts import read_part_schema
+from bulkrun.errors import ResumeError
+from bulkrun.job.store.fingerprint import HARMLESS, differences
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, difference_lines
+
+# The input of a night: which rows there are. What they say is in their keys.
+_TODAY = ("input.files", "input.path", "input.sql", "input.limit", "input.on_duplicate", "input.max_row_bytes")
+_NEVER = ("input.id", "sampling.n")
+
+Changed = Mapping[str, tuple[Any, Any]]
+
+
+def only_the_input_changed(old: RunRecord, wanted: RunRecord) -> bool:
+    """Whether the jobs are alike but for the rows of the input, and these are not."""
+    changed = differences(old.identity, wanted.identity)
+    return not _settings(changed) and any(key not in HARMLESS for key in changed)
+
+
+def check_settings(run: RunDir, old: RunRecord, wanted: RunRecord, *, full_refresh: bool) -> None:
+    """Raise ResumeError, with the difference, for a changed setting that the old results were not made with."""
+    changed = _settings(differences(old.identity, wanted.identity))
+    if not changed:
+        return
+    lines = [f"{run.root}: the results there were made with other settings:", *difference_lines(changed)]
+    if any(key in _NEVER or key.startswith("output.") for key in changed):
+        lines.append("Old and new rows cannot stand side by side: --fresh moves the old results aside and starts anew.")
+    elif full_refresh:
+        return
+    else:
+        lines.append("--full-refresh runs every row again and replaces the results row by row;")
+        lines.append("--fresh moves the old results aside and starts anew.")
+    raise ResumeError("\n".join(lines))
+
+
+def _settings(changed: Changed) -> dict[str, tuple[Any, Any]]:
+    return {key: values for key, values in changed.items() if key not in _TODAY and key not in HARMLESS}
+
+
+def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema) -> None:
+    """Raise ResumeError when results in `declared` columns cannot stand beside those that are there."""
+    if not parts:
+        return
+    path = parts[min(parts)]
+    there = read_part_schema(path)
+    lost = [name for name in there.names if name not in declared.names]
+    fresh = [name for name in declared.names if name not in there.names]
+    other = [
+        name for name in there.names if name in declared.names and not _fits(declared.field(name), there.field(name))
+    ]
+    if not (lost or fresh or other):
+        return
+    lines = [f"{path.parent}: the columns are not those of the results there:"]
+    lines += [f"  {name}: {there.field(name).type} -> none" for name in lost]
+    lines += [f"  {name}: none -> {declared.field(name).type}" for name in fresh]
+    lines += [f"  {name}: {there.field(name).type} -> {declared.field(name).type}" for name in other]
+    lines.append(
+        "Name the columns to pass through in input.columns, cast them in input.sql, or start anew with --fresh."
+    )
+    raise ResumeError("\n".join(lines))
+
+
+def _fits(new: pa.Field, old: pa.Field) -> bool:
+    """Whether values of the new type go into a column of the old one as they are."""
+    if new.type == old.type:
+        return True
+    try:
+        united = pa.unify_schemas([pa.schema([old]), pa.schema([new])], promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return False
+    return bool(united.field(0).type == old.type)

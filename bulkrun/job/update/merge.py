@@ -1,0 +1,241 @@
+"""From a staged run into the results: a changed row is replaced inside its part, new rows become new parts.
+
+Each existing part that changes is written anew (the next generation) and swapped in by rename; a plain glob shows each
+row once at every moment, old or new. Then `_SUCCESS`, then run.json, then the staged run goes. Every step can be
+repeated: what carries the generation already is left alone, so the same command after a kill completes the merge.
+Memory is that of a part and some 60 bytes for each staged row.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema, write_part
+from bulkrun.data.subset import Targets, read_targets
+from bulkrun.errors import RunError
+from bulkrun.job.plan.row_key import ROW_KEY
+from bulkrun.job.plan.spool import Spool
+from bulkrun.job.store.durable import disk_errors, publish_new, remove_tree, replace_json, swap_in
+from bulkrun.job.store.events import log_event, utc_now
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record, record_document
+from bulkrun.job.update.staging import Update, begin_merge, read_update
+from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
+
+I64 = npt.NDArray[np.int64]
+
+
+def merge(run: RunDir) -> RunTotals:
+    """Put what is staged into the results; the new totals. Raises RunError on a bad disk or a damaged part."""
+    update = read_update(run)
+    assert update is not None, "there is something staged"
+    totals = read_totals(run)
+    assert totals is not None, "only a finished run is changed"
+    shards = begin_merge(run)
+    if totals.generation < update.generation:
+        _Merge(run, update, read_record(run), shards).apply()
+        totals = _finish(run, update, totals)
+    remove_tree(run.staged.root)
+    return totals
+
+
+def _finish(run: RunDir, update: Update, old: RunTotals) -> RunTotals:
+    """The new totals and the new record. The record is replaced first: `_SUCCESS` says that all is done.
+
+    A staged run that did not come to its end changes the rows that it finished, and not what the run is of.
+    """
+    record, whole = read_record(run), not update.rows or read_totals(run.staged) is not None
+    if update.record is not None and whole:
+        record = replace(RunRecord(**update.record), run_id=record.run_id, created=record.created)
+        if run.staged.sql_snapshot.exists():
+            swap_in(run.staged.sql_snapshot, run.sql_snapshot)
+        replace_json(run.run_json, record_document(record))
+    history: dict[str, Any] = {"generation": update.generation, "finished": utc_now(), "whole": whole, **update.counts}
+    totals = replace(
+        sum_parts(record, [read_part_info(path) for path in run.parts().values()]),
+        generation=update.generation,
+        next_row=update.next_row,
+        updates=[*old.updates, {**history, **update.request}],
+    )
+    replace_json(run.success, totals_document(totals))
+    log_event(run, "-", "updated", kind=str(update.request["kind"]), **history)
+    return totals
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """One merge; `shards` are the staged parts that take part."""
+
+    run: RunDir
+    update: Update
+    record: RunRecord
+    shards: Sequence[int]
+
+    def apply(self) -> None:
+        """Swap in the parts that change, then publish those of new rows."""
+        targets = read_targets(self.run.staged.subset)
+        keepers = _Keepers.of(targets)
+        schema = self._schema()
+        parts = self._parts_to_change(targets.rows.to_numpy())
+        with Spool(self.run.staged.tmp, schema) as spool:
+            place_of_row = []
+            for shard in self.shards:
+                staged = self._staged_table(shard, targets, schema)
+                self._publish_new_rows(shard, staged)
+                place = parts.place_of(staged)
+                place_of_row.append(place[place >= 0])
+                for batch in staged.filter(pa.array(place >= 0)).to_batches():
+                    spool.append(batch)
+            places = np.concatenate(place_of_row) if place_of_row else np.empty(0, np.int64)
+            for number, table in spool.shards(places, len(parts.numbers)):
+                self._swap(parts.numbers[number], table, keepers.of_rows(table))
+
+    def _schema(self) -> pa.Schema:
+        """The columns of the results; where there are none yet, those of the staged run."""
+        paths = sorted(self.run.parts().values()) or [self.run.staged.part(shard) for shard in self.shards[:1]]
+        return read_part_schema(paths[0]) if paths else pa.schema([])
+
+    def _parts_to_change(self, rows: I64) -> _Parts:
+        """Which parts hold rows that are replaced or dropped, those left out that were swapped in already."""
+        old = np.sort(rows[rows < self.update.first_row])
+        touched = np.sort(np.concatenate([old, np.array(self.update.dropped, np.int64)]))
+        numbers: list[int] = []
+        found_rows, found_in = [], []
+        for number, path in sorted(self.run.parts().items()) if len(touched) else ():
+            if number >= self.update.first_part or read_part_info(path).generation >= self.update.generation:
+                continue
+            here = np.unique(_rows_of(path))
+            if _among(here, touched).any():
+                found_rows.append(here[_among(here, old)])
+                found_in.append(np.full(len(found_rows[-1]), len(numbers)))
+                numbers.append(number)
+        return _Parts.of(numbers, found_rows, found_in)
+
+    def _staged_table(self, shard: int, targets: Targets, schema: pa.Schema) -> pa.Table:
+        """A staged part with the columns of the results, its rows numbered as in the results."""
+        table = pa.concat_tables(read_part_columns(self.run.staged.part(shard)))
+        picks = table["row"]
+        given = {"row": targets.rows.take(picks), ROW_KEY: targets.keys.take(picks)}
+        columns = [given[field.name] if field.name in given else table[field.name].cast(field.type) for field in schema]
+        return pa.Table.from_arrays(columns, schema=schema).combine_chunks()
+
+    def _publish_new_rows(self, shard: int, staged: pa.Table) -> None:
+        """A part of the rows that the results do not have yet, unless it is there already."""
+        number = self.update.first_part + shard
+        fresh = staged.filter(pc.greater_equal(staged["row"], self.update.first_row))
+        if not fresh.num_rows or number in self.run.committed_shards():
+            return
+        info = replace(read_part_info(self.run.staged.part(shard)), shard=number, run_id=self.record.run_id)
+        publish_new(self._write(fresh, replace(info, plan_hash=self.record.plan_hash)), self.run.part(number))
+
+    def _swap(self, number: int, fresh: pa.Table, keep_success: npt.NDArray[np.bool_]) -> None:
+        path = self.run.part(number)
+        old = pa.concat_tables(read_part_columns(path))
+        swap_in(self._write(_replaced(old, fresh, keep_success, self.update.dropped), read_part_info(path)), path)
+
+    def _write(self, table: pa.Table, like: PartInfo) -> Path:
+        """The rows as a part of the new generation, under a temporary name beside the staged run."""
+        info = replace(
+            like,
+            attempt=secrets.token_hex(8),
+            input_rows=table.num_rows // self.record.samples,
+            rows=table.num_rows,
+            errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
+            prompt_tokens=_sum(table, "prompt_tokens"),
+            completion_tokens=_sum(table, "completion_tokens"),
+            generation=self.update.generation,
+        )
+        tmp = self.run.staged.tmp / f"part-{info.shard:05d}.{info.attempt}.tmp"
+        with disk_errors("writing a part", tmp):
+            write_part(tmp, table, info, compression=self.record.job["output"]["compression"])
+        return tmp
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts that change, and in which of them (`places`, indexes of `numbers`) each replaced row (sorted) lies."""
+
+    numbers: list[int]
+    rows: I64
+    places: I64
+
+    @classmethod
+    def of(cls, numbers: list[int], rows: list[I64], places: list[I64]) -> _Parts:
+        all_rows = np.concatenate([np.empty(0, np.int64), *rows])
+        order = np.argsort(all_rows, kind="stable")
+        return cls(numbers, all_rows[order], np.concatenate([np.empty(0, np.int64), *places])[order])
+
+    def place_of(self, staged: pa.Table) -> I64:
+        """Per staged output row: which part it goes into; -1 for new rows and for parts that are done."""
+        rows = staged["row"].to_numpy()
+        places = np.full(len(rows), -1, np.int64)
+        found = _among(rows, self.rows)
+        places[found] = self.places[np.searchsorted(self.rows, rows[found])]
+        return places
+
+
+def _rows_of(path: Path) -> I64:
+    tables = [table["row"].to_numpy() for table in read_part_columns(path, ["row"])]
+    return np.concatenate([np.empty(0, np.int64), *tables])
+
+
+@dataclass(frozen=True)
+class _Keepers:
+    """Whether a success that is there is kept when the new outcome is an error: per result row, sorted by row."""
+
+    rows: I64
+    keep: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, targets: Targets) -> _Keepers:
+        rows = targets.rows.to_numpy()
+        order = np.argsort(rows, kind="stable")
+        return cls(rows[order], targets.keep_success.to_numpy()[order])
+
+    def of_rows(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        kept: npt.NDArray[np.bool_] = self.keep[np.searchsorted(self.rows, table["row"].to_numpy())]
+        return kept
+
+
+def _among(values: I64, ordered: I64) -> npt.NDArray[np.bool_]:
+    """Which values are in the sorted array `ordered`."""
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    found: npt.NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return found
+
+
+def _replaced(old: pa.Table, fresh: pa.Table, keep_success: npt.NDArray[np.bool_], dropped: Sequence[int]) -> pa.Table:
+    """`old` with the rows of `fresh` in the place of theirs, and without the dropped ones."""
+    place = {key: index for index, key in enumerate(_keys(old))}
+    failed_before = old["error_code"].is_valid().to_pylist()
+    fails_now = fresh["error_code"].is_valid().to_pylist()
+    take = list(range(old.num_rows))
+    for index, key in enumerate(_keys(fresh)):
+        if key not in place:
+            raise RunError(f"row {key[0]}, sample {key[1]}: not in the part that held it; `bulkrun verify` says more")
+        at = place[key]
+        if not (keep_success[index] and fails_now[index] and not failed_before[at]):
+            take[at] = old.num_rows + index
+    gone = set(dropped)
+    take = [source for source, (row, _) in zip(take, _keys(old), strict=True) if row not in gone]
+    return pa.concat_tables([old, fresh]).combine_chunks().take(pa.array(take, pa.int64()))
+
+
+def _keys(table: pa.Table) -> Iterator[tuple[int, int]]:
+    return zip(table["row"].to_pylist(), table["sample"].to_pylist(), strict=True)
+
+
+def _sum(table: pa.Table, column: str) -> int:
+    total: Any = pc.sum(table[column]).as_py()
+    return int(total or 0)

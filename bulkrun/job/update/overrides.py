@@ -1,0 +1,40 @@
+"""Which settings a retry may change: those that decide how its rows run, none that decide what the results are.
+
+Knows the job file's keys; runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bulkrun.errors import UsageError
+from bulkrun.job.jobfile.load import override_job
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.work.result_columns import extra_fields
+
+_SECTIONS = ("prompt", "sampling", "run", "engine")
+_FIXED = {
+    "sampling.n": "the results have so many samples a row",
+    "run.limit": "a retry runs the rows that failed",
+    "run.incremental": "it is what this run is",
+    "run.on_vanished": "a retry removes nothing",
+}
+
+
+def retry_job(job: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
+    """The recorded job with the `--set` values of a retry. Raises UsageError or JobFileError, naming the key."""
+    for key in (override.partition("=")[0].strip() for override in overrides):
+        if key.split(".")[0] not in _SECTIONS:
+            raise UsageError(f"--set {key}: a retry can change {', '.join(_SECTIONS)}, nothing else")
+        if key in _FIXED:
+            raise UsageError(f"--set {key}: not in a retry: {_FIXED[key]}")
+    spec = override_job(job, overrides)
+    old, new = (extra_fields(each) for each in (JobSpec.model_validate(job), spec))
+    if old != new:
+        names = sorted({field.name for field in {*old} ^ {*new}})
+        raise UsageError(
+            f"--set {' '.join(overrides)}: would change the columns of the results ({', '.join(names)}), which a retry "
+            "cannot; run the job anew with --fresh or another output.path"
+        )
+    return spec

@@ -1,0 +1,118 @@
+"""A change to a finished run while it is being computed: a run of its own in `.bulkrun/next`, and what it is for.
+
+    next/.bulkrun/run.json          its job: that of the run, with its own output.path (and a retry's overrides)
+    next/.bulkrun/input.subset      its input: the rows to run, each with the result row that it answers
+    next/.bulkrun/update.json       what is changed; written last: without it the staging is not whole and begins anew
+    next/.bulkrun/merge.json        the staged parts that go into the results; from here on the merge is completed
+
+Planner and workers know nothing of all this: to them it is a run. Knows no input and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bulkrun.errors import RunError
+from bulkrun.job.store.durable import read_json, remove_tree, replace_json, swap_in, temporary, write_new_json
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, new_record, open_run
+
+_UPDATE, _MERGE = "update.json", "merge.json"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a staged run is for.
+
+    `request` is what was asked for, to know the same command again. `first_row` and `first_part` are the first
+    numbers that new rows and new parts get, `next_row` is the first that stays unused. `dropped` are result rows to
+    remove. `counts` is for people. `record` is the run's record once all is merged (None: as it is).
+    """
+
+    request: dict[str, Any]
+    generation: int
+    rows: int
+    first_row: int
+    next_row: int
+    first_part: int
+    counts: dict[str, int] = field(default_factory=dict)
+    dropped: list[int] = field(default_factory=list)
+    record: dict[str, Any] | None = None
+
+
+def staged_record(
+    run: RunDir, record: RunRecord, job: Mapping[str, Any], *, max_error_rate: float | None = None
+) -> RunRecord:
+    """The record of the staged run of `record`'s run, with the settings of `job`.
+
+    It is as old as the run, so that prompts that hold the date stay what they were.
+    """
+    pace = {**job["run"], "limit": None}
+    if max_error_rate is not None:
+        pace["max_error_rate"] = max_error_rate
+    output = {**job["output"], "path": str(run.staged.root), "partition_by": []}
+    staged = {**job, "output": output, "run": pace}
+    facts = {"model": record.identity["model"]}
+    made = new_record(staged, input_facts={}, model_facts=facts, versions=record.versions, job_file=record.job_file)
+    return replace(made, created=record.created)
+
+
+def open_staging(run: RunDir, record: RunRecord) -> RunDir:
+    """An empty staged run; an earlier one that never became whole is removed."""
+    remove_tree(run.staged.root)
+    open_run(run.staged, record)
+    return run.staged
+
+
+def close_staging(run: RunDir, update: Update, write_input: Callable[[Path], None]) -> None:
+    """Write the staged run's input and then what it is for: from here on it is continued, not begun again."""
+    staged = run.staged
+    tmp = temporary(staged.subset)
+    write_input(tmp)
+    swap_in(tmp, staged.subset)
+    replace_json(staged.state / _UPDATE, asdict(update))
+
+
+def read_update(run: RunDir) -> Update | None:
+    """What is staged; None when nothing is, or not all of it."""
+    document = read_json(run.staged.state / _UPDATE)
+    try:
+        return Update(**document) if document else None
+    except TypeError as error:
+        raise RunError(
+            f"{run.staged.state / _UPDATE}: not readable by this bulkrun ({error}); "
+            f"finish with the version that began it, or remove {run.staged.root}"
+        ) from error
+
+
+def pending_update(run: RunDir, generation: int) -> Update | None:
+    """The update under way in a run of this generation. What a kill left of one that is whole is removed."""
+    update = read_update(run)
+    if update is not None and update.generation > generation:
+        return update
+    remove_tree(run.staged.root)
+    return None
+
+
+def begin_merge(run: RunDir) -> list[int]:
+    """Fix which staged parts are merged, or read which were. The staged run is not worked on any more."""
+    document = read_json(run.staged.state / _MERGE)
+    if document is None:
+        write_new_json(run.staged.state / _MERGE, {"shards": sorted(run.staged.committed_shards())})
+        document = read_json(run.staged.state / _MERGE)
+    assert document is not None, "it was just written"
+    return list(document["shards"])
+
+
+def is_merging(run: RunDir) -> bool:
+    """Whether the results are being changed: a kill may have left some parts new and some old."""
+    return (run.staged.state / _MERGE).exists()
+
+
+def discard(run: RunDir) -> None:
+    """Throw the staged run away. What is being merged cannot be: finish it first."""
+    assert not is_merging(run), "parts may be changed already"
+    remove_tree(run.staged.root)

@@ -1,0 +1,141 @@
+"""`submit` of an incremental job that has results: find what the night brought, run only that, merge it.
+
+A staged run that was begun for the same job and input is continued. One that was begun for something else is merged
+as far as it came, and the comparison is made anew, so that nothing that finished is lost or run twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from bulkrun.data.reader import Dataset
+from bulkrun.data.schema import output_schema
+from bulkrun.data.subset import write_subset
+from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.store.durable import remove_tree
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, open_run, read_record, refuse_live_workers
+from bulkrun.job.update.diff import Changes, Wanted, find_changes
+from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed
+from bulkrun.job.update.hold import hold
+from bulkrun.job.update.settle import is_settling, settle_run, settle_update
+from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, staged_record
+from bulkrun.job.work.finish import RunTotals, read_totals
+from bulkrun.job.work.result_columns import extra_fields
+from bulkrun.launch.prepare import PreparedJob
+from bulkrun.launch.run import Submitted, View
+from bulkrun.launch.signals import DrainOnSignal
+from bulkrun.launch.update import finish_update, prepare_as_of
+
+
+def submit_again(
+    prepared: PreparedJob, view: View, drain: DrainOnSignal, *, job_file: Path | None, full_refresh: bool
+) -> Submitted | None:
+    """The night's work on a run that has results; None when there is no run yet, or its first one goes on as usual.
+
+    Raises ResumeError (with the difference) when settings changed and `full_refresh` does not ask for all rows.
+    """
+    run = prepared.run
+    if not run.run_json.exists():
+        return None
+    record = read_record(run)
+    prepared = prepare_as_of(record, prepared.spec)
+    wanted = prepared.record(job_file)
+    if read_totals(run) is None and not _end_first_run(run, record, wanted, view):
+        return None
+    check_settings(run, record, wanted, full_refresh=full_refresh)
+    with hold(run):
+        return _night(record, prepared, wanted, view, drain, full_refresh)
+
+
+def _end_first_run(run: RunDir, record: RunRecord, wanted: RunRecord, view: View) -> bool:
+    """Whether an unfinished first run was ended with the rows it has: its input changed, so it cannot be finished."""
+    begun = bool(run.planned_shards() or run.committed_shards())
+    if not is_settling(run) and not (begun and only_the_input_changed(record, wanted)):
+        return False
+    view.phase("the input changed before the first run was done: keeping the rows that are")
+    refuse_live_workers(run)
+    settle_run(run, record)
+    return True
+
+
+def _night(
+    record: RunRecord, prepared: PreparedJob, wanted: RunRecord, view: View, drain: DrainOnSignal, full_refresh: bool
+) -> Submitted:
+    run, totals = prepared.run, read_totals(prepared.run)
+    assert totals is not None, "the first run is finished"
+    on_vanished = prepared.spec.run.on_vanished
+    request = {
+        "kind": "incremental",
+        "job": wanted.plan_hash,
+        "full_refresh": full_refresh,
+        "on_vanished": on_vanished,
+    }
+    update = pending_update(run, totals.generation)
+    if update is not None and update.request != request:
+        view.phase("merging what an earlier night or retry finished")
+        totals, update = settle_update(run), None
+    if update is not None:
+        open_run(run.staged, staged_record(run, wanted, wanted.job), resume_anyway=True)
+        return finish_update(run, view, drain)
+    view.phase("comparing the input with the results")
+    changes = _stage(record, prepared, wanted, totals, request)
+    if not changes.rows and not changes.dropped:
+        return Submitted(run, totals, worked=False, changes=changes.counts)
+    return finish_update(run, view, drain)
+
+
+def _stage(
+    record: RunRecord, prepared: PreparedJob, wanted: RunRecord, totals: RunTotals, request: dict[str, object]
+) -> Changes:
+    """Compare, and stage what is to run; where nothing is, nothing is left behind."""
+    run = prepared.run
+    staged = open_staging(run, staged_record(run, record, wanted.job))
+    with prepared.open_dataset(staged.sql_snapshot) as dataset:
+        salt = wanted.key_salt
+        assert salt is not None, "the job is incremental"
+        asked = Wanted(everything=bool(request["full_refresh"]), drop_vanished=request["on_vanished"] == "drop")
+        changes = compare(prepared, dataset, totals, salt, asked, staged.tmp)
+        if not changes.rows and not changes.dropped:
+            remove_tree(staged.root)
+            return changes
+        update = new_update(run, totals, request, changes.rows, changes.new, changes.counts)
+        close_staging(
+            run,
+            replace(update, dropped=changes.dropped, record=asdict(wanted)),
+            partial(_write_input, dataset, prepared.spec.run.limit, changes),
+        )
+    return changes
+
+
+def compare(
+    prepared: PreparedJob, dataset: Dataset, totals: RunTotals, salt: str, wanted: Wanted, folder: Path
+) -> Changes:
+    """How the input differs from the results of the job's run; `folder` is for temporary files.
+
+    Raises ResumeError when the columns of today's results would not be those of the results there.
+    """
+    source = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
+    parts = prepared.run.parts()
+    check_columns_fit(parts, output_schema(source.passthrough, extra_fields(prepared.spec)))
+    return find_changes(source, list(parts.values()), salt, first_row(totals), wanted, folder)
+
+
+def first_row(totals: RunTotals) -> int:
+    """The first row number that no result ever had."""
+    return totals.rows if totals.next_row is None else totals.next_row
+
+
+def new_update(
+    run: RunDir, totals: RunTotals, request: dict[str, object], rows: int, new: int, counts: dict[str, int]
+) -> Update:
+    """The next generation of a run: `rows` to run, `new` of which are new."""
+    begin = first_row(totals)
+    first_part = max(run.committed_shards(), default=-1) + 1
+    return Update(request, totals.generation + 1, rows, begin, begin + new, first_part, counts)
+
+
+def _write_input(dataset: Dataset, limit: int | None, changes: Changes, path: Path) -> None:
+    write_subset(path, dataset.schema, dataset.batches(limit=limit), changes.read_picks(), changes.rows)

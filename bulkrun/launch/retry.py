@@ -1,0 +1,162 @@
+"""`retry`: run the failed rows of a finished run again, with other settings if asked, and put them in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from bulkrun.data.reader import Dataset
+from bulkrun.data.subset import write_subset
+from bulkrun.errors import ResumeError, UsageError
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.fingerprint import HARMLESS, differences
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
+from bulkrun.job.update.diff import Wanted
+from bulkrun.job.update.failed import failed_rows, picks_of
+from bulkrun.job.update.hold import hold
+from bulkrun.job.update.merge import merge
+from bulkrun.job.update.overrides import retry_job
+from bulkrun.job.update.staging import (
+    Update,
+    close_staging,
+    discard,
+    is_merging,
+    open_staging,
+    pending_update,
+    staged_record,
+)
+from bulkrun.job.work.finish import RunTotals, read_totals
+from bulkrun.launch.nightly import compare, new_update
+from bulkrun.launch.prepare import PreparedJob
+from bulkrun.launch.run import Submitted, View
+from bulkrun.launch.signals import drain_on_signal
+from bulkrun.launch.update import finish_update, prepare_as_of
+
+
+def retry(
+    root: Path,
+    view: View,
+    *,
+    overrides: Sequence[str] = (),
+    codes: Sequence[str] = (),
+    begin_anew: bool = False,
+    workers: int | None = None,
+) -> Submitted:
+    """Run the rows of a finished run that hold an error (one of `codes`, if given) again, or continue doing so.
+
+    A row that fails again gets the newer error; a success is never replaced by an error. `begin_anew` throws another
+    change that is under way away. `workers` None: as many as the job says. Raises UsageError where the run is not
+    finished, an override cannot be, or another change is under way; ResumeError when the input or the model changed;
+    Interrupted when a signal ended it.
+    """
+    with drain_on_signal() as drain:
+        run = RunDir(root)
+        record, totals = read_record(run), read_totals(run)
+        if totals is None:
+            raise UsageError(f"{root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
+        request: dict[str, object] = {"kind": "retry", "set": list(overrides), "codes": sorted(codes)}
+        with hold(run):
+            if not _is_staged(run, record, totals, request, view, begin_anew):
+                return Submitted(run, totals, worked=False)
+            return finish_update(run, view, drain, workers=workers)
+
+
+def _is_staged(
+    run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool
+) -> bool:
+    """Stage the failed rows unless that was done before; whether there are any."""
+    update = pending_update(run, totals.generation)
+    if update is not None and update.request != request:
+        totals, update = _end_other(run, totals, update, begin_anew), None
+    if update is not None:
+        return True
+    view.phase("finding the rows that failed")
+    return _stage(run, record, totals, request)
+
+
+def _end_other(run: RunDir, totals: RunTotals, update: Update, begin_anew: bool) -> RunTotals:
+    """What is being merged is merged; what is only computed goes if asked. Raises UsageError with the choice."""
+    if is_merging(run):
+        return merge(run)
+    if begin_anew:
+        discard(run)
+        return totals
+    raise UsageError(
+        f"{run.root}: {_described(update)} is under way; the same command again finishes it, "
+        "--discard throws its rows away and begins this one"
+    )
+
+
+def _described(update: Update) -> str:
+    if update.request["kind"] != "retry":
+        return "an incremental update (bulkrun submit)"
+    options = [f"--set {value}" for value in update.request["set"]]
+    options += [f"--code {code}" for code in update.request["codes"]]
+    return f"a retry ({' '.join(['--failed', *options])})"
+
+
+def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str, object]) -> bool:
+    """Stage the failed rows; whether there are any."""
+    overrides, codes = _texts(request["set"]), _texts(request["codes"])
+    as_it_was = prepare_as_of(record, JobSpec.model_validate(record.job), run.root)
+    _refuse_other_facts(run, record, as_it_was)
+    again = prepare_as_of(record, retry_job(record.job, overrides), run.root)
+    own_rate = any(key.startswith("run.max_error_rate") for key in overrides)
+    wanted = again.record(None)
+    staged = open_staging(run, staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0))
+    incremental = as_it_was.spec.run.incremental
+    with as_it_was.open_dataset(staged.sql_snapshot if incremental else run.sql_snapshot) as dataset:
+        picks = _by_id(as_it_was, record, dataset, totals, codes) if incremental else _by_position(run, codes)
+        if picks.rows:
+            update = new_update(run, totals, request, picks.rows, 0, {"failed": picks.rows})
+            close_staging(
+                run,
+                update,
+                lambda path: write_subset(path, dataset.schema, dataset.batches(), picks.read(), picks.rows),
+            )
+        else:
+            discard(run)
+    return bool(picks.rows)
+
+
+class _Picks(NamedTuple):
+    """How many rows are to run, and which."""
+
+    rows: int
+    read: Callable[[], Iterable[pa.RecordBatch]]
+
+
+def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
+    rows = failed_rows(run, codes)
+    return _Picks(len(rows), partial(picks_of, rows))
+
+
+def _by_id(
+    prepared: PreparedJob, record: RunRecord, dataset: Dataset, totals: RunTotals, codes: tuple[str, ...]
+) -> _Picks:
+    """In an incremental run a row's number is not its place in today's input: its id finds it there."""
+    assert record.key_salt is not None, "the run is incremental"
+    wanted = Wanted(failed_only=True, codes=codes)
+    changes = compare(prepared, dataset, totals, record.key_salt, wanted, prepared.run.staged.tmp)
+    return _Picks(changes.rows, changes.read_picks)
+
+
+def _refuse_other_facts(run: RunDir, record: RunRecord, prepared: PreparedJob) -> None:
+    """Raise ResumeError when the failed rows would not be run on what the others were run on."""
+    found = differences(record.identity, prepared.record(None).identity)
+    # With input.sql the rows are those of the snapshot; an incremental run compares keys.
+    free = ("input.files",) if run.sql_snapshot.exists() or prepared.spec.run.incremental else ()
+    changed = {key: values for key, values in found.items() if key not in (*free, *HARMLESS)}
+    if changed:
+        lines = [f"{run.root}: the run was made of something else, so a retry would not answer the same rows:"]
+        raise ResumeError("\n".join([*lines, *difference_lines(changed), "Bring it back, or run the job anew."]))
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    assert isinstance(value, list)
+    return tuple(map(str, value))

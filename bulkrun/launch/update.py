@@ -1,0 +1,43 @@
+"""The end of every change to a finished run: its staged rows are run, then merged into the results."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.update.merge import merge
+from bulkrun.job.update.staging import is_merging, read_update
+from bulkrun.job.work.finish import read_totals
+from bulkrun.launch.prepare import PreparedJob, prepare
+from bulkrun.launch.run import Submitted, View, run_to_end
+from bulkrun.launch.signals import DrainOnSignal
+
+
+def finish_update(run: RunDir, view: View, drain: DrainOnSignal, *, workers: int | None = None) -> Submitted:
+    """Run what is staged, unless that is done, and merge it. Raises what `run_to_end` raises."""
+    began, update = time.monotonic(), read_update(run)
+    assert update is not None, "something is staged"
+    if update.rows and not is_merging(run) and read_totals(run.staged) is None:
+        record = read_record(run.staged)
+        spec = JobSpec.model_validate(record.job)
+        if workers is not None:
+            spec = spec.model_copy(update={"run": spec.run.model_copy(update={"workers": workers})})
+        run_to_end(prepare_as_of(record, spec, run.staged.root), record, view, drain)
+    view.phase("putting the rows into the results")
+    totals = merge(run)
+    return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began, changes=update.counts)
+
+
+def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) -> PreparedJob:
+    """Prepare a job with the clock of a run's beginning: a prompt that holds the date must not change overnight.
+
+    `root` is where the run is found now, if not under the path of its job.
+    """
+    created = datetime.fromisoformat(record.created).astimezone()
+    if root is not None:
+        spec = spec.model_copy(update={"output": spec.output.model_copy(update={"path": str(root)})})
+    return prepare(spec, now=lambda: created)
