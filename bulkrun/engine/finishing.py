@@ -57,20 +57,18 @@ def needs_constraint(request: Request) -> bool:
 def ending_of(seq: Sequence) -> Ending | None:
     """Whether the sequence ends with its last token, an output token that its matcher and guards see here first.
 
-    Of several reasons the best one counts: an end the model chose, then a failure, then the limit.
+    Of several reasons the first of these counts: a grammar that failed, an end the model chose, running in circles,
+    the limit.
     """
-    stop = _stop_of(seq)
-    if stop is not None:
-        return stop
-    failure = _failure_of(seq)
-    if failure is None and seq.num_tokens >= seq.max_num_tokens:
+    ending = _grammar_failure_of(seq) or _stop_of(seq) or _runaway_of(seq)
+    if ending is None and seq.num_tokens >= seq.max_num_tokens:
         return Ending("length")
-    return failure
+    return ending
 
 
-def grammar_failure(reason: str) -> Ending:
+def grammar_failure(reason: str, *, drop_last: bool = False) -> Ending:
     """The end of a sequence whose constraint leaves it no next token."""
-    return Ending("error", error=RowError("grammar_failed", reason))
+    return Ending("error", drop_last=drop_last, error=RowError("grammar_failed", reason))
 
 
 def timeout_of(seq: Sequence) -> Ending:
@@ -81,6 +79,13 @@ def timeout_of(seq: Sequence) -> Ending:
         f"raise run.row_timeout or lower sampling.max_tokens"
     )
     return Ending("timeout", error=RowError("timeout", message))
+
+
+def _grammar_failure_of(seq: Sequence) -> Ending | None:
+    """A constraint sees the ending token too: one that failed may have allowed nothing else."""
+    token_id = seq.token_ids[-1]
+    reason = seq.constraint.accept(token_id) if seq.constraint is not None else None
+    return None if reason is None else grammar_failure(reason, drop_last=token_id in seq.stop_token_ids)
 
 
 def _stop_of(seq: Sequence) -> Ending | None:
@@ -94,11 +99,8 @@ def _stop_of(seq: Sequence) -> Ending | None:
     return Ending("stop", matched) if matched is not None and not is_early else None
 
 
-def _failure_of(seq: Sequence) -> Ending | None:
+def _runaway_of(seq: Sequence) -> Ending | None:
     token_id = seq.token_ids[-1]
-    reason = seq.constraint.accept(token_id) if seq.constraint is not None else None
-    if reason is not None:
-        return grammar_failure(reason)
     circles = seq.repetition.append(token_id) if seq.repetition is not None else None
     if circles is None:
         return None

@@ -204,7 +204,7 @@ class LLMEngine:
         constraint = None
         if needs_constraint(request):
             assert self._constraint_factory is not None, "such a request was refused"
-            constraint = self._constraint_factory(request.sampling)
+            constraint = self._constraint_factory(request.sampling, request.prompt_token_ids)
         self._num_added += 1
         return Sequence(
             request,

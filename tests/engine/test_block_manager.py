@@ -92,6 +92,47 @@ def test_forgotten_block_is_not_matched_any_more() -> None:
     assert manager.match_prefix([_hash(0)]) == []
 
 
+def test_tail_is_found_while_it_is_owned_and_after_until_its_block_is_handed_out_again() -> None:
+    manager = BlockManager(num_blocks=3, block_size=4)
+    (tail,) = manager.allocate(1)
+    manager.register_tail(tail, _hash(0))
+    assert manager.match_tail(_hash(0)) == tail
+    manager.release([tail])
+    assert manager.match_tail(_hash(0)) == tail
+    manager.allocate(1)  # the other block: a tail is worth more than nothing
+    assert manager.match_tail(_hash(0)) == tail
+    manager.allocate(1)
+    assert manager.match_tail(_hash(0)) is None
+
+
+def test_free_tail_is_taken_over_and_what_stood_behind_it_is_forgotten() -> None:
+    manager = BlockManager(num_blocks=3, block_size=4)
+    (block_id,) = manager.allocate(1)
+    manager.register_tail(block_id, _hash(0))
+    manager.register(block_id, _hash(1))
+    manager.release([block_id])
+    manager.take_over_tail(block_id)
+    assert (manager.ref_count(block_id), manager.num_free_blocks) == (1, 1)
+    assert manager.match_prefix([_hash(1)]) == []
+    assert manager.match_tail(_hash(0)) == block_id
+
+
+def test_tail_with_an_owner_cannot_be_taken_over() -> None:
+    manager = BlockManager(num_blocks=3, block_size=4)
+    (block_id,) = manager.allocate(1)
+    manager.register_tail(block_id, _hash(0))
+    with pytest.raises(AssertionError, match="copy it"):
+        manager.take_over_tail(block_id)
+
+
+def test_forgotten_block_is_no_tail_any_more() -> None:
+    manager = BlockManager(num_blocks=3, block_size=4)
+    (block_id,) = manager.allocate(1)
+    manager.register_tail(block_id, _hash(0))
+    manager.forget([block_id])
+    assert manager.match_tail(_hash(0)) is None
+
+
 class BlockManagerMachine(RuleBasedStateMachine):
     """Random owners take, share and give back block tables; a plain model predicts every answer."""
 
@@ -101,6 +142,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.tables: list[list[int]] = []
         self.free = [b for b in range(num_blocks) if b != NULL_BLOCK]
         self.cached: dict[bytes, int] = {}
+        self.tails: dict[bytes, int] = {}
 
     @rule(count=st.integers(0, 5))
     def allocate(self, count: int) -> None:
@@ -108,6 +150,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             return
         expected, self.free = self.free[:count], self.free[count:]
         self.cached = {h: b for h, b in self.cached.items() if b not in expected}
+        self.tails = {h: b for h, b in self.tails.items() if b not in expected}
         assert self.manager.allocate(count) == expected
         self.tables.append(expected)
 
@@ -121,6 +164,27 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if _hash(number) not in self.cached and block_id not in self.cached.values():
             self.cached[_hash(number)] = block_id
         self.manager.register(block_id, _hash(number))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), number=st.integers(0, 3))
+    def register_tail(self, data: st.DataObject, number: int) -> None:
+        table = data.draw(st.sampled_from(self.tables))
+        if not table:
+            return
+        if _hash(number) not in self.tails and table[-1] not in self.tails.values():
+            self.tails[_hash(number)] = table[-1]
+        self.manager.register_tail(table[-1], _hash(number))
+
+    @rule(number=st.integers(0, 3))
+    def take_over_tail(self, number: int) -> None:
+        block_id = self.tails.get(_hash(number))
+        assert self.manager.match_tail(_hash(number)) == block_id
+        if block_id is None or block_id not in self.free:
+            return
+        self.manager.take_over_tail(block_id)
+        self.cached = {h: b for h, b in self.cached.items() if b != block_id}
+        self.free.remove(block_id)
+        self.tables.append([block_id])
 
     @rule(numbers=st.lists(st.integers(0, 9), max_size=4, unique=True))
     def share(self, numbers: list[int]) -> None:
@@ -144,7 +208,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for block_id in reversed(table):
             if any(block_id in other for other in self.tables):
                 continue
-            self.free.insert(len(self.free) if block_id in self.cached.values() else 0, block_id)
+            is_worth_keeping = block_id in self.cached.values() or block_id in self.tails.values()
+            self.free.insert(len(self.free) if is_worth_keeping else 0, block_id)
 
     @invariant()
     def every_block_is_free_or_owned_as_often_as_counted(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from bulkrun.request import Completion, Request, SamplingParams
+from bulkrun.request import Completion, RepetitionStop, Request, SamplingParams, Thinking
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.engine.test_token_masks import steps_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 GREEDY = SamplingParams(max_tokens=21, temperature=0.0, ignore_eos=True)
@@ -127,6 +129,62 @@ def test_alone_equals_resumed_from_partial_outputs(make_engine: EngineFactory, a
     completions = run(make_engine(max_num_seqs=3, max_num_batched_tokens=23), rest)
     assert tokens | _tokens(completions) == expected
     assert all(completion.num_output_tokens == 21 for completion in completions.values())
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 36, 37, 64])
+@pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 9, "max_num_seqs": 4}])
+def test_samples_compute_their_prompt_once_and_answer_as_alone(
+    make_engine: EngineFactory, block_size: int, settings: dict[str, int]
+) -> None:
+    prompt = [3 + 7 * n % (VOCAB_SIZE - 3) for n in range(37)]
+    requests = [Request(f"s{seed}", prompt, RANDOM, seed=seed) for seed in range(7)]
+    requests.append(Request("greedy", prompt, GREEDY))
+    engine = make_engine(block_size=block_size, **settings)
+    tokens = _tokens(run(engine, requests))
+    stats = engine.stats()
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (37 + 7, 7 * 36)
+    assert list(tokens["greedy"]) == generate_with_transformers("llama", prompt, 21, eos_token_id=None)
+    assert len(set(tokens.values())) == 8
+    for request in requests[:: 3 if settings else 1]:
+        alone = make_engine(max_num_seqs=1, enable_prefix_caching=False)
+        assert _tokens(run(alone, [request])) == {request.request_id: tokens[request.request_id]}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 500, "enable_prefix_caching": False},
+        {"max_num_batched_tokens": 7, "max_num_seqs": 5},
+        {"max_num_batched_tokens": 70},
+        {"max_model_len": 90, "kv_cache_memory_bytes": 110_000},
+    ],
+    ids=["in a crowd", "chunked", "prefix cached", "preempted"],
+)
+def test_options_that_only_watch_change_no_token(make_engine: EngineFactory, alone, settings) -> None:
+    params, expected = alone
+    watched = SamplingParams(
+        max_tokens=21,
+        temperature=params.temperature,
+        prompt_logprobs=2,
+        thinking=Thinking("<think>", "</think>"),
+        repetition_stop=RepetitionStop(8, 30, 200),
+        timeout_s=1000.0,
+    )
+    requests = [
+        Request(r.request_id, r.prompt_token_ids, watched, seed=r.seed, expected_tokens=1) for r in _requests(params)
+    ]
+    engine = make_engine(constraint_factory=steps_factory, **settings)
+    engine._eos_token_ids = frozenset([VOCAB_SIZE + 1])
+    completions = run(engine, requests)
+    assert _tokens(completions) == expected
+    assert ("max_model_len" in settings) == (engine.stats().num_preemptions > 0)
+    without_logprobs = replace(watched, prompt_logprobs=None)
+    resumed = [
+        Request(r.request_id, r.prompt_token_ids, without_logprobs, r.seed, expected[r.request_id][: 2 * n])
+        for n, r in enumerate(requests[:9])
+    ]
+    again = _tokens(run(engine, resumed))
+    assert again == {request.request_id: expected[request.request_id] for request in resumed}
 
 
 def test_seeds_make_samples_differ_and_repeat(make_engine: EngineFactory) -> None:

@@ -64,6 +64,35 @@ def _check_step(batch: ScheduledBatch, scheduler: Scheduler) -> None:
         assert start + count == seq.num_computed_tokens <= seq.num_tokens
 
 
+class PagedMemory:
+    """What a cache would hold: each slot the tokens up to its own, so that one wrong block anywhere shows up."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[int, int], int] = {}
+
+    def run(self, batch: ScheduledBatch, block_size: int = BLOCK_SIZE) -> None:
+        """Store the step's tokens, copy, and read what every sequence of the step attends to."""
+        expected = []
+        written: set[tuple[int, int]] = set()
+        for seq, start, count in zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True):
+            for position in range(start + count):
+                slot = seq.block_table[position // block_size], position % block_size
+                content = hash(tuple(seq.token_ids[: position + 1]))
+                expected.append((slot, content))
+                if position >= start:
+                    assert slot not in written, "two sequences write to one slot"
+                    written.add(slot)
+                    self.slots[slot] = content
+        targets = {copy.target for copy in batch.kv_copies}
+        assert len(targets) == len(batch.kv_copies)
+        assert not targets & {copy.source for copy in batch.kv_copies}, "a copy of a copy of the same step"
+        for copy in batch.kv_copies:
+            for offset in range(copy.num_tokens):
+                assert (copy.target, offset) not in written
+                self.slots[copy.target, offset] = self.slots[copy.source, offset]
+        assert all(self.slots[slot] == content for slot, content in expected), "somebody reads what is not its own"
+
+
 def _check_run(
     scheduler: Scheduler, seqs: list[Sequence], length_of: Callable[[Sequence], int]
 ) -> list[ScheduledBatch]:
@@ -72,10 +101,12 @@ def _check_run(
         scheduler.add(seq)
     ended: list[Sequence] = []
     batches = []
+    memory = PagedMemory()
     bound = 50 + 20 * sum(seq.num_prompt_tokens + length_of(seq) for seq in seqs)
     while scheduler.running or scheduler.num_waiting:
         batch = scheduler.schedule()
         _check_step(batch, scheduler)
+        memory.run(batch)
         batches.append(batch)
         ended += _fake_model(batch, scheduler, length_of)
         assert len(batches) <= bound, "starved"
@@ -162,6 +193,90 @@ def test_fully_cached_prompt_still_computes_its_last_token() -> None:
         scheduler.add(_sequence(number, list(range(1, 9)), 2))
     batch = scheduler.schedule()
     assert batch.num_scheduled_tokens == [8, 1]
+    (copy,) = batch.kv_copies
+    assert (copy.source, copy.target) == (batch.seqs[0].block_table[1], batch.seqs[1].block_table[1])
+    assert copy.num_tokens == 3
+    assert copy.source != copy.target
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 16, 36, 37, 64])
+@pytest.mark.parametrize(("max_num_seqs", "budget"), [(8, 64), (8, 9), (3, 1000), (1, 5)])
+def test_samples_compute_their_prompt_once_whatever_the_block_size(
+    block_size: int, max_num_seqs: int, budget: int
+) -> None:
+    scheduler = Scheduler(
+        BlockManager(1 + 8 * 64, block_size),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=True,
+    )
+    memory, seqs = PagedMemory(), [_sequence(number, list(range(1, 38)), 6) for number in range(8)]
+    for seq in seqs:
+        scheduler.add(seq)
+    num_computed = 0
+    while scheduler.running or scheduler.num_waiting:
+        batch = scheduler.schedule()
+        memory.run(batch, block_size)
+        num_computed += sum(
+            max(0, min(start + count, 37) - start)
+            for start, count in zip(batch.starts, batch.num_scheduled_tokens, strict=True)
+        )
+        _fake_model(batch, scheduler, lambda _: 6)
+    assert num_computed == 37 + 7
+    assert [seq.num_cached_tokens for seq in seqs] == [0] + [36] * 7
+    assert scheduler.block_manager.num_used_blocks == 0
+
+
+def test_tail_is_not_copied_from_a_sequence_that_has_not_computed_it_yet() -> None:
+    scheduler = _scheduler(max_num_seqs=2, budget=7)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    scheduler.add(_sequence(0, prompt, 2))
+    assert scheduler.schedule().num_scheduled_tokens == [7]  # all but the last token: the tail is there
+    scheduler.add(_sequence(1, prompt, 2))
+    batch = scheduler.schedule()
+    assert (batch.num_scheduled_tokens, len(batch.kv_copies)) == ([1, 1], 1)
+    slow = _scheduler(max_num_seqs=2, budget=6)
+    for number in range(2):
+        slow.add(_sequence(number, prompt, 2))
+    assert slow.schedule().num_scheduled_tokens == [6]
+    batch = slow.schedule()
+    assert (batch.num_scheduled_tokens, len(batch.kv_copies)) == ([2, 1], 1)
+
+
+def test_prompts_that_differ_in_their_last_token_share_the_rest() -> None:
+    scheduler = _scheduler(budget=64)
+    for number in range(3):
+        scheduler.add(_sequence(number, [1, 2, 3, 4, 5, 6, 90 + number], 2))
+    assert scheduler.schedule().num_scheduled_tokens == [7, 1, 1]
+
+
+def test_free_tail_is_taken_over_without_a_copy_even_after_output_was_written_behind_it() -> None:
+    scheduler = _scheduler(budget=64)
+    first, second = (_sequence(number, [1, 2, 3, 4, 5, 6], 9) for number in range(2))
+    memory = PagedMemory()
+    scheduler.add(first)
+    tables = []
+    while scheduler.running or scheduler.num_waiting:
+        batch = scheduler.schedule()
+        tables.append(list(first.block_table))
+        memory.run(batch)
+        _fake_model(batch, scheduler, lambda _: 9)
+    scheduler.add(second)
+    batch = scheduler.schedule()
+    memory.run(batch)
+    assert (batch.num_scheduled_tokens, batch.kv_copies) == ([1], [])
+    assert second.block_table[:2] == tables[-1][:2]
+
+
+def test_sequence_that_wants_its_prompt_logits_reads_no_cache_but_fills_it() -> None:
+    scheduler = _scheduler(budget=64)
+    prompt = [1, 2, 3, 4, 5, 6]
+    params = SamplingParams(max_tokens=2, prompt_logprobs=0)
+    for number in range(2):
+        scheduler.add(Sequence(Request(str(number), prompt, params), arrival=number, max_model_len=99))
+    scheduler.add(_sequence(2, prompt, 2))
+    batch = scheduler.schedule()
+    assert batch.num_scheduled_tokens == [6, 6, 1]
 
 
 def test_only_computed_blocks_of_a_chunked_prompt_are_shared() -> None:
@@ -252,6 +367,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(9, 24), max_num_seqs=st.integers(1, 6), caching=st.booleans())
     def make(self, num_blocks: int, max_num_seqs: int, caching: bool) -> None:
         self.scheduler = _scheduler(num_blocks, max_num_seqs, max_num_seqs + 3, caching)
+        self.memory = PagedMemory()
         self.lengths: list[int] = []
         self.unfinished: set[int] = set()
 
@@ -271,6 +387,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch = self.scheduler.schedule()
         if self.unfinished:
             _check_step(batch, self.scheduler)
+        self.memory.run(batch)
         ended = _fake_model(batch, self.scheduler, lambda seq: self.lengths[seq.arrival])
         self.unfinished -= {seq.arrival for seq in ended}
 

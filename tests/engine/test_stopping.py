@@ -161,6 +161,25 @@ def test_row_with_broken_numbers_ends_as_an_error_and_spoils_nobody(
     assert all(torch.isfinite(cache).all() for cache in engine.model_runner.kv_cache.k + engine.model_runner.kv_cache.v)
 
 
+def test_samples_of_a_broken_prompt_end_as_errors_and_leave_no_broken_numbers(
+    make_engine: EngineFactory, free: list[int]
+) -> None:
+    """Their last block is a copy of a block that holds no numbers."""
+    engine = make_engine(max_num_batched_tokens=64)
+    with torch.inference_mode():
+        engine.model_runner.model.embed_weight[120] = float("nan")
+    requests = [Request(f"bad{n}", [5, 9, 9, 9, 120, 9, 9], _greedy(), seed=n) for n in range(5)]
+    requests += [Request(f"good{n}", PROMPT, _greedy()) for n in range(40)]
+    completions = run(engine, requests)
+    for request_id, completion in completions.items():
+        if request_id.startswith("bad"):
+            assert completion.error is not None
+            assert completion.error.code == "engine_error"
+        else:
+            assert list(completion.token_ids) == free
+    assert all(torch.isfinite(cache).all() for cache in engine.model_runner.kv_cache.k + engine.model_runner.kv_cache.v)
+
+
 def test_abort_drops_without_completion_and_frees_everything(make_engine: EngineFactory, free: list[int]) -> None:
     engine = make_engine(max_num_seqs=2)
     for name in "abcd":

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.ops import AttentionMetadata, paged_attention, sequence_groups, store_kv
+from bulkrun.ops import AttentionMetadata, copy_kv, paged_attention, sequence_groups, store_kv
 
 
 def make_step(
@@ -196,3 +196,14 @@ def test_store_kv_takes_strided_views() -> None:
     store_kv(qkv_TND[:, 3:4], qkv_TND[:, 4:5], k_cache, v_cache, torch.arange(4, 8))
     assert torch.equal(k_cache[1, :, 0], qkv_TND[:, 3])
     assert torch.equal(v_cache[1, :, 0], qkv_TND[:, 4])
+
+
+def test_copied_slots_hold_what_their_sources_hold_and_all_others_stay() -> None:
+    k_cache, v_cache = torch.randn(2, 5, 4, 2, 3, generator=torch.Generator().manual_seed(0)).unbind(0)
+    pairs = [(4, 12), (5, 13), (6, 14), (17, 1)]
+    expected_k, expected_v = k_cache.flatten(0, 1).clone(), v_cache.flatten(0, 1).clone()
+    for source, target in pairs:
+        expected_k[target], expected_v[target] = expected_k[source], expected_v[source]
+    copy_kv(k_cache, v_cache, torch.tensor(pairs).T.contiguous())
+    assert torch.equal(k_cache.flatten(0, 1), expected_k)
+    assert torch.equal(v_cache.flatten(0, 1), expected_v)

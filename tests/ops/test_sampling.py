@@ -241,3 +241,43 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
     expected = logprobs.topk(5)
     assert torch.equal(ids, expected.indices)
     torch.testing.assert_close(values.double(), expected.values, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 130, 256])
+@pytest.mark.parametrize("num_words", [1, 4, 5, 9])
+def test_masks_keep_their_tokens_and_forbid_those_beyond_them(vocab: int, num_words: int) -> None:
+    """A model's logits may be padded beyond the tokenizer's tokens, or the other way round."""
+    logits = random_logits(7, vocab)
+    words = torch.randint(-(2**31), 2**31, (3, num_words), generator=torch.Generator().manual_seed(1))
+    rows = [5, 0, 3]
+    got = ops.apply_token_masks(logits, words.int(), torch.tensor(rows))
+    for row in range(7):
+        if row not in rows:
+            assert torch.equal(got[row], logits[row])
+            continue
+        for token_id in range(vocab):
+            word, bit = divmod(token_id, 32)
+            is_allowed = word < num_words and int(words[rows.index(row), word]) >> bit & 1
+            assert got[row, token_id] == (logits[row, token_id] if is_allowed else -math.inf)
+    assert torch.equal(logits, random_logits(7, vocab))
+
+
+def test_masked_tokens_stay_masked_behind_penalties_filters_and_noise() -> None:
+    logits = random_logits(64, 70)
+    mask = torch.zeros(64, 3, dtype=torch.int32)
+    mask[:, 1] = 0b1011  # tokens 32, 33 and 35
+    shaped = ops.apply_token_masks(logits, mask, torch.arange(64))
+    shaped = ops.apply_penalties(
+        shaped,
+        torch.tensor([[1, 33, 40]]).expand(64, -1),
+        torch.ones(64, dtype=torch.int64),
+        torch.full((64,), 3),
+        presence_S=torch.full((64,), -2.0),
+        frequency_S=torch.full((64,), -2.0),
+        repetition_S=torch.full((64,), 0.1),
+    )
+    temperature = torch.full((64,), 50.0)
+    shaped = ops.apply_min_p(ops.apply_temperature(shaped, temperature), torch.full((64,), 0.01))
+    shaped = ops.apply_top_k_top_p(shaped, torch.full((64,), 20), torch.full((64,), 0.99), max_top_k=20)
+    noise = ops.gumbel_noise(torch.arange(64), torch.zeros(64, dtype=torch.int64), 70)
+    assert set(ops.sample(shaped, temperature, noise).tolist()) == {32, 33, 35}
