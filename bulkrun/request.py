@@ -6,15 +6,42 @@ else; `bulkrun.launch` is the one module that knows both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 FinishReason = Literal["stop", "length", "repetition", "timeout", "error"]
 
+FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
+    {
+        "stop": "the end-of-sequence token, a stop token or a stop string",
+        "length": "max_tokens, or the model's length",
+        "repetition": "the output ran in circles (sampling.repetition_stop); error_code runaway",
+        "timeout": "the row's time was over (run.row_timeout); error_code timeout",
+        "error": "it never ran, or the engine failed; error_code says why",
+    }
+)
+
+# Every code that a row's error_code can have. A row has one if and only if it failed, whatever its finish_reason.
+ERROR_CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "bad_input": "the row cannot be read, or a value in it is not what the job needs",
+        "bad_template": "a template failed on this row's values",
+        "empty_prompt": "the prompt is empty",
+        "too_long": "the prompt leaves no room for an output (model's length, run.max_tokens_per_row)",
+        "no_answer": "the output ended inside its thoughts (sampling.thinking); the column reasoning has them",
+        "invalid_schema": "the text is not what sampling.structured_outputs asks for, or was cut before its end",
+        "grammar_failed": "the schema, regex or grammar cannot be used, or left no token to go on with",
+        "runaway": "the output ran in circles; response has the text so far",
+        "timeout": "the row's time was over; response has the text so far",
+        "engine_error": "the engine failed on this row alone, or its numbers were not finite",
+    }
+)
+
 
 class RowError(NamedTuple):
-    """Why a row has no answer: a stable code to group by, and a message that names the place and the fix."""
+    """Why a row has no answer: a code of `ERROR_CODES` to group by, and a message that names the place and the fix."""
 
     code: str
     message: str

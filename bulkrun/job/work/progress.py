@@ -121,6 +121,11 @@ class Progress:
         self._computed += Tally(rows, errors, prompt_tokens, completion_tokens)
         self._generations += 1
 
+    def spoiled(self, shard: int, rows: int) -> None:
+        """An output that ended well turned out to be no answer when it was read."""
+        if shard in self._open:
+            self._open[shard] += Tally(errors=rows)
+
     def committed(self, shard: int, info: PartInfo) -> None:
         """A part is there, made by whomever: its footer replaces what was counted of the shard here."""
         self._open.pop(shard, None)
@@ -169,6 +174,12 @@ class Progress:
             plan_complete=self._plan.complete is not None,
         )
 
+    @property
+    def mean_output(self) -> float:
+        """Tokens of an output, by those seen so far and the guess made before."""
+        ended = self._generations + _PRIOR_OUTPUTS
+        return (self._computed.completion_tokens + _PRIOR_OUTPUTS * self._expected_output) / ended
+
     def _kept(self, outputs: int) -> int:
         """The output rows that so many outputs come to: of `best_of` a row keeps `samples`."""
         return outputs * self._samples // self._outputs
@@ -187,9 +198,7 @@ class Progress:
 
     def _remaining_tokens(self) -> int:
         """Tokens that all open shards still need, by the mean output length seen so far."""
-        ended = self._generations + _PRIOR_OUTPUTS
-        mean_output = (self._computed.completion_tokens + _PRIOR_OUTPUTS * self._expected_output) / ended
-        left = 0.0
+        left, mean_output = 0.0, self.mean_output
         for shard, info in self._plan.shards.items():
             if shard not in self._plan.committed:
                 rows = info.rows * self._outputs

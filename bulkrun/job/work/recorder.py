@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bulkrun.data.parts import PartInfo
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
@@ -37,6 +38,15 @@ class _Opened:
     journal: JournalWriter
 
 
+class Recorded(NamedTuple):
+    """A generation's outcome that is journaled. `late`: that it failed was found when its output was read."""
+
+    shard: int
+    rows: int
+    failed: bool
+    late: bool
+
+
 _Item = Answer | _Saved | _Opened
 
 
@@ -53,6 +63,7 @@ class Recorder:
         self._journals: dict[int, JournalWriter] = {}
         self._outstanding: dict[int, int] = {}
         self._committed: queue.SimpleQueue[tuple[int, PartInfo]] = queue.SimpleQueue()
+        self._recorded: queue.SimpleQueue[Recorded] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run_until_closed, name="recorder", daemon=True)
 
@@ -79,6 +90,10 @@ class Recorder:
     def take_committed(self) -> list[tuple[int, PartInfo]]:
         """Shards committed since the last call, with their footers."""
         return [self._committed.get() for _ in range(self._committed.qsize())]
+
+    def take_recorded(self) -> list[Recorded]:
+        """What was journaled of generations since the last call."""
+        return [self._recorded.get() for _ in range(self._recorded.qsize())]
 
     def check(self) -> None:
         """Raise what ended the thread, if anything did."""
@@ -144,7 +159,9 @@ class Recorder:
                 records.setdefault(item.shard, []).append(item.partial)
         answers = [item for item in items if isinstance(item, Answer)]
         for answer, record in zip(answers, self._reader.records(answers), strict=True):
-            records.setdefault(answer.generation.shard, []).append(record)
+            shard, failed = answer.generation.shard, record.error_code is not None
+            records.setdefault(shard, []).append(record)
+            self._recorded.put(Recorded(shard, len(record.rows), failed, failed and answer.completion.error is None))
         for shard, of_shard in records.items():
             self._append(shard, of_shard)
 

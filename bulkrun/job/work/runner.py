@@ -22,6 +22,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, check_not_replaced
 from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
 from bulkrun.job.work.answers import Answer
+from bulkrun.job.work.closing import Closing
 from bulkrun.job.work.commit import RunIdentity
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
@@ -54,7 +55,8 @@ class JobRunner:
     """Runs one worker of a run until the run is finished or `should_stop` says so.
 
     `spec` is the resolved job. `rebuild_engine` makes a fresh engine after one failed. `check_planner` raises when
-    the planner failed (it may be another process). `on_progress` gets a snapshot about once a second.
+    the planner failed (it may be another process). `on_progress` gets a snapshot about once a second. At `deadline`
+    (monotonic seconds) everything is saved and the worker ends; rows that could not finish before it are not begun.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class JobRunner:
         should_stop: Callable[[], bool] = lambda: False,
         check_planner: Callable[[], None] = lambda: None,
         on_progress: Callable[[ProgressSnapshot], None] = lambda snapshot: None,
+        deadline: float | None = None,
         ttl_s: float = TTL_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
@@ -102,6 +105,8 @@ class JobRunner:
         self._latest = ProgressSnapshot()
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
         self._error_rate = ErrorRate(spec.run.max_error_rate)
+        self._closing = Closing(deadline)
+        self._left_for_later = 0  # generations that could not finish before the deadline
         self._isolation = Isolation()
         self._flight = FlightLog(run, self._worker.id)
         self._in_flight: dict[str, Generation] = {}
@@ -146,12 +151,12 @@ class JobRunner:
         return RunOutcome(totals.status, self._latest, totals)
 
     def _loop(self) -> None:
-        while not self._should_stop():
+        while not self._should_stop() and not self._closing.over:
             self._housekeep_now_and_then()
             self._top_up()
             if self._in_flight:
                 self._record_answers(self._step())
-            elif not self._finish_suspects() and self._plan.finished:
+            elif not self._finish_suspects() and (self._plan.finished or self._left_for_later):
                 break
             elif not self._in_flight:
                 time.sleep(_IDLE_S)
@@ -165,8 +170,16 @@ class JobRunner:
         generations: list[Generation] = []
         places = 2 * self._engine.max_num_seqs - len(self._in_flight)
         while len(generations) < places and not self._isolation.active and (generation := self._feed.next()):
-            generations.append(generation)
+            if self._fits(generation):
+                generations.append(generation)
         self._admit(generations)
+
+    def _fits(self, generation: Generation) -> bool:
+        """Whether it can finish before this worker's end; if not, the next start finds it as it is."""
+        tokens = min(generation.request.sampling.max_tokens, self._progress.mean_output)
+        fits = self._closing.fits(tokens - len(generation.request.output_token_ids))
+        self._left_for_later += not fits
+        return fits
 
     def _admit(self, generations: list[Generation]) -> None:
         if not generations:
@@ -178,8 +191,11 @@ class JobRunner:
 
     def _step(self) -> list[Completion]:
         """One step of the engine; when it fails, a new engine and no completions."""
+        began = time.monotonic()
         try:
-            return self._engine.step()
+            completions = self._engine.step()
+            self._closing.observe(time.monotonic() - began)
+            return completions
         except BulkrunError:
             raise
         except Exception as error:
@@ -219,7 +235,6 @@ class JobRunner:
     def _count(self, answers: list[Answer]) -> None:
         for generation, done in ((answer.generation, answer.completion) for answer in answers):
             rows, failed = len(generation.rows), done.error is not None
-            self._error_rate.ran(rows, failed=failed)
             self._progress.answered(
                 generation.shard,
                 rows,
@@ -263,6 +278,10 @@ class JobRunner:
     def _housekeep(self) -> None:
         """See what was committed, here and by others, and publish the progress."""
         self._plan.refresh()
+        for done in self._recorder.take_recorded():
+            self._error_rate.ran(done.rows, failed=done.failed)
+            if done.late:
+                self._progress.spoiled(done.shard, done.rows)
         for shard, info in self._recorder.take_committed():
             self._log("committed", shard=shard, rows=info.rows, errors=info.error_rows)
         for shard in self._plan.committed - self._counted:

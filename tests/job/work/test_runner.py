@@ -165,6 +165,14 @@ def test_a_hopeless_job_stops_with_everything_saved(tmp_path: Path) -> None:
     assert [event["event"] for event in read_events(run)][-1] == "failed"
 
 
+def test_outputs_that_turn_out_to_be_no_answers_count_as_failures(tmp_path: Path) -> None:
+    """Structure is checked when an output is read, after the engine called it finished."""
+    rows = make_rows(400, error_every=0, duplicate_every=0)
+    spec = job(tmp_path / "out", structured_outputs={"choice": ["yes", "no"]}, run={"max_error_rate": 0.3})
+    with pytest.raises(ErrorRateExceeded, match=r"max_error_rate = 0\.3"):
+        start(tmp_path / "out", rows, spec, engine=FakeEngine(step_s=0.02), shard_rows=100)
+
+
 def test_a_plan_full_of_bad_rows_stops_before_any_work(tmp_path: Path) -> None:
     engine, spec = FakeEngine(), job(tmp_path / "out", run={"max_error_rate": 0.4})
     with pytest.raises(ErrorRateExceeded, match="50% cannot run"):
