@@ -80,6 +80,8 @@ class _Pile:
                 yield pa.Table.from_batches([batch])
 
     def close(self) -> None:
+        """Let go of the file; may be repeated."""
         if self._writer is not None:
             self._writer.close()
+            self._writer = None
         self._file.close()

@@ -116,7 +116,7 @@ def _refuse_unsupported(body: Mapping[str, Any], own: tuple[str, ...]) -> None:
         if key not in known and key not in _IGNORED:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "leave it out"
-            raise BadBody(f"body.{key}: {shown(value)}: this parameter is not supported; {hint}")
+            raise BadBody(f"body.{shown(key)[1:-1]}: {shown(value)}: this parameter is not supported; {hint}")
 
 
 def _number(key: str, value: Any) -> float:

@@ -1,0 +1,85 @@
+"""Jobs that do not say how a row becomes a prompt."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.prompts.detect import describe_prompt, detected_job, json_text_columns
+from tests.job.plan.planning import job
+
+BATCH = ["custom_id", "method", "url", "body"]
+
+
+def found(columns: list[str], prompt: dict[str, Any] | None = None, **sections: Any) -> tuple[Any, Any, str | None]:
+    spec = detected_job(job("x.jsonl", prompt=prompt or {}, **sections), columns)
+    return spec.prompt.messages, spec.prompt.column, spec.input.id
+
+
+@pytest.mark.parametrize("more", [[], ["id", "lang"]])
+def test_the_order_is_openai_batch_then_messages_then_prompt_then_text(more: list[str]) -> None:
+    assert found(["text", "prompt", "messages", *BATCH, *more]) == (None, None, "custom_id")
+    assert found(["text", "prompt", "messages", *more]) == ("messages", None, None)
+    assert found(["text", "prompt", *more]) == (None, "prompt", None)
+    assert found([*more, "text"]) == (None, "text", None)
+
+
+def test_a_batch_line_needs_all_of_custom_id_url_and_body_but_not_method() -> None:
+    assert found(["custom_id", "url", "body"])[2] == "custom_id"
+    for missing in ("custom_id", "url", "body"):
+        columns = [name for name in BATCH if name != missing]
+        assert found([*columns, "text"]) == (None, "text", None)
+
+
+@pytest.mark.parametrize("prompt", [{"template": "{{ text }}"}, {"column": "text"}, {"messages": "text"}])
+def test_an_explicit_mapping_always_wins(prompt: dict[str, Any]) -> None:
+    columns = [*BATCH, "messages", "prompt", "text"]
+    spec = job("x.jsonl", prompt=prompt)
+    assert detected_job(spec, columns) is spec
+    assert json_text_columns(spec.prompt, columns) == []
+    assert "detected" not in describe_prompt(spec, columns)
+
+
+def test_an_id_of_the_job_stays_the_id_of_a_batch() -> None:
+    assert found([*BATCH, "name"], input={"id": "name"})[2] == "name"
+
+
+def test_columns_that_do_not_tell_are_listed_with_the_keys_to_set() -> None:
+    with pytest.raises(JobFileError) as raised:
+        found(["doc", "body"])
+    assert "It has: doc, body" in str(raised.value)
+    assert all(f"prompt.{key}" in str(raised.value) for key in ("template", "messages", "column"))
+
+
+def test_a_system_prompt_goes_with_plain_columns_and_is_refused_beside_batch_lines() -> None:
+    assert found(["text"], {"system": "Be brief."}) == (None, "text", None)
+    with pytest.raises(JobFileError, match=r"prompt\.system: .*OpenAI batch"):
+        found(BATCH, {"system": "Be brief."})
+
+
+def test_chat_template_none_goes_with_texts_only() -> None:
+    assert found(["text"], {"chat_template": "none"}) == (None, "text", None)
+    with pytest.raises(JobFileError, match=r"prompt\.chat_template: none"):
+        found(["messages"], {"chat_template": "none"})
+
+
+def test_what_was_detected_is_said() -> None:
+    shown = [describe_prompt(job("x", prompt={}), columns) for columns in (BATCH, ["messages"], ["prompt"], ["text"])]
+    assert shown == [
+        "OpenAI batch lines: custom_id, url, body (detected)",
+        "column 'messages': messages (detected)",
+        "column 'prompt': text (detected)",
+        "column 'text': text (detected)",
+    ]
+    assert describe_prompt(job("x", prompt={"template": "a"}), []) == "prompt.template"
+    assert describe_prompt(job("x", prompt={"messages": [{"role": "user", "content": "a"}]}), []) == "prompt.messages"
+
+
+def test_only_the_columns_of_batch_lines_are_read_as_json_text() -> None:
+    prompt = job("x", prompt={}).prompt
+    for columns in itertools.permutations([*BATCH, "extra"]):
+        assert json_text_columns(prompt, columns) == [name for name in columns if name != "extra"]
+    assert json_text_columns(prompt, ["custom_id", "body", "text"]) == []

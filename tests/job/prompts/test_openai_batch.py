@@ -1,0 +1,290 @@
+"""Batch lines through the prompt builder: what is asked, with which sampling, and each kind of refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulkrun.data.batch import InputBatch, Position
+from bulkrun.data.reader import open_input
+from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts.detect import json_text_columns
+from bulkrun.request import RowError
+from tests.job.plan.planning import BOS, CharacterCodec, job
+
+HELLO = [{"role": "user", "content": "Hello"}]
+COLUMNS = ["custom_id", "method", "url", "body"]
+
+
+def line(body: Any, url: Any = "/v1/chat/completions", method: Any = "POST") -> dict[str, Any]:
+    return {"custom_id": "a", "method": method, "url": url, "body": body}
+
+
+def chat(**body: Any) -> dict[str, Any]:
+    return line(json.dumps({"model": "gpt-4o", "messages": HELLO, **body}))
+
+
+def completion(**body: Any) -> dict[str, Any]:
+    return line(json.dumps({"model": "gpt", "prompt": "Once", **body}), "/v1/completions")
+
+
+def build(row: Mapping[str, Any], *, has_chat_template: bool = True, **sections: Any) -> Prompt | RowError:
+    spec = job("unused.jsonl", prompt={}, **sections)
+    builder = PromptBuilder(spec, list(row), CharacterCodec(chat=has_chat_template))
+    schema = pa.schema([(name, pa.string()) for name in row]) if isinstance(row["body"], str | None) else None
+    return builder.build(InputBatch(Position(0, 0), pa.RecordBatch.from_pylist([dict(row)], schema)))[0]
+
+
+def prompt_of(row: Mapping[str, Any], **sections: Any) -> Prompt:
+    prompt = build(row, **sections)
+    assert isinstance(prompt, Prompt), prompt
+    return prompt
+
+
+def text(prompt: Prompt) -> str:
+    return "".join("<bos>" if token == BOS else chr(token) for token in prompt.token_ids)
+
+
+def overrides(row: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
+    return dict(json.loads(prompt_of(row, **sections).sampling.overrides or "{}"))
+
+
+def refusal(row: Mapping[str, Any], **sections: Any) -> str:
+    error = build(row, **sections)
+    assert isinstance(error, RowError), error
+    assert error.code == "bad_input" and len(error.message) < 300
+    return error.message
+
+
+def test_a_chat_goes_through_the_chat_template_and_a_completion_is_raw_text() -> None:
+    assert text(prompt_of(chat())) == "[user]Hello\n[assistant]"
+    assert text(prompt_of(completion())) == "<bos>Once"
+    assert text(prompt_of(completion(prompt=["Once"]))) == "<bos>Once"
+
+
+def test_both_kinds_in_one_batch_keep_their_places() -> None:
+    rows = [chat(), completion(), chat(messages=[]), completion(prompt="Twice")]
+    builder = PromptBuilder(job("x", prompt={}), COLUMNS, CharacterCodec(chat=True))
+    prompts = builder.build(InputBatch(Position(0, 0), pa.RecordBatch.from_pylist(rows)))
+    shown = [text(prompt) if isinstance(prompt, Prompt) else prompt.code for prompt in prompts]
+    assert shown == ["[user]Hello\n[assistant]", "<bos>Once", "empty_prompt", "<bos>Twice"]
+
+
+def test_a_base_model_runs_completions_and_refuses_chats() -> None:
+    assert text(prompt_of(completion(), has_chat_template=False)) == "<bos>Once"
+    assert "chat template" in refusal(chat(), has_chat_template=False)
+
+
+def test_developer_is_the_system_role() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, *HELLO]
+    assert text(prompt_of(chat(messages=messages))) == "[system]Be brief.\n[user]Hello\n[assistant]"
+
+
+def test_method_and_a_closing_slash_may_be_left_to_chance() -> None:
+    row = line(json.dumps({"messages": HELLO}), "/v1/chat/completions/", None)
+    assert text(prompt_of(row)) == "[user]Hello\n[assistant]"
+    del row["method"]
+    assert text(prompt_of(row)) == "[user]Hello\n[assistant]"
+
+
+def test_a_body_may_be_a_struct_as_parquet_has_it() -> None:
+    body = {"messages": [{**HELLO[0], "name": None}], "max_tokens": 3, "temperature": None}
+    assert overrides(line(body)) == {"max_tokens": 3}
+
+
+def test_every_parameter_of_openai_and_vllm_that_is_honoured_reaches_the_sampling() -> None:
+    plain = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 3,
+        "presence_penalty": 0.1,
+        "frequency_penalty": -0.2,
+        "repetition_penalty": 1.1,
+        "top_k": 5,
+        "min_p": 0.05,
+        "min_tokens": 1,
+        "max_tokens": 7,
+        "stop": ["x", "y"],
+        "stop_token_ids": [4],
+    }
+    assert overrides(chat(**plain)) == plain
+    assert overrides(completion(**plain)) == plain
+
+
+def test_values_that_ask_for_nothing_are_no_overrides() -> None:
+    nothing = {
+        "stop": None,
+        "stream": False,
+        "tools": [],
+        "logit_bias": {},
+        "n": 1,
+        "logprobs": False,
+        "response_format": {"type": "text"},
+        "temperature": None,
+    }
+    assert prompt_of(chat(**nothing)).sampling == prompt_of(chat()).sampling
+    assert prompt_of(chat()).sampling.overrides is None
+
+
+def test_what_is_for_openais_service_alone_is_ignored() -> None:
+    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "reasoning_effort": "low"}
+    assert overrides(chat(**ignored, parallel_tool_calls=False, prompt_cache_key="k", verbosity="low")) == {}
+
+
+def test_max_completion_tokens_is_the_newer_name_and_wins() -> None:
+    assert overrides(chat(max_completion_tokens=5)) == {"max_tokens": 5}
+    assert overrides(chat(max_completion_tokens=5, max_tokens=9)) == {"max_tokens": 5}
+
+
+def test_one_stop_string_and_whole_floats_are_taken() -> None:
+    assert overrides(chat(stop="x", max_tokens=4.0)) == {"stop": ["x"], "max_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}},
+        {"structured_outputs": {"json": {"type": "array"}}},
+        {"structured_outputs": {"json": '{"type": "array"}', "regex": None}},
+        {"guided_json": {"type": "array"}},
+        {"guided_json": '{"type": "array"}'},
+    ],
+)
+def test_a_schema_comes_by_four_ways(given: dict[str, Any]) -> None:
+    assert json.loads(overrides(chat(**given))["structured_outputs"]) == {"type": "array"}
+    assert prompt_of(chat(**given)).sampling == prompt_of(chat(guided_json={"type": "array"})).sampling
+
+
+def test_json_object_is_the_schema_of_any_object() -> None:
+    for ways in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+        assert json.loads(overrides(chat(**ways))["structured_outputs"]) == {"type": "object"}
+
+
+def test_logprobs_need_the_jobs_column() -> None:
+    assert "sampling.logprobs: 3" in refusal(chat(logprobs=True, top_logprobs=3))
+    assert "sampling.logprobs: 2" in refusal(completion(logprobs=2))
+    with_column = {"sampling": {"logprobs": 0}}
+    assert overrides(chat(logprobs=True, top_logprobs=3), **with_column) == {"logprobs": 3}
+    assert overrides(chat(logprobs=True), **with_column) == {"logprobs": 0}
+    assert overrides(completion(logprobs=2), **with_column) == {"logprobs": 2}
+    assert overrides(chat(logprobs=False), **with_column) == {}
+
+
+def test_n_is_the_jobs_for_every_line() -> None:
+    assert "sampling.n" in refusal(chat(n=4))
+    assert overrides(chat(n=4), sampling={"n": 4, "temperature": 1.0}) == {}
+    assert "makes 4 per line" in refusal(chat(n=1), sampling={"n": 4, "temperature": 1.0})
+
+
+def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
+    row = {**chat(top_p=0.5), "top_p": "0.9", "words": "6"}
+    assert overrides(row, sampling={"per_row": {"top_p": "top_p", "max_tokens": "words"}}) == {
+        "max_tokens": 6,
+        "top_p": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (line("{}", "/v1/embeddings"), ["url", "/v1/embeddings", "/v1/chat/completions"]),
+        (line("{}", None), ["url", "null"]),
+        (line("{}", method="GET"), ["method", "GET", "POST"]),
+        (line("{", method="POST"), ["body", "not JSON"]),
+        (line("[1]"), ["body", "not an object"]),
+        (line(None), ["body", "null"]),
+        (line("{}"), ["body.messages: missing"]),
+        (line("{}", "/v1/completions"), ["body.prompt: missing"]),
+        (chat(stream=True), ["body.stream: True", "no streams"]),
+        (chat(tools=[{"type": "function"}]), ["body.tools", "tool calls are not supported"]),
+        (chat(n=3), ["body.n: 3", "sampling.n"]),
+        (chat(n=True), ["body.n: True"]),
+        (chat(logit_bias={"50256": -100}), ["body.logit_bias"]),
+        (chat(modalities=["text", "audio"]), ["body.modalities", "only text"]),
+        (chat(temprature=1), ["body.temprature", "'temperature'"]),
+        (chat(prompt="x"), ["body.prompt"]),
+        (chat(**{"\ud83d" * 99: 1}), ["body.\\ud83d", "not supported"]),
+        (completion(messages=HELLO), ["body.messages"]),
+        (completion(echo=True), ["body.echo"]),
+        (completion(best_of=3), ["body.best_of", "sampling.best_of"]),
+        (completion(suffix="end"), ["body.suffix"]),
+        (completion(prompt=["a", "b"]), ["2 prompts in one line"]),
+        (completion(prompt=[1, 2]), ["token ids"]),
+        (completion(prompt=7), ["body.prompt: 7 is not text"]),
+        (chat(messages="Hello"), ["body.messages", "not a list"]),
+        (
+            chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+            ["body.messages, message 0", "'image_url'", "only text"],
+        ),
+        (chat(temperature="hot"), ["body.temperature", "'hot'"]),
+        (chat(temperature=True), ["body.temperature"]),
+        (chat(temperature=101), ["temperature", "between 0 and 100"]),
+        (chat(top_p=0), ["top_p", "above 0"]),
+        (chat(max_tokens=0), ["max_tokens", "at least 1"]),
+        (chat(max_tokens=1.5), ["body.max_tokens", "whole number"]),
+        (chat(seed="x"), ["body.seed"]),
+        (chat(stop=[""]), ["body.stop"]),
+        (chat(stop=5), ["body.stop"]),
+        (chat(stop="\ud83d"), ["body.stop"]),
+        (chat(stop_token_ids=["a"]), ["body.stop_token_ids"]),
+        (chat(logprobs=5), ["body.logprobs", "true or false"]),
+        (chat(top_logprobs=5), ["body.top_logprobs", "logprobs: true"]),
+        (chat(response_format={"type": "xml"}), ["body.response_format", "json_schema"]),
+        (chat(response_format="json"), ["body.response_format"]),
+        (chat(response_format={"type": "json_schema"}), ["response_format.json_schema.schema"]),
+        (chat(structured_outputs={"regex": "a+"}), ["body.structured_outputs", "sampling.structured_outputs"]),
+        (chat(guided_choice=["a", "b"]), ["body.guided_choice", "sampling.structured_outputs"]),
+        (chat(guided_json="{"), ["body.guided_json", "not JSON"]),
+        (chat(guided_json={}, response_format={"type": "json_object"}), ["body.guided_json", "one of them"]),
+    ],
+)
+def test_what_is_not_served_is_bad_input_that_names_it(row: dict[str, Any], words: list[str]) -> None:
+    message = refusal(row)
+    assert all(word in message for word in words), message
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = ["messages", "temperature", "max_tokens", "stop", "seed", "n", "tools", "logprobs", "response_format", "top_k"]
+
+
+@given(st.dictionaries(st.sampled_from([*KEYS, "guided_json", "stop_token_ids", "what"]), JSON_VALUES, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_any_body_is_a_prompt_or_a_row_error_never_a_crash(body: dict[str, Any]) -> None:
+    row = line(json.dumps({"messages": HELLO} | body))
+    result = build(row)
+    assert isinstance(result, Prompt | RowError)
+    if isinstance(result, Prompt) and result.sampling.overrides is not None:
+        result.sampling.overrides.encode()
+
+
+def test_bodies_whose_shape_changes_from_line_to_line_lose_nothing(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = [{"messages": HELLO, "max_tokens": n} for n in range(1, 30)]
+    bodies[3] |= {"response_format": {"type": "json_object"}}
+    bodies[7] = {"messages": [{"role": "user", "content": [{"type": "text", "text": "parts"}]}]}
+    bodies[8] = {"messages": HELLO, "max_tokens": 2.0, "stop": "x"}
+    bodies[9] = {"messages": HELLO, "stop": ["x"], "metadata": {f"k{n}": n for n in range(100)}}
+    lines = [
+        {"custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions", "body": b} for n, b in enumerate(bodies)
+    ]
+    path = tmp_path / "batch.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines[:20]) + "{torn\n")
+    spec = job(path, prompt={})
+    with open_input(str(path), json_text=lambda columns: json_text_columns(spec.prompt, columns)) as dataset:
+        batches = list(dataset.batches())
+        builder = PromptBuilder(spec, dataset.schema.names, CharacterCodec(chat=True))
+    assert [json.loads(body) for body in batches[0].rows["body"].to_pylist()[:20]] == bodies[:20]
+    prompts = builder.build(batches[0])
+    assert [type(prompt) for prompt in prompts] == [Prompt] * 20 + [RowError]
+    assert text(prompts[7]) == "[user]parts\n[assistant]"  # type: ignore[arg-type]
+    assert not dataset.undeclared_columns
