@@ -27,6 +27,7 @@ from bulkrun.job.work.flight import record_death
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 DEATHS_IN_A_ROW = 5  # without a row finished between them: it is not the rows
 DRAIN_S = 10.0
+_PYTHON_FAILED = 1  # an exception that nobody caught; with nothing in the engine it would only come again
 _LAST_WORDS = 12  # lines of a dead worker's stderr that are shown
 
 Command = Callable[[str], Sequence[str]]
@@ -56,10 +57,16 @@ class LocalWorkers:
         command: Command,
         environments: Sequence[dict[str, str]],
         *,
+        first_pause_s: float = FIRST_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._command, self._clock = run, command, clock
+        self._run, self._command, self._first_pause_s, self._clock = run, command, first_pause_s, clock
         self._places = [_Place(environment) for environment in environments]
+
+    @property
+    def ids(self) -> set[str]:
+        """The workers that work or worked last, one for each place."""
+        return {place.worker for place in self._places}
 
     def tend(self) -> bool:
         """Start what is due, look after what ended; whether anybody works or will again.
@@ -115,7 +122,7 @@ class LocalWorkers:
         elif error is not None:
             raise error
         else:
-            self._mourn(place, _how_it_ended(code))
+            self._mourn(place, code)
 
     def _take_leave(self, place: _Place, process: subprocess.Popen[str]) -> BulkrunError | None:
         """Collect what a worker that ended has left: the error it told, and a log if anything is in it."""
@@ -127,16 +134,20 @@ class LocalWorkers:
                 log.unlink()
         return received(output)
 
-    def _mourn(self, place: _Place, how: str) -> None:
-        finished_rows = record_death(self._run, place.worker, how)
+    def _mourn(self, place: _Place, code: int) -> None:
+        """Note a death, and when to start again. Raises RunError when that would be in vain."""
+        how = _how_it_ended(code)
+        flight = record_death(self._run, place.worker, how)
+        if code == _PYTHON_FAILED and not flight.left:
+            raise RunError(f"a worker failed before its first row\n{self._last_words(place.worker)}")
+        place.deaths = 1 if flight.finished else place.deaths + 1
         log_event(self._run, place.worker, "worker_died", how=how, deaths_in_a_row=place.deaths)
-        place.deaths = 1 if finished_rows else place.deaths + 1
         if place.deaths >= DEATHS_IN_A_ROW:
             raise RunError(
                 f"workers died {place.deaths} times in a row without finishing a row, the last with {how}; what was "
                 f"finished is saved; mend the cause, then run the same command again\n{self._last_words(place.worker)}"
             )
-        place.start_at = self._clock() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (place.deaths - 1))
+        place.start_at = self._clock() + min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (place.deaths - 1))
 
     def _last_words(self, worker: str) -> str:
         log = self._log_of(worker)

@@ -11,12 +11,15 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
+from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import worker_environments
 from bulkrun.executors.local import LocalWorkers
+from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.cancel import asked_to_stop
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.views.status import read_status
@@ -30,6 +33,23 @@ from bulkrun.launch.worker import command
 
 _TEND_EVERY_S = 0.1
 _LOOK_EVERY_S = 1.0
+
+
+class Workers(Protocol):
+    """The workers that this process looks after, whoever starts them."""
+
+    @property
+    def ids(self) -> set[str]:
+        """Those that are processes of this machine."""
+
+    def tend(self) -> bool:
+        """Start what is due, look after what ended; whether anybody works. Raises the error that ended one."""
+
+    def stop(self) -> list[BulkrunError]:
+        """Let all save and end; the errors that kept some from saving."""
+
+    def kill(self) -> None:
+        """End all at once."""
 
 
 class View(Protocol):
@@ -50,6 +70,7 @@ class Submitted:
     totals: RunTotals
     worked: bool
     elapsed_s: float = 0.0
+    changes: dict[str, int] | None = None  # of a retry or an incremental night: rows new, changed, failed, ...
 
     @property
     def exit_code(self) -> int:
@@ -58,15 +79,27 @@ class Submitted:
 
 
 def submit(
-    spec: JobSpec, view: View, *, job_file: Path | None = None, fresh: bool = False, resume_anyway: bool = False
+    spec: JobSpec,
+    view: View,
+    *,
+    job_file: Path | None = None,
+    fresh: bool = False,
+    resume_anyway: bool = False,
+    full_refresh: bool = False,
 ) -> Submitted:
-    """Run the job in the foreground, or continue it.
+    """Run the job in the foreground, or continue it. With `run.incremental`, bring its results up to date.
 
     Raises Interrupted when a signal ended it (everything is saved), and every `BulkrunError` of its parts.
     """
     with drain_on_signal() as drain:
         view.phase("checking the job, the input and the model")
         prepared = prepare(spec)
+        if spec.run.incremental and not fresh:
+            from bulkrun.launch.nightly import submit_again  # which runs what it stages with this module
+
+            again = submit_again(prepared, view, drain, job_file=job_file, full_refresh=full_refresh)
+            if again is not None:
+                return again
         record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
         if (totals := read_totals(prepared.run)) is not None:
             return Submitted(prepared.run, totals, worked=False)
@@ -86,7 +119,7 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
             return Submitted(run, totals, worked=False)
         view.phase("checking the input and the model")
         spec = JobSpec.model_validate(record.job)
-        changed = {"output": spec.output.model_copy(update={"path": str(root)})}
+        changed: dict[str, Any] = {"output": spec.output.model_copy(update={"path": str(root)})}
         if workers is not None:
             changed["run"] = spec.run.model_copy(update={"workers": workers})
         return run_to_end(prepare(spec.model_copy(update=changed)), record, view, drain)
@@ -99,8 +132,7 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     worker or the planner.
     """
     run, began = prepared.run, time.monotonic()
-    environments = worker_environments(prepared.spec.run.workers, prepared.spec.engine.device)
-    workers = LocalWorkers(run, partial(command, run, supervisor=os.getpid()), environments)
+    workers = _make_workers(prepared.spec, run)
     planner = PlannerProcess(run)
     drain.before_ending = workers.kill
     unsaved: list[BulkrunError] = []
@@ -114,16 +146,31 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
         raise error
     totals = read_totals(run)
     if totals is None:
-        raise Interrupted(
-            f"stopped by {drain.received or 'the workers'}: {read_status(run).rows_done:,} rows are done and saved; "
-            "run the same command again to continue"
-        )
+        cancelled = asked_to_stop(run, workers.ids)
+        by = drain.received or ("bulkrun cancel" if cancelled else "its time limit")
+        next_turn = "run the same command again to continue"
+        if not cancelled and drain.received in (None, "SIGUSR1") and _take_another_turn():
+            next_turn = "Slurm starts it again"
+        done = read_status(run).rows_done
+        raise Interrupted(f"stopped by {by}: {done:,} rows are done and saved; {next_turn}")
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
 
 
-def _supervise(
-    workers: LocalWorkers, planner: PlannerProcess, team: TeamProgress, view: View, drain: DrainOnSignal
-) -> None:
+def _make_workers(spec: JobSpec, run: RunDir) -> Workers:
+    """The workers of this process, by the job's executor. A Slurm job has its own place: it works where it is."""
+    if spec.run.executor == "ray":
+        return RayWorkers(run, command, spec.run.workers, spec.ray)
+    environments = worker_environments(spec.run.workers, spec.engine.device)
+    return LocalWorkers(run, partial(command, run, supervisor=os.getpid()), environments)
+
+
+def _take_another_turn() -> bool:
+    """Inside a Slurm job whose time is up: whether the cluster starts it again."""
+    allocation = current_allocation()
+    return allocation is not None and allocation.requeue()
+
+
+def _supervise(workers: Workers, planner: PlannerProcess, team: TeamProgress, view: View, drain: DrainOnSignal) -> None:
     """Until all workers have ended or a signal came: restart who died, show how it goes."""
     view.phase("loading the model")
     running, next_look = False, 0.0

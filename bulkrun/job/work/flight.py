@@ -109,8 +109,8 @@ def read_flight(path: Path) -> Flight:
     return flight
 
 
-def record_death(run: RunDir, worker: str, how: str) -> bool:
-    """The supervisor's side: note how a worker died and with what in its engine. Whether it had finished anything."""
+def record_death(run: RunDir, worker: str, how: str) -> Flight:
+    """The supervisor's side: note how a worker died and with what in its engine. Returns its flight."""
     path = run.flight / f"{worker}.jsonl"
     flight = read_flight(path)
     left = _not_journaled(run, flight.left)
@@ -118,7 +118,7 @@ def record_death(run: RunDir, worker: str, how: str) -> bool:
         append_line(path, json.dumps({"died": how, "left": left}, separators=(",", ":")).encode())
     else:
         path.unlink(missing_ok=True)
-    return flight.finished
+    return replace(flight, died=how, left=left)
 
 
 def _not_journaled(run: RunDir, keys: Sequence[Key]) -> list[Key]:

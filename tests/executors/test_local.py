@@ -1,0 +1,123 @@
+"""Workers under supervision, as real processes: who dies is replaced, what kills is found, no row is lost or double."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bulkrun.errors import RunError
+from bulkrun.executors.local import DEATHS_IN_A_ROW, LocalWorkers
+from bulkrun.job.store.events import read_events
+from bulkrun.job.store.run_dir import RunDir
+from tests.executors.fake_worker import job_of, rows_of
+from tests.job.small_runs import enter, oracle, results, write_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def workers_on(
+    out: Path, rows: int, shard_rows: int, *options: str, count: int = 1, module: str = "tests.executors.fake_worker"
+) -> LocalWorkers:
+    run, _ = enter(out, job_of(out))
+    write_plan(run, rows_of(rows), shard_rows)
+
+    def command(worker: str) -> list[str]:
+        return [sys.executable, "-m", module, str(out), str(rows), str(shard_rows), "--id", worker, *options]
+
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return LocalWorkers(run, command, [environment] * count, first_pause_s=0.05)
+
+
+def tend_to_the_end(workers: LocalWorkers) -> None:
+    try:
+        while workers.tend():
+            time.sleep(0.01)
+    finally:
+        workers.kill()
+        workers.stop()
+
+
+def deaths(out: Path) -> Counter[str]:
+    return Counter(event["how"] for event in read_events(RunDir(out)) if event["event"] == "worker_died")
+
+
+def errors_of(out: Path) -> dict[int, str]:
+    return {row["row"]: row["error_code"] for row in results(out) if row["error_code"] not in (None, "bad_input")}
+
+
+@pytest.mark.parametrize(
+    ("die", "how", "bad"), [("segv", "signal SIGSEGV", [137]), ("exit137", "exit status 137", [60, 61])]
+)
+def test_retry_goes_to_the_same_dead_engine(tmp_path: Path, die: str, how: str, bad: list[int]) -> None:
+    out, rows = tmp_path / "out", rows_of(300)
+    poison = ",".join(map(str, bad))
+    tend_to_the_end(workers_on(out, 300, 50, "--poison", poison, "--die", die))
+    assert errors_of(out) == dict.fromkeys(bad, "engine_error")
+    got, want = results(out), oracle(rows, job_of(out))
+    assert [row for row in got if row["row"] not in bad] == [row for row in want if row["row"] not in bad]
+    assert set(deaths(out)) == {how}
+    assert deaths(out)[how] <= 5 * len(bad), "32 rows in the engine: groups of 4, of 1, alone again"
+    assert not list(RunDir(out).flight.iterdir())
+
+
+def test_a_machine_on_which_every_row_dies_stops_the_run_and_blames_no_row(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    everything = ",".join(str(row) for row in range(200) if rows_of(200)[row].token_ids)
+    with pytest.raises(RunError, match=r"died 5 times in a row without finishing a row, the last with signal SIGSEGV"):
+        tend_to_the_end(workers_on(out, 200, 50, "--poison", everything))
+    assert deaths(out).total() == DEATHS_IN_A_ROW
+    tend_to_the_end(workers_on(out, 200, 50))
+    assert results(out) == oracle(rows_of(200), job_of(out))
+
+
+def test_a_worker_that_cannot_even_start_is_not_tried_again_and_its_last_words_are_shown(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(
+        RunError, match=r"failed before its first row(.|\n)*ends with:(.|\n)*No module named tests.none"
+    ):
+        tend_to_the_end(workers_on(out, 10, 10, module="tests.none"))
+    assert not deaths(out)
+
+
+def test_killing_workers_by_hand_convicts_nobody(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    workers = workers_on(out, 120, 40, "--step-s", "0.02", count=2)
+    killed: set[int] = set()
+    next_kill = time.monotonic() + 1.5
+    while workers.tend():
+        processes = [place.process for place in workers._places if place.process is not None]
+        if len(killed) < 4 and processes and time.monotonic() > next_kill:
+            os.kill(processes[0].pid, signal.SIGKILL)
+            killed.add(processes[0].pid)
+            next_kill = time.monotonic() + 1.5
+        time.sleep(0.01)
+    assert results(out) == oracle(rows_of(120), job_of(out))
+
+
+def test_unequal_shards_finish_cleanly_on_all_workers(tmp_path: Path) -> None:
+    """Trap: an early-finishing rank crashes the others."""
+    out = tmp_path / "out"
+    tend_to_the_end(workers_on(out, 110, 100, "--step-s", "0.005", count=2))
+    assert results(out) == oracle(rows_of(110), job_of(out))
+    assert not deaths(out)
+
+
+def test_stop_lets_workers_save_and_ends_those_that_do_not(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    workers = workers_on(out, 200, 100, "--step-s", "0.05", count=2)
+    while not list(RunDir(out).journal.glob("*.jsonl")):
+        workers.tend()
+        time.sleep(0.02)
+    processes = [place.process for place in workers._places if place.process is not None]
+    os.kill(processes[0].pid, signal.SIGSTOP)
+    assert workers.stop(grace_s=5.0) == []
+    assert processes[0].returncode == -signal.SIGKILL
+    assert processes[1].returncode in (75, -signal.SIGTERM), "SIGTERM before its handler was there ends it too"
+    tend_to_the_end(workers_on(out, 200, 100))
+    assert results(out) == oracle(rows_of(200), job_of(out))

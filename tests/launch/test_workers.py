@@ -1,0 +1,171 @@
+"""`submit --workers` and `worker` as a user runs them: real processes, the bundled model, signals from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import read_workers
+
+JOB = """\
+name: many
+model: bundled:tiny
+input: {path: rows.jsonl, id: name}
+prompt: {template: "{{ source }}"}
+sampling: {max_tokens: 24, temperature: 0, ignore_eos: true}
+output: {path: out, rows_per_file: 8}
+engine: {dtype: float32, max_num_seqs: 4, device: cpu}
+run: {checkpoint_every: 0.3}
+"""
+ROWS = 60
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [{"name": f"f{i}", "source": f"def f{i}(a): return a + {i}"} for i in range(ROWS)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+@pytest.fixture
+def bulkrun(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `bulkrun ...` in the folder; ends what a failed test leaves."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "bulkrun", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=folder, text=True, env=environment, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what} did not happen in {seconds} s"
+        time.sleep(0.02)
+
+
+def runners(folder: Path) -> list[int]:
+    """Process ids of the workers that are alive."""
+    states = read_workers(RunDir(folder / "out"))
+    return [state.worker.pid for state in states if state.role == "runner" and not (state.ended or state.worker.gone)]
+
+
+def rows_of(folder: Path) -> list[int]:
+    return sorted(row for path in folder.glob("out/*.parquet") for row in pq.read_table(path)["row"].to_pylist())
+
+
+def working(folder: Path, count: int) -> Callable[[], bool]:
+    return lambda: len(runners(folder)) >= count and any((folder / "out").glob("part-*.parquet"))
+
+
+def test_two_workers_share_a_run_and_a_third_joins_by_hand(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
+) -> None:
+    parent = bulkrun("submit", "job.yaml", "--workers", "2")
+    wait_until(lambda: len(runners(folder)) == 2, "two workers at work")
+    modules = Path(f"/proc/{parent.pid}/maps").read_text()
+    assert "libtorch" not in modules, "the parent must not load torch"
+    late = bulkrun("worker", "out")
+    assert parent.wait(120) == 0, parent.communicate()[1]
+    assert late.wait(60) == 0, late.communicate()[1]
+    said = parent.communicate()[1]
+    assert "loading the model" in said and "running" in said and f"completed: {ROWS} rows" in said
+    assert rows_of(folder) == list(range(ROWS))
+    ended = [state.ended for state in read_workers(RunDir(folder / "out")) if state.role == "runner"]
+    assert len(ended) >= 2 and set(ended) == {"completed"}
+    again = bulkrun("worker", "out")
+    assert again.wait(60) == 0
+    assert "finished already" in again.communicate()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_parent_drains_all_workers_and_the_run_continues(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    parent = bulkrun("submit", "job.yaml", "--workers", "2")
+    wait_until(working(folder, 2), "work")
+    began = time.monotonic()
+    parent.send_signal(number)
+    said = parent.communicate(timeout=60)[1]
+    assert parent.returncode == 75, said
+    assert time.monotonic() - began < 15
+    assert f"stopped by {number.name}: " in said and "run the same command again" in said
+    states = read_workers(RunDir(folder / "out"))
+    assert {state.ended for state in states if state.role == "runner"} == {"interrupted"}
+    assert not list(RunDir(folder / "out").flight.iterdir())
+    if number == signal.SIGINT:
+        parent = bulkrun("submit", "job.yaml")
+        assert parent.wait(120) == 0
+        assert rows_of(folder) == list(range(ROWS))
+
+
+def test_a_second_signal_ends_parent_and_workers_at_once(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
+) -> None:
+    parent = bulkrun("submit", "job.yaml")
+    wait_until(working(folder, 1), "work")
+    worker = runners(folder)[0]
+    os.kill(worker, signal.SIGSTOP)  # it cannot drain
+    parent.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert parent.poll() is None
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(5) == 143
+    wait_until(lambda: runners(folder) == [], "the end of the worker", 5)
+
+
+def test_workers_of_a_killed_parent_save_and_end(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
+    parent = bulkrun("submit", "job.yaml", "--workers", "2")
+    wait_until(working(folder, 2), "work")
+    pids = runners(folder)
+    parent.kill()
+    wait_until(lambda: runners(folder) == [], "the end of the orphans", 10)
+    states = [state for state in read_workers(RunDir(folder / "out")) if state.worker.pid in pids]
+    assert [state.ended for state in states] == ["interrupted"] * 2
+    last = bulkrun("worker", "out", "--workers", "1")
+    assert last.wait(120) == 0, last.communicate()[1]
+    assert rows_of(folder) == list(range(ROWS))
+
+
+def test_a_worker_killed_by_hand_is_replaced(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
+    parent = bulkrun("submit", "job.yaml")
+    wait_until(working(folder, 1), "work")
+    os.kill(runners(folder)[0], signal.SIGKILL)
+    assert parent.wait(120) == 0, parent.communicate()[1]
+    assert rows_of(folder) == list(range(ROWS))
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a GPU")
+def test_an_engine_that_cannot_start_is_said_at_once(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
+) -> None:
+    parent = bulkrun("submit", "job.yaml", "--set", "engine.device=cuda")
+    said = parent.communicate(timeout=60)[1]
+    assert parent.returncode == 1
+    assert "a worker failed before its first row" in said and "CUDA" in said
+
+
+def test_a_worker_without_a_run_says_so(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
+    parent = bulkrun("worker", "nothing")
+    assert "not a run" in parent.communicate(timeout=60)[1]
+    assert parent.returncode == 1
