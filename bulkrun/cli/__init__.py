@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from bulkrun import __version__
+from bulkrun.cli.compact import compact
 from bulkrun.cli.export import export
 from bulkrun.cli.jobs import plan, preview, retry, schema, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
@@ -18,7 +19,7 @@ from bulkrun.errors import BulkrunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Run a job": (submit, worker, retry, validate, plan, preview, schema),
-    "Look at a run": (status, errors, query, export, verify, list_runs),
+    "Look at a run": (status, errors, query, export, verify, compact, list_runs),
     "This machine": (models, doctor),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -107,6 +107,24 @@ def partition_types(path: Path) -> dict[str, str]:
     """
     entry = (_metadata(path).metadata or {}).get(METADATA_KEY)
     return dict(json.loads(entry).get("partition_types", {})) if entry else {}
+
+
+def row_bounds(paths: Iterable[Path]) -> tuple[int, int]:
+    """The lowest and the highest row number in parts, from their statistics; (0, -1) when they hold no row.
+
+    Raises RunError when one is torn.
+    """
+    low, high = [], []
+    for path in paths:
+        metadata = _metadata(path)
+        leaves = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+        column = leaves.index("row")
+        for group in range(metadata.num_row_groups):
+            if metadata.row_group(group).num_rows:
+                statistics = metadata.row_group(group).column(column).statistics
+                low.append(statistics.min)
+                high.append(statistics.max)
+    return (min(low), max(high)) if low else (0, -1)
 
 
 def read_part_schema(path: Path) -> pa.Schema:

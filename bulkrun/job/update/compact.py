@@ -76,7 +76,7 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
         exchange_dirs(run.root, sibling)
         log_event(run, worker.id, "compacted", parts_before=before, parts_after=done.parts)
         time.sleep(grace_s)
-        remove_tree(sibling)
+        _remove(sibling)
     return Compacted(before, done.parts, done.ok + sum(done.errors.values()), worked=True)
 
 
@@ -103,6 +103,17 @@ def _remove_leftover(sibling: Path) -> None:
     """What a killed `compact` left: half of a new directory, or the old one after the exchange."""
     if sibling.exists() and any(sibling.iterdir()) and not RunDir(sibling).state.is_dir():
         raise RunError(f"{sibling}: in the way, and not made by bulkrun; move it away")
+    _remove(sibling)
+
+
+def _remove(sibling: Path) -> None:
+    """Its state goes last: by that a later `compact` knows whose directory it is when a kill comes between."""
+    with disk_errors("removing the old directory", sibling):
+        for entry in sorted(sibling.iterdir() if sibling.exists() else ()):
+            if entry.is_symlink() or not entry.is_dir():
+                entry.unlink()
+            elif entry != RunDir(sibling).state:
+                remove_tree(entry)
     remove_tree(sibling)
 
 

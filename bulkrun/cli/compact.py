@@ -1,0 +1,38 @@
+"""`compact`: a finished run's many small files become few large ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from bulkrun.cli.output import count, json_option, note, print_json
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--rows-per-file",
+    default=1_000_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Most input rows in a file; 256 MiB before compression are the other limit.",
+)
+@json_option
+def compact(run: Path, rows_per_file: int, as_json: bool) -> None:
+    """Rewrite RUN's parts as few large ones, rows in input order.
+
+    For finished runs. Readers see each row once at every moment: a new directory takes the old one's place in one
+    step. Needs room for a second copy of the results while it works.
+    """
+    from bulkrun.job.store.run_dir import RunDir
+    from bulkrun.job.update.compact import compact as compact_run
+
+    done = compact_run(RunDir(run), rows_per_file)
+    if as_json:
+        print_json(asdict(done))
+    elif not done.worked:
+        note(f"{run}: compact already ({count(done.parts_after)} parts, {count(done.rows)} rows)")
+    else:
+        note(f"{run}: {count(done.parts_before)} parts became {count(done.parts_after)} ({count(done.rows)} rows)")
