@@ -1,0 +1,106 @@
+"""Lines of OpenAI's batch format, judged by the official package's types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+from openai.types.completion import Completion
+
+from bulkrun.job.views.openai_lines import BatchLines, LineMaker
+
+TOKEN = {"token_id": 5, "token": "Hi", "logprob": -0.5}
+LOGPROBS = [{**TOKEN, "top": [TOKEN, {"token_id": 6, "token": "Ho", "logprob": -1.5}]}, {**TOKEN, "top": None}]
+
+
+def row(number: int = 0, sample: int = 0, response: str | None = "Hi", code: str | None = None, **more: Any) -> Any:
+    return {
+        "row": number,
+        "sample": sample,
+        "response": response,
+        "finish_reason": "error" if code else "stop",
+        "prompt_tokens": 4,
+        "completion_tokens": 2,
+        "error_code": code,
+        "error_message": f"{code}: why" if code else None,
+        "custom_id": f"id-{number}",
+        **more,
+    }
+
+
+def lines(*rows: Any, id_column: str | None = "custom_id") -> list[BatchLines]:
+    return list(LineMaker("run", "model", 1_700_000_000, id_column).lines(rows))
+
+
+def test_a_chat_body_is_the_official_chat_completion() -> None:
+    [(output, error)] = lines(row(url="/v1/chat/completions", logprobs=LOGPROBS, reasoning="Hm"))
+    assert error is None and output is not None
+    assert (output["custom_id"], output["error"], output["response"]["status_code"]) == ("id-0", None, 200)
+    body = ChatCompletion.model_validate(output["response"]["body"], strict=True)
+    assert body.object == "chat.completion" and body.model == "model"
+    assert body.choices[0].message.content == "Hi" and body.choices[0].finish_reason == "stop"
+    assert body.choices[0].logprobs is not None and body.choices[0].logprobs.content is not None
+    assert [t.token for t in body.choices[0].logprobs.content[0].top_logprobs] == ["Hi", "Ho"]
+    assert output["response"]["body"]["choices"][0]["message"]["reasoning_content"] == "Hm"
+    assert body.usage is not None and body.usage.model_dump(exclude_none=True) == {
+        "prompt_tokens": 4,
+        "completion_tokens": 2,
+        "total_tokens": 6,
+    }
+
+
+def test_a_completion_body_is_the_official_completion() -> None:
+    [(output, _)] = lines(row(url="/v1/completions/", logprobs=LOGPROBS))
+    assert output is not None
+    body = Completion.model_validate(output["response"]["body"], strict=True)
+    assert body.object == "text_completion" and body.choices[0].text == "Hi"
+    assert body.choices[0].logprobs is not None and body.choices[0].logprobs.text_offset == [0, 2]
+    assert body.choices[0].logprobs.top_logprobs == [{"Hi": -0.5, "Ho": -1.5}, {}]
+
+
+def test_samples_are_choices_and_the_prompt_counts_once() -> None:
+    [(output, _), (other, _)] = lines(row(0, 0), row(0, 1, "Ho"), row(1))
+    assert output is not None and other is not None
+    body = ChatCompletion.model_validate(output["response"]["body"], strict=True)
+    assert [(choice.index, choice.message.content) for choice in body.choices] == [(0, "Hi"), (1, "Ho")]
+    assert body.usage is not None and (body.usage.prompt_tokens, body.usage.completion_tokens) == (4, 4)
+    assert output["id"] != other["id"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("bad_input", 400), ("too_long", 400), ("engine_error", 500), ("timeout", 500)]
+)
+def test_a_failed_row_is_an_error_line_alone(code: str, status: int) -> None:
+    [(output, error)] = lines(row(response=None, code=code))
+    assert output is None and error is not None
+    assert error["error"] == {"code": code, "message": f"{code}: why"}
+    assert (error["custom_id"], error["response"]["status_code"]) == ("id-0", status)
+    assert error["response"]["body"] == {
+        "error": {"message": f"{code}: why", "type": code, "param": None, "code": code}
+    }
+
+
+def test_a_partial_text_is_in_the_error_line() -> None:
+    [(output, error)] = lines(row(response="so fa", code="runaway"))
+    assert output is None and error is not None
+    assert error["response"]["body"]["choices"][0]["message"]["content"] == "so fa"
+
+
+def test_a_row_with_good_and_failed_samples_is_in_both_files() -> None:
+    [(output, error)] = lines(row(0, 0), row(0, 1, None, "timeout"), row(0, 2, "Ho"))
+    assert output is not None and error is not None
+    assert [choice["index"] for choice in output["response"]["body"]["choices"]] == [0, 2]
+    assert error["error"]["message"] == "1 of 3 samples failed; sample 1: timeout: why"
+
+
+def test_an_empty_answer_and_an_error_are_told_apart() -> None:
+    (empty, _), (_, failed) = lines(row(0, response=""), row(1, response=None, code="engine_error"))
+    assert empty is not None and empty["response"]["body"]["choices"][0]["message"]["content"] == ""
+    assert failed is not None and failed["error"]["code"] == "engine_error"
+
+
+def test_a_line_that_could_not_be_read_has_no_custom_id_and_a_run_without_ids_has_numbers() -> None:
+    torn = row(7, response=None, code="bad_input", custom_id=None)
+    assert [each.error["custom_id"] for each in lines(torn) if each.error] == [None]
+    assert [each.error["custom_id"] for each in lines(torn, id_column=None) if each.error] == ["7"]
