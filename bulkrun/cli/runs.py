@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from bulkrun.cli.output import cell_text, count, duration, json_option, note, print_facts, print_json, print_table
+from bulkrun.cli.run_path import RunPath
 
 if TYPE_CHECKING:
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.views.status import RunStatus
 
-_run_argument = click.argument("run", type=click.Path(path_type=Path))
+_run_argument = click.argument("run", type=RunPath())
 
 
 def _run_dir(path: Path) -> RunDir:
@@ -49,6 +50,9 @@ def _print_status(found: RunStatus) -> None:
     if found.state == "running":
         facts["speed"] = f"{found.rows_per_s:,.1f} rows/s, {count(found.tokens_per_s)} tok/s, "
         facts["speed"] += f"{duration(found.eta_s)} left"
+    if found.update is not None:
+        rows = count(found.update.rows_total) if found.update.rows_total is not None else "?"
+        facts["update"] = f"{found.update.state}: {count(found.update.rows_done)} of {rows} rows"
     if found.last_commit_age_s is not None:
         facts["last commit"] = f"{duration(found.last_commit_age_s)} ago"
     live = [worker for worker in found.workers if worker.alive]

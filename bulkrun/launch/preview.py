@@ -17,6 +17,7 @@ from bulkrun.job.work.answers import answer_texts
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import engine_factory
+from bulkrun.launch.night_plan import plan_night
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.request import Completion, Request, RowError
 
@@ -48,11 +49,17 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def plan_job(spec: JobSpec) -> PlanReport:
-    """Plan the whole input, and keep nothing of it but the numbers."""
+def plan_job(spec: JobSpec) -> tuple[PlanReport, dict[str, int] | None]:
+    """Plan the whole input, and keep nothing of it but the numbers.
+
+    For an incremental job with results: plan what `submit` would run, and count how the input differs from them.
+    """
     prepared = prepare(spec)
+    if spec.run.incremental and (night := plan_night(prepared)) is not None:
+        changes, report = night
+        return report, changes
     with prepared.open_dataset() as dataset:
-        return dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
+        return dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len), None
 
 
 def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:

@@ -11,6 +11,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging, read_update
+from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.run import Submitted, View, run_to_end
@@ -29,6 +30,7 @@ def finish_update(run: RunDir, view: View, drain: DrainOnSignal, *, workers: int
         run_to_end(prepare_as_of(record, spec, run.staged.root), record, view, drain)
     view.phase("putting the rows into the results")
     totals = merge(run)
+    deliver(run, read_record(run), drain.should_stop)
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began, changes=update.counts)
 
 

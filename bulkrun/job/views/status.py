@@ -18,6 +18,7 @@ from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers
+from bulkrun.job.update.staging import read_update
 from bulkrun.job.work.finish import RunTotals, read_totals
 
 State = Literal["planning", "running", "interrupted", "completed", "completed_with_errors", "failed", "stalled"]
@@ -62,6 +63,7 @@ class RunStatus:
     message: str | None
     next_command: str
     totals: RunTotals | None
+    update: RunStatus | None = None  # of the retry or incremental night under way
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -79,12 +81,12 @@ def read_status(run: RunDir) -> RunStatus:
         name=str(record.job["name"]),
         run_id=record.run_id,
         created=record.created,
-        rows_total=plan.complete["rows"] * record.samples if plan.complete else None,
+        rows_total=_rows_total(record, totals, plan),
         rows_done=sum(part.rows for part in parts) + journaled,
         error_rows=sum(part.error_rows for part in parts) + failed,
         prompt_tokens=sum(part.prompt_tokens for part in parts),
         completion_tokens=sum(part.completion_tokens for part in parts),
-        shards_total=plan.complete["shards"] if plan.complete else None,
+        shards_total=totals.parts if totals else plan.complete["shards"] if plan.complete else None,
         shards_committed=len(plan.committed),
         plan_complete=plan.complete is not None,
         workers=workers,
@@ -93,7 +95,15 @@ def read_status(run: RunDir) -> RunStatus:
         message=message,
         next_command=_next_command(run, record, state),
         totals=totals,
+        update=read_status(run.staged) if read_update(run) is not None else None,
     )
+
+
+def _rows_total(record: RunRecord, totals: RunTotals | None, plan: PlanView) -> int | None:
+    """Output rows; in a finished run those that are there, which may not be those of its plan any more."""
+    if totals is not None:
+        return totals.rows * record.samples
+    return plan.complete["rows"] * record.samples if plan.complete else None
 
 
 def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int]:

@@ -14,12 +14,16 @@ from bulkrun.data.partitions import folder_values
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
-from bulkrun.job.work.finish import read_totals
+from bulkrun.job.update.staging import is_merging
+from bulkrun.job.views.verify_updated import UpdatedParts
+from bulkrun.job.work.finish import RunTotals, read_totals
+from bulkrun.job.work.result_columns import extra_fields
 
 
 @dataclass
@@ -39,6 +43,8 @@ class VerifyReport:
 def verify_run(run: RunDir) -> VerifyReport:
     """Check a run, finished or not. Raises RunError only when the directory is not a run at all."""
     record, report = read_record(run), VerifyReport()
+    if (updated := _updated(run)) is not None:
+        return _verify_updated(run, record, updated)
     plan = PlanView(run)
     try:
         plan.refresh()
@@ -59,6 +65,24 @@ def verify_run(run: RunDir) -> VerifyReport:
     return report
 
 
+def _updated(run: RunDir) -> RunTotals | None:
+    """The totals of a run that was changed after it finished, or is being changed."""
+    try:
+        totals = read_totals(run)
+    except RunError:  # said with the rest
+        return None
+    return totals if totals is not None and (totals.generation > 0 or is_merging(run)) else None
+
+
+def _verify_updated(run: RunDir, record: RunRecord, totals: RunTotals) -> VerifyReport:
+    parts = UpdatedParts(run, record, totals)
+    parts.check()
+    report = VerifyReport(parts.parts, parts.rows, not is_merging(run), parts.problems)
+    if is_merging(run):
+        report.problems.append(f"{run.staged.root}: rows are being put into the results; the same command finishes it")
+    return report
+
+
 def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyReport) -> PartInfo:
     path, info = run.part(shard), read_part_info(run.part(shard))
     planned, rows = _planned(run, shard)
@@ -67,7 +91,7 @@ def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyRepor
     want = [(row, sample) for row in rows["row"].to_pylist() for sample in range(record.samples)]
     in_folder = folder_values(planned.folder)
     passthrough = pa.schema([field for field in rows.schema.field("passthrough").type if field.name not in in_folder])
-    if read_part_schema(path) != output_schema(passthrough):
+    if read_part_schema(path) != output_schema(passthrough, extra_fields(JobSpec.model_validate(record.job))):
         raise RunError(f"{path}: its columns are not those of the plan ({run.shard(shard).name})")
     got: list[tuple[int, int]] = []
     codes: Counter[str] = Counter()

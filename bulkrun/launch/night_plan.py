@@ -1,0 +1,44 @@
+"""What a night would do, without doing it: how the input differs from the results, and the plan of the rows to run."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from bulkrun.data.subset import open_subset, write_subset
+from bulkrun.job.plan.planner import dry_plan
+from bulkrun.job.plan.report import PlanReport
+from bulkrun.job.store.run_record import read_record
+from bulkrun.job.update.diff import Wanted
+from bulkrun.job.update.gate import check_settings
+from bulkrun.job.work.finish import read_totals
+from bulkrun.launch.nightly import compare
+from bulkrun.launch.prepare import PreparedJob
+from bulkrun.launch.update import prepare_as_of
+
+
+def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | None:
+    """The counts of changes and the plan of what is to run; None where the job has no finished run.
+
+    Raises what `submit` would: ResumeError for other settings, InputError for ids that are not unique.
+    """
+    run = prepared.run
+    if not run.run_json.exists() or (totals := read_totals(run)) is None:
+        return None
+    record = read_record(run)
+    prepared = prepare_as_of(record, prepared.spec)
+    wanted = prepared.record(None)
+    check_settings(run, record, wanted, full_refresh=False)
+    assert wanted.key_salt is not None, "the job is incremental"
+    drop = prepared.spec.run.on_vanished == "drop"
+    with tempfile.TemporaryDirectory(prefix="bulkrun-") as name, prepared.open_dataset() as dataset:
+        folder = Path(name)
+        changes = compare(prepared, dataset, totals, wanted.key_salt, Wanted(drop_vanished=drop), folder)
+        subset = folder / "input.subset"
+        write_subset(subset, dataset.schema, dataset.batches(), changes.read_picks(), changes.rows)
+        return changes.counts, _plan_of(prepared, subset)
+
+
+def _plan_of(prepared: PreparedJob, subset: Path) -> PlanReport:
+    with open_subset(subset) as rows:
+        return dry_plan(prepared.spec, rows, prepared.tokenizer, prepared.max_model_len)
