@@ -11,6 +11,7 @@ import click
 
 from bulkrun import __version__
 from bulkrun.cli.compact import compact
+from bulkrun.cli.control import cancel, logs, watch
 from bulkrun.cli.export import export
 from bulkrun.cli.jobs import plan, preview, retry, schema, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
@@ -18,8 +19,8 @@ from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.errors import BulkrunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
-    "Run a job": (submit, worker, retry, validate, plan, preview, schema),
-    "Look at a run": (status, errors, query, export, verify, compact, list_runs),
+    "Run a job": (submit, worker, cancel, retry, validate, plan, preview, schema),
+    "Look at a run": (status, watch, logs, errors, query, export, verify, compact, list_runs),
     "This machine": (models, doctor),
 }
 

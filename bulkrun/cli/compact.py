@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from bulkrun.cli.output import count, json_option, note, print_json
+from bulkrun.cli.run_path import RunPath
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.option(
     "--rows-per-file",
     default=1_000_000,

@@ -9,12 +9,13 @@ from typing import Literal
 import click
 
 from bulkrun.cli.output import count, note
+from bulkrun.cli.run_path import RunPath
 
 _FORMATS = ["openai", "jsonl", "csv", "parquet"]
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.option("--format", "format_", type=click.Choice(_FORMATS), required=True, help="What to write.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=Path("-"), help="The file. Default, and -: stdout."

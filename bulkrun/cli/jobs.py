@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bulkrun.cli.output import count, duration, json_option, note, print_facts, print_json, print_table
+from bulkrun.cli.run_path import RunPath
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanReport
+    from bulkrun.job.work.finish import RunTotals
+    from bulkrun.launch.queue import Queued
     from bulkrun.launch.run import Submitted, View
 
 _Command = Callable[..., Any]
@@ -47,10 +50,14 @@ def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
 @click.option("--fresh", is_flag=True, help="Start anew: an earlier run there is moved aside, never deleted.")
 @click.option("--resume-anyway", is_flag=True, help="Continue although settings changed that no result depends on.")
 @click.option("--full-refresh", is_flag=True, help="With run.incremental: run all rows again and replace each result.")
+@click.option("--executor", type=click.Choice(["local", "slurm", "ray"]), help="Who starts the workers.")
+@click.option("--wait", is_flag=True, help="With Slurm: stay until the run is finished.")
 @_running_options
 def submit(
     job: Path,
     overrides: tuple[str, ...],
+    executor: str | None,
+    wait: bool,
     fresh: bool,
     resume_anyway: bool,
     full_refresh: bool,
@@ -63,17 +70,18 @@ def submit(
     A second submit of the same job joins the first one as another worker. A finished run is left alone;
     with run.incremental, rows that are new, changed or failed are run and put into it.
     """
-    from bulkrun.launch.run import submit as submit_job
+    from bulkrun.launch.queue import submit_job
 
-    spec = _load(job, overrides if workers is None else (*overrides, f"run.workers={workers}"))
+    given = {"run.workers": workers, "run.executor": executor}
+    spec = _load(job, (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None)))
     if full_refresh and not spec.run.incremental:
         raise click.UsageError("--full-refresh is for jobs with run.incremental: true; --fresh runs this one anew")
     flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
-    _run_and_end(lambda view: submit_job(spec, view, job_file=job, **flags), quiet, as_json)
+    _run_and_end(lambda view: submit_job(spec, view, wait=wait, job_file=job, **flags), quiet, as_json)
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @_running_options
 def worker(run: Path, workers: int | None, quiet: bool, as_json: bool) -> None:
     """Help with RUN until it is finished, from this or another node.
@@ -87,7 +95,7 @@ def worker(run: Path, workers: int | None, quiet: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.option("--failed", is_flag=True, required=True, help="Run the rows again that hold an error.")
 @click.option("--code", "codes", multiple=True, metavar="CODE", help="Only those with this code (may be repeated).")
 @click.option(
@@ -120,20 +128,33 @@ def retry(
     _run_and_end(work, quiet, as_json)
 
 
-def _run_and_end(run: Callable[[View], Submitted], quiet: bool, as_json: bool) -> NoReturn:
+def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json: bool) -> NoReturn:
     """Show a run while it goes on and what came of it, and end with its exit code."""
     from bulkrun.cli.live import make_view
+    from bulkrun.launch.run import Submitted
 
     view = make_view(quiet)
     try:
         done = run(view)
     finally:
         view.close()
+    if not isinstance(done, Submitted):
+        _say_where(done, quiet, as_json)
     if as_json:
         print_json({"run": str(done.run.root), "worked": done.worked, "changes": done.changes, **vars(done.totals)})
     elif not quiet:
         _print_summary(done)
     sys.exit(done.exit_code)
+
+
+def _say_where(queued: Queued, quiet: bool, as_json: bool) -> NoReturn:
+    root = queued.run.root
+    if as_json:
+        print_json({"run": str(root), "job_id": queued.job_id, "new": queued.new})
+    elif not quiet:
+        note(f"Slurm job {queued.job_id} {'is in the queue' if queued.new else 'was in the queue already'}")
+        note(f"next     bulkrun status {root} (or watch, logs, cancel); the same command again continues a run")
+    sys.exit(0)
 
 
 def _print_summary(done: Submitted) -> None:
@@ -146,10 +167,22 @@ def _print_summary(done: Submitted) -> None:
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
     rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
     note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
+    if saved := _saved(totals):
+        note(f"  {saved}")
     for code, rows_with in totals.errors.items():
         note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
     note(f"results  {root}/*.parquet ({totals.parts} parts)")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def _saved(totals: RunTotals) -> str:
+    """What the run did not have to compute, in words; empty when there is nothing to say."""
+    parts = {
+        "{} generations answered by another row's": totals.saved_generations,
+        "{} prompt tokens found in the prefix cache": totals.cached_tokens,
+        "{} outputs stopped early (repetition, timeout)": totals.stopped,
+    }
+    return ", ".join(text.format(count(number)) for text, number in parts.items() if number)
 
 
 @click.command()
@@ -174,8 +207,13 @@ def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """
     from bulkrun.launch.preview import plan_job
 
-    report = plan_job(_load(job, overrides))
-    print_json(report.to_json()) if as_json else _print_plan(report)
+    report, changes = plan_job(_load(job, overrides))
+    if as_json:
+        print_json({**report.to_json(), "changes": changes})
+        return
+    if changes is not None:
+        print_facts({"since the last run": ", ".join(f"{count(rows)} {name}" for name, rows in changes.items())})
+    _print_plan(report)
 
 
 def _print_plan(report: PlanReport) -> None:

@@ -68,24 +68,22 @@ def _pattern(path: Path) -> str:
 
 
 def submit_array(run: RunDir, spec: JobSpec) -> str:
-    """Write the script into the run and hand it to sbatch; the job id.
-
-    Raises ExecutorError with Slurm's own words, and when an array of this run is queued already.
-    """
-    if queued := [job.job_id for job in queued_jobs(run)]:
-        raise ExecutorError(
-            f"{run.root}: job {', '.join(queued)} of this run is in the queue already; "
-            f"`bulkrun status {run.root}` shows it, `bulkrun cancel {run.root}` takes it out"
-        )
+    """Write the script into the run and hand it to sbatch; the job id. Raises ExecutorError with Slurm's own words."""
     make_dirs(run.logs)
     make_dirs(run.slurm)
-    command = [sys.executable, "-m", "bulkrun", "worker", str(run.root.resolve())]
+    command = [sys.executable, "-m", "bulkrun", "worker", str(run.root.resolve()), "--workers", str(_gpus(spec.slurm))]
     script = run.slurm / f"{datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}.sh"
     text = batch_script(run, spec.name, spec.slurm, spec.slurm.array or spec.run.workers, command)
     write_file(script, text.encode())
     job_id = _slurm("sbatch", "--parsable", str(script)).strip().split(";")[0]
     append_line(run.slurm_jobs, json.dumps({"job_id": job_id, "script": script.name}).encode())
     return job_id
+
+
+def _gpus(slurm: SlurmSpec) -> int:
+    """Workers in one array element: one for each of its GPUs."""
+    counted = re.search(r"(\d+)$", str(slurm.gpus or ""))
+    return max(1, int(counted[1])) if counted else 1
 
 
 def submitted_jobs(run: RunDir) -> list[str]:

@@ -23,6 +23,7 @@ from bulkrun.job.store.cancel import asked_to_stop
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.views.status import read_status
+from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.team import TeamProgress
@@ -99,9 +100,11 @@ def submit(
 
             again = submit_again(prepared, view, drain, job_file=job_file, full_refresh=full_refresh)
             if again is not None:
+                deliver(again.run, read_record(again.run), drain.should_stop)
                 return again
         record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
         if (totals := read_totals(prepared.run)) is not None:
+            deliver(prepared.run, record, drain.should_stop)
             return Submitted(prepared.run, totals, worked=False)
         return run_to_end(prepared, record, view, drain)
 

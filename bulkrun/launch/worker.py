@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
+from bulkrun.executors.allocation import current_allocation, deadline_of
 from bulkrun.executors.child_errors import ErrorChannel
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import Worker
@@ -35,6 +37,8 @@ def command(run: RunDir, worker: str, supervisor: int) -> list[str]:
 def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor, drain: DrainOnSignal) -> int:
     """Be a worker of the run. Returns the exit code; raises every `BulkrunError` of its parts."""
     prepared = prepare(JobSpec.model_validate(record.job))
+    deadline = deadline_of(current_allocation(), prepared.spec.run.walltime)
+    cancelled = CancelWatch(run, worker.id)
     make_engine = engine_factory(prepared)
     engine = make_engine()
     drain.started()
@@ -46,7 +50,8 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
         prepared.tokenizer.decode_batch,
         rebuild_engine=make_engine,
         worker=worker,
-        should_stop=lambda: drain.should_stop() or supervisor.is_gone(),
+        should_stop=lambda: drain.should_stop() or supervisor.is_gone() or cancelled(),
+        deadline=deadline,
         heartbeat_s=_HEARTBEAT_S,
     ).run()
     return EXIT_OK if outcome.totals is not None else Interrupted.exit_code

@@ -121,3 +121,28 @@ def test_stop_lets_workers_save_and_ends_those_that_do_not(tmp_path: Path) -> No
     assert processes[1].returncode in (75, -signal.SIGTERM), "SIGTERM before its handler was there ends it too"
     tend_to_the_end(workers_on(out, 200, 100))
     assert results(out) == oracle(rows_of(200), job_of(out))
+
+
+def test_of_four_workers_one_is_frozen_past_its_claim_and_wakes_again(tmp_path: Path) -> None:
+    frozen_out, out = tmp_path / "frozen", tmp_path / "unbroken"
+    workers = workers_on(frozen_out, 160, 20, "--step-s", "0.01", "--ttl-s", "1", "--max-num-seqs", "4", count=4)
+    run = RunDir(frozen_out)
+    frozen = None
+    deadline = time.monotonic() + 60
+    while workers.tend() and time.monotonic() < deadline:
+        if frozen is None and len(list(run.journal.glob("*.jsonl"))) >= 4:
+            frozen = next(place.process for place in workers._places if has_a_shard(run, place.worker))
+            assert frozen is not None
+            frozen.send_signal(signal.SIGSTOP)
+        if frozen is not None and run.success.exists() and frozen.poll() is None:
+            frozen.send_signal(signal.SIGCONT)
+        time.sleep(0.01)
+    assert frozen is not None and frozen.returncode == 0, "it finds everything done by others and ends in order"
+    assert sum(event["event"] == "committed" for event in read_events(run)) == 8
+    tend_to_the_end(workers_on(out, 160, 20))
+    assert results(frozen_out) == results(out) == oracle(rows_of(160), job_of(out))
+
+
+def has_a_shard(run: RunDir, worker: str) -> bool:
+    """Whether this worker has a shard open."""
+    return any(run.journal.glob(f"shard-*.{worker}.jsonl"))

@@ -21,6 +21,11 @@ def request_cancel(run: RunDir, workers: Iterable[str]) -> None:
     replace_json(run.cancelled, {"workers": sorted({*known, *workers})})
 
 
+def asked_to_stop(run: RunDir, workers: Iterable[str]) -> bool:
+    """Whether any of these workers was asked to."""
+    return not set(workers).isdisjoint((read_json(run.cancelled) or {}).get("workers", []))
+
+
 class CancelWatch:
     """Whether a worker was asked to stop; cheap enough to ask between any two steps."""
 
@@ -32,5 +37,5 @@ class CancelWatch:
     def __call__(self) -> bool:
         if not self._cancelled and self._clock() >= self._next_look:
             self._next_look = self._clock() + _LOOK_AGAIN_S
-            self._cancelled = self._worker in (read_json(self._run.cancelled) or {}).get("workers", [])
+            self._cancelled = asked_to_stop(self._run, [self._worker])
         return self._cancelled

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bulkrun.data.parts import read_part_info
-from bulkrun.errors import BulkrunError
+from bulkrun.errors import BulkrunError, Interrupted
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.claims import Claims
@@ -24,6 +24,7 @@ from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, 
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.closing import Closing
 from bulkrun.job.work.commit import RunIdentity
+from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
@@ -34,6 +35,7 @@ from bulkrun.job.work.progress import Progress, ProgressSnapshot
 from bulkrun.job.work.recorder import Recorder
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
+from bulkrun.job.work.uploads import Uploads
 from bulkrun.request import Completion, Engine, RowError
 
 _HOUSEKEEPING_S = 1.0
@@ -103,6 +105,7 @@ class JobRunner:
             self._plan, record.samples, spec.sampling.to_params().max_tokens, best_of=spec.sampling.best_of
         )
         self._latest = ProgressSnapshot()
+        self._uploads = Uploads(run, record, self._worker.id)
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
         self._error_rate = ErrorRate(spec.run.max_error_rate)
         self._closing = Closing(deadline)
@@ -138,16 +141,27 @@ class JobRunner:
     def _work_and_save(self) -> RunOutcome:
         """The loop, with everything that ended and every partial output on disk however it ends."""
         self._recorder.start()
+        self._uploads.start()
         try:
             self._loop()
         finally:
             self._recorder.save_partials(self._partials(at_least=1))
             self._recorder.close()
             self._flight.close()
+            self._uploads.stop()
         self._housekeep()
         if not self._plan.finished:
             return RunOutcome("interrupted", self._latest)
+        try:
+            return self._finish()
+        except Interrupted:
+            return RunOutcome("interrupted", self._latest)
+
+    def _finish(self) -> RunOutcome:
+        """Mark the run finished; a bucket has all of its parts before that, and its `_SUCCESS` after."""
+        deliver(self._run, self._record, self._should_stop)
         totals = finish_run(self._run, self._record)
+        deliver(self._run, self._record, self._should_stop)
         return RunOutcome(totals.status, self._latest, totals)
 
     def _loop(self) -> None:
@@ -283,6 +297,7 @@ class JobRunner:
             if done.late:
                 self._progress.spoiled(done.shard, done.rows)
         for shard, info in self._recorder.take_committed():
+            self._uploads.add(shard)
             self._log("committed", shard=shard, rows=info.rows, errors=info.error_rows)
         for shard in self._plan.committed - self._counted:
             self._counted.add(shard)

@@ -1,0 +1,81 @@
+"""Commands about workers that run somewhere: watch them, read what they said, make them stop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from bulkrun.cli.output import cell_text, json_option, note, print_json
+from bulkrun.cli.run_path import RunPath
+
+_LOOK_EVERY_S = 1.0
+_run_argument = click.argument("run", type=RunPath())
+
+
+@click.command()
+@_run_argument
+def watch(run: Path) -> None:
+    """Show how RUN goes on, live, until it is finished or nobody works on it. From any terminal or node."""
+    from bulkrun.cli.live import make_view
+    from bulkrun.job.store.run_dir import RunDir
+    from bulkrun.job.views.watch import watch_run
+
+    view = make_view(quiet=False)
+    try:
+        for snapshot in watch_run(RunDir(run)):
+            view.update(snapshot)
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        view.close()
+    note(f"nobody works on {run} (any more): `bulkrun status {run}` tells how it stands")
+
+
+@click.command()
+@_run_argument
+@click.option("-n", "--lines", default=20, show_default=True, type=click.IntRange(1), help="Lines of each log.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+def logs(run: Path, lines: int, follow: bool) -> None:
+    """What happened in RUN and what its workers said.
+
+    First its events, then the end of each worker's log.
+    """
+    from bulkrun.job.store.run_dir import RunDir
+    from bulkrun.job.store.run_record import read_record
+    from bulkrun.job.views.logs import follow_events, last_events, worker_logs
+
+    read_record(RunDir(run))
+    for line in last_events(RunDir(run), lines):
+        click.echo(cell_text(line))
+    for name, tail in worker_logs(RunDir(run), lines):
+        click.secho(f"\n{name}", bold=True)
+        for line in tail:
+            click.echo(cell_text(line))
+    if follow:
+        for line in follow_events(RunDir(run)):
+            click.echo(cell_text(line))
+            sys.stdout.flush()
+
+
+@click.command()
+@_run_argument
+@json_option
+def cancel(run: Path, as_json: bool) -> None:
+    """Make everybody who works on RUN save and stop.
+
+    Reaches all nodes, and takes its jobs out of Slurm's queue. Nothing that was finished is lost; submitting the job
+    again continues it.
+    """
+    from bulkrun.job.store.run_dir import RunDir
+    from bulkrun.launch.cancel import cancel_run
+
+    stopped = cancel_run(RunDir(run))
+    if as_json:
+        print_json(vars(stopped))
+        return
+    for name, ids in vars(stopped).items():
+        if ids:
+            note(f"{name.replace('_', ' ')}: {', '.join(ids)}")
+    note("nobody works on this run" if not any(vars(stopped).values()) else "they save and stop within seconds")

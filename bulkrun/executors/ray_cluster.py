@@ -1,0 +1,125 @@
+"""Workers as Ray actors: each actor looks after one worker process, with the GPU and on the node that Ray chose.
+
+Ray Core only (the extra `bulkrun[ray]`). An actor that dies is started again elsewhere, and its worker with it; what it
+had finished is in the store. The worker is a process of its own, as everywhere: a row that kills it does not kill the
+actor. Every node must see the run's directory and the input under the same paths. Knows no tokens and no tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bulkrun import errors
+from bulkrun.errors import BulkrunError, ExecutorError
+from bulkrun.executors.local import DRAIN_S, LocalWorkers
+from bulkrun.job.jobfile.spec import RaySpec
+from bulkrun.job.store.run_dir import RunDir
+
+WorkerCommand = Callable[[RunDir, str, int], list[str]]  # of a run, a worker's id and its supervisor's process id
+Ended = tuple[str, str] | None  # the error that ended a worker: its class and its message
+
+_TEND_EVERY_S = 0.2
+
+
+class WorkerHost:
+    """What runs inside an actor. `folder` is where relative paths of the job begin."""
+
+    def __init__(self, run: RunDir, command: WorkerCommand, folder: str) -> None:
+        os.chdir(folder)
+        self._stopping = threading.Event()
+        self._workers = LocalWorkers(run, partial(_call, command, run), [{}])
+
+    def work(self) -> Ended:
+        """Look after the worker until it ends or `stop` was called."""
+        try:
+            while not self._stopping.is_set() and self._workers.tend():
+                time.sleep(_TEND_EVERY_S)
+            for error in self._workers.stop():
+                raise error
+        except BulkrunError as error:
+            return type(error).__name__, str(error)
+        return None
+
+    def stop(self) -> None:
+        """Let the worker save and end; `work` returns then."""
+        self._stopping.set()
+
+
+def _call(command: WorkerCommand, run: RunDir, worker: str) -> list[str]:
+    return command(run, worker, os.getpid())
+
+
+class RayWorkers:
+    """`count` workers of one run on a Ray cluster; used as `LocalWorkers` is."""
+
+    def __init__(self, run: RunDir, command: WorkerCommand, count: int, spec: RaySpec) -> None:
+        self._ray = _connected(spec)
+        run = RunDir(run.root.resolve())
+        gpus = spec.gpus if spec.gpus is not None else float("GPU" in self._ray.cluster_resources())
+        # -1: for ever. An actor that was lost starts again, and so does its call, which is safe to repeat.
+        again = {"max_restarts": -1, "max_task_retries": -1}
+        host = self._ray.remote(max_concurrency=2, num_gpus=gpus, num_cpus=spec.cpus, **again)(WorkerHost)
+        self._hosts = [host.remote(run, command, str(Path.cwd())) for _ in range(count)]
+        self._calls = [actor.work.remote() for actor in self._hosts]
+
+    @property
+    def ids(self) -> set[str]:
+        """Workers of this process: none, they are the actors'."""
+        return set()
+
+    def tend(self) -> bool:
+        """Whether anybody works or will again. Raises the error that ended a worker."""
+        done, going = self._ray.wait(self._calls, num_returns=len(self._calls), timeout=0)
+        for call in done:
+            if (error := self._ended(call)) is not None:
+                raise error
+        return bool(going)
+
+    def stop(self, grace_s: float = DRAIN_S) -> list[BulkrunError]:
+        """Let all save and end, and end those that do not. Returns the errors that kept some from saving."""
+        for actor in self._hosts:
+            actor.stop.remote()
+        # The host ends a worker after its own grace; a little longer lets it say how that went.
+        done, _ = self._ray.wait(self._calls, num_returns=len(self._calls), timeout=grace_s + 5.0)
+        ended = [self._ended(call) for call in done]
+        self.kill()
+        return [error for error in ended if error is not None]
+
+    def kill(self) -> None:
+        """End all at once: a worker notices within a second that its actor is gone."""
+        for actor in self._hosts:
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.kill(actor)
+
+    def _ended(self, call: Any) -> BulkrunError | None:
+        try:
+            ended: Ended = self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            return ExecutorError(f"Ray lost a worker for good: {str(error).splitlines()[0]}")
+        if ended is None:
+            return None
+        kind = getattr(errors, ended[0])
+        again: BulkrunError = kind.__new__(kind)
+        Exception.__init__(again, ended[1])
+        return again
+
+
+def _connected(spec: RaySpec) -> Any:
+    """The module `ray`, connected to the cluster (a local one is started where there is no address)."""
+    try:
+        import ray
+    except ImportError:
+        raise ExecutorError("run.executor ray needs Ray: pip install 'bulkrun[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=spec.address, log_to_driver=False, include_dashboard=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ExecutorError(f"ray.address {spec.address!r}: {str(error).splitlines()[0]}") from error
+    return ray

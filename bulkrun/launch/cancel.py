@@ -1,0 +1,34 @@
+"""`cancel`: ask every living worker of a run to stop, wherever it is, and empty the queue of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bulkrun.executors.slurm import cancel_jobs, submitted_jobs
+from bulkrun.job.store.cancel import request_cancel
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.workers import LifeWatch, read_workers
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """Who was told: ids of workers, and of Slurm jobs."""
+
+    workers: list[str] = field(default_factory=list)
+    slurm_jobs: list[str] = field(default_factory=list)
+
+
+def cancel_run(run: RunDir) -> Cancelled:
+    """Tell them all; returns at once. Raises RunError for a directory that is no run, ExecutorError for Slurm's."""
+    read_record(run)
+    workers = _ask(run) + (_ask(run.staged) if run.staged.state.is_dir() else [])
+    return Cancelled(workers, cancel_jobs(run) if submitted_jobs(run) else [])
+
+
+def _ask(run: RunDir) -> list[str]:
+    life = LifeWatch(run)
+    living = [state.worker.id for state in read_workers(run) if state.role == "runner" and life.alive(state.worker)]
+    if living:
+        request_cancel(run, living)
+    return living

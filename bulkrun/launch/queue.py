@@ -1,0 +1,94 @@
+"""`submit` by executor: in the foreground here, or on a login node as an array in Slurm's queue.
+
+With Slurm this process loads nothing and computes nothing; with `wait` it stays until the run is finished.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bulkrun.errors import ExecutorError
+from bulkrun.executors.allocation import current_allocation
+from bulkrun.executors.slurm import queued_jobs, submit_array
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import open_run
+from bulkrun.job.work.finish import read_totals
+from bulkrun.job.work.team import TeamProgress
+from bulkrun.launch.prepare import prepare
+from bulkrun.launch.run import Submitted, View, submit
+
+_LOOK_EVERY_S = 1.0
+_ASK_QUEUE_EVERY = 10  # looks: Slurm's controller is everybody's
+_TIMES_GONE = 2  # a requeued job is between two states for a moment
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A run whose workers wait or work in the queue; `new` is False when they were there before."""
+
+    run: RunDir
+    job_id: str
+    new: bool
+
+
+def submit_job(
+    spec: JobSpec,
+    view: View,
+    *,
+    wait: bool = False,
+    job_file: Path | None = None,
+    fresh: bool = False,
+    resume_anyway: bool = False,
+    full_refresh: bool = False,
+) -> Queued | Submitted:
+    """Run the job, or continue it, where its executor says. Raises what `launch.run.submit` and Slurm raise."""
+    if spec.run.executor != "slurm" or current_allocation() is not None:
+        given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
+        return submit(spec, view, job_file=job_file, **given)
+    done = _submit_to_slurm(spec, view, job_file, fresh=fresh, resume_anyway=resume_anyway)
+    return wait_for(done, view) if wait and isinstance(done, Queued) else done
+
+
+def _submit_to_slurm(
+    spec: JobSpec, view: View, job_file: Path | None, *, fresh: bool, resume_anyway: bool
+) -> Queued | Submitted:
+    """Check the job, enter the run, put its array into the queue unless it is there already.
+
+    Raises ExecutorError where Slurm refuses, and what entering a run raises.
+    """
+    view.phase("checking the job, the input and the model")
+    prepared = prepare(spec)
+    record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
+    if (totals := read_totals(prepared.run)) is not None:
+        if spec.run.incremental:
+            raise ExecutorError(
+                f"{prepared.run.root}: an incremental night runs where it is started; start it in the queue: "
+                f"sbatch --wrap 'bulkrun submit {job_file or 'JOB'} --executor local'"
+            )
+        return Submitted(prepared.run, totals, worked=False)
+    if queued := queued_jobs(prepared.run):
+        return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
+    return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(record.job)), new=True)
+
+
+def wait_for(queued: Queued, view: View) -> Submitted:
+    """Stay until the run is finished. Raises ExecutorError when its array left the queue before that."""
+    run, began, team = queued.run, time.monotonic(), TeamProgress(queued.run)
+    looks = gone = 0
+    view.phase(f"waiting for Slurm job {queued.job_id}")
+    while (totals := read_totals(run)) is None:
+        if (snapshot := team.snapshot()) is not None:
+            view.update(snapshot)
+        if looks % _ASK_QUEUE_EVERY == _ASK_QUEUE_EVERY - 1:
+            gone = 0 if queued_jobs(run) else gone + 1
+        if gone >= _TIMES_GONE:
+            raise ExecutorError(
+                f"{run.root}: job {queued.job_id} left the queue before the run was finished; "
+                f"`bulkrun logs {run.root}` shows why; the same command continues"
+            )
+        looks += 1
+        time.sleep(_LOOK_EVERY_S)
+    return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
