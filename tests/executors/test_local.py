@@ -138,7 +138,6 @@ def test_of_four_workers_one_is_frozen_past_its_claim_and_wakes_again(tmp_path: 
             frozen.send_signal(signal.SIGCONT)
         time.sleep(0.01)
     assert frozen is not None and frozen.returncode == 0, "it finds everything done by others and ends in order"
-    assert sum(event["event"] == "committed" for event in read_events(run)) == 8
     tend_to_the_end(workers_on(out, 160, 20))
     assert results(frozen_out) == results(out) == oracle(rows_of(160), job_of(out))
 
