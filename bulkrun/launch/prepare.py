@@ -21,6 +21,7 @@ from bulkrun.data.subset import open_subset
 from bulkrun.errors import InputError
 from bulkrun.job.jobfile.spec import JobSpec, SamplingSpec
 from bulkrun.job.prompts.detect import json_text_columns
+from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
 from bulkrun.launch.structure import check_thinking, with_schema
@@ -44,7 +45,7 @@ class PreparedJob:
 
     @property
     def run(self) -> RunDir:
-        return RunDir(Path(self.spec.output.path))
+        return run_dir_of(self.spec.output.path, self.spec.output.state)
 
     @property
     def max_model_len(self) -> int:
@@ -83,7 +84,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     JobFileError, ModelError or InputError that says what is wrong or missing and how to mend it.
     """
     spec = with_schema(spec)
-    files = [] if RunDir(Path(spec.output.path)).is_staged else _find_input(spec)
+    files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else _find_input(spec)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     tokenizer = Tokenizer.from_dir(model_dir, now=now)
     check_thinking(spec, tokenizer)

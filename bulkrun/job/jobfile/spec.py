@@ -7,6 +7,7 @@ into a `JobSpec` and problems into `file:line:col` messages; `bulkrun schema` pr
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -62,7 +63,8 @@ class InputSpec(_Section):
     """Where the rows come from."""
 
     path: str | list[str] = Field(
-        description="A file, a directory, a glob, or a list of them: .parquet, .jsonl, .csv (text also .gz, .zst)."
+        description="A file, a directory, a glob, or a list of them: .parquet, .jsonl, .csv (text also .gz, .zst); "
+        "local or s3://."
     )
     sql: str | None = Field(
         None,
@@ -278,7 +280,12 @@ class SamplingSpec(_Section):
 class OutputSpec(_Section):
     """Where the results go."""
 
-    path: str = Field(description="The result directory: this is the run.")
+    path: str = Field(description="The result directory: this is the run. Or s3://BUCKET/PREFIX for the results alone.")
+    state: str | None = Field(
+        None,
+        description="With results in a bucket, the directory of the run (state, and the parts too); several nodes "
+        "need to share it. Default: one below XDG_STATE_HOME or ~/.local/state, named by the URL.",
+    )
     partition_by: list[str] = Field(
         default_factory=list,
         description="Columns whose values become folders (lang=en/part-00000.parquet), as Hive and DuckDB read them.",
@@ -289,6 +296,14 @@ class OutputSpec(_Section):
         ge=1,
         description="Most input rows in a part, the unit of commit. Default: by the size of the input, at most 4096.",
     )
+
+    @model_validator(mode="after")
+    def _place(self) -> OutputSpec:
+        if "://" in self.path and not re.match(r"s3://[^/@:*?\[]+(/|$)", self.path):
+            raise ValueError("path: a directory or s3://BUCKET/PREFIX, without keys (they come from the environment)")
+        if self.state is not None and not self.path.startswith("s3://"):
+            raise ValueError("state: only with path: s3://...; a result directory holds its own state")
+        return self
 
 
 class EngineSpec(_Section):

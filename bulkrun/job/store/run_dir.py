@@ -18,6 +18,7 @@
       .bulkrun/logs/                    what workers wrote on stderr
       .bulkrun/slurm/                   batch scripts, and the ids of the jobs they became
       .bulkrun/tmp/                     files that are not whole yet
+      .bulkrun/delivered.json           with results in a bucket: what it holds of them
       .bulkrun/next/                    a whole run of its own: the rows of a retry or an incremental night
 
 Nothing under .bulkrun ends in .parquet (DuckDB's `**` globs enter dot folders), and
@@ -106,6 +107,11 @@ class RunDir:
     @property
     def cancelled(self) -> Path:
         return self.state / "cancelled.json"
+
+    @property
+    def delivered(self) -> Path:
+        """For which `_SUCCESS` the bucket of this run is complete."""
+        return self.state / "delivered.json"
 
     @property
     def logs(self) -> Path:

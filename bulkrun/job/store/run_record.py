@@ -15,10 +15,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bulkrun.data.remote import is_remote
 from bulkrun.errors import ResumeError, RunError
+from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.durable import disk_errors, fsync_dir, make_dirs, read_json, replace_json, write_new_json
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, key_salt
+from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import TTL_S, LifeWatch, Worker, read_workers
 
@@ -110,14 +113,29 @@ def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyw
     Returns the record that is on disk now: the old one with the new engine and pace settings when a run continues,
     `wanted` when nothing was planned before.
     Raises ResumeError (with a readable difference) when the job or its input changed, and when the directory holds
-    something else; RunError when `fresh` meets a live worker.
+    something else; RunError when `fresh` meets a live worker. The same holds for the bucket that results go to.
     """
+    bucket = _bucket(wanted)
     if fresh:
+        refuse_fresh(bucket) if bucket else None
         move_aside(run)
     if not run.run_json.exists():
         _refuse_foreign_files(run)
-        if _create(run, wanted):
-            return wanted
+        refuse_used_prefix(bucket) if bucket else None
+    record = _create_or_continue(run, wanted, resume_anyway)
+    if bucket and not run.success.exists():
+        own_prefix(bucket, record.run_id, run.root)
+    return record
+
+
+def _bucket(record: RunRecord) -> ObjectPrefix | None:
+    url = str(record.job["output"]["path"])
+    return ObjectPrefix(url) if is_remote(url) else None
+
+
+def _create_or_continue(run: RunDir, wanted: RunRecord, resume_anyway: bool) -> RunRecord:
+    if not run.run_json.exists() and _create(run, wanted):
+        return wanted
     return _continue(run, read_record(run), wanted, resume_anyway)
 
 
@@ -151,6 +169,7 @@ def _refuse_foreign_files(run: RunDir) -> None:
 
 
 def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: bool) -> RunRecord:
+    _refuse_other_bucket(run, old, wanted)
     changed = differences(old.identity, wanted.identity)
     if changed and not (run.planned_shards() or run.committed_shards()):
         return _begin_again(run, wanted)
@@ -163,6 +182,13 @@ def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: boo
     if record != old:
         replace_json(run.run_json, record_document(record))
     return record
+
+
+def _refuse_other_bucket(run: RunDir, old: RunRecord, wanted: RunRecord) -> None:
+    """A state directory belongs to the results in one bucket."""
+    before, now = (str(record.job["output"]["path"]).rstrip("/") for record in (old, wanted))
+    if before != now and (is_remote(before) or is_remote(now)):
+        raise ResumeError(f"{run.root}: holds the state of the results in {before}, not {now}; choose another one")
 
 
 def _refuse_lost_totals(run: RunDir) -> None:

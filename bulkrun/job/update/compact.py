@@ -40,6 +40,7 @@ from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.hold import hold
+from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
 DEFAULT_ROWS_PER_FILE = 1_000_000
@@ -77,6 +78,7 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
         log_event(run, worker.id, "compacted", parts_before=before, parts_after=done.parts)
         time.sleep(grace_s)
         _remove(sibling)
+        deliver(run, read_record(run))
     return Compacted(before, done.parts, done.ok + sum(done.errors.values()), worked=True)
 
 

@@ -53,7 +53,7 @@ def staged_record(
     pace = {**job["run"], "limit": None}
     if max_error_rate is not None:
         pace["max_error_rate"] = max_error_rate
-    output = {**job["output"], "path": str(run.staged.root), "partition_by": []}
+    output = {**job["output"], "path": str(run.staged.root), "state": None, "partition_by": []}
     staged = {**job, "output": output, "run": pace}
     facts = {"model": record.identity["model"]}
     made = new_record(staged, input_facts={}, model_facts=facts, versions=record.versions, job_file=record.job_file)

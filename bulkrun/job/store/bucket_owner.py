@@ -1,0 +1,72 @@
+"""Whose run an `s3://` prefix belongs to: the gate through which results get into a bucket.
+
+`_bulkrun.json`, put there only if absent before anything runs, names the run and where its state is. A prefix with
+objects and without it is somebody's, and a prefix that names another run is that run's: nothing is put into either.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+
+from bulkrun.errors import ResumeError, RunError
+from bulkrun.job.store.events import utc_now
+from bulkrun.job.store.object_store import ObjectPrefix
+
+OWNER = "_bulkrun.json"
+SUCCESS = "_SUCCESS"
+
+
+def refuse_used_prefix(prefix: ObjectPrefix) -> None:
+    """Raise ResumeError when a new run would come among objects that are not its own."""
+    names = sorted(prefix.list())
+    if OWNER in names:
+        raise ResumeError(_taken(prefix))
+    if names:
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        raise ResumeError(
+            f"{prefix.url}: holds objects that are not of a run ({shown}) and no {OWNER}; "
+            "choose an empty or new prefix as output.path"
+        )
+
+
+def refuse_fresh(prefix: ObjectPrefix) -> None:
+    """Raise ResumeError when a run that starts anew would meet the objects of the old one."""
+    if prefix.list():
+        raise ResumeError(
+            f"{prefix.url}: --fresh moves directories aside, not objects: choose another output.path, or move what is "
+            "below this prefix away yourself"
+        )
+
+
+def own_prefix(prefix: ObjectPrefix, run_id: str, state: Path) -> None:
+    """Make the prefix this run's, or see that it is.
+
+    Raises ResumeError when it is another run's, RunError when the store takes no conditional puts.
+    """
+    names = prefix.list()
+    if OWNER not in names:
+        refuse_used_prefix(prefix)
+        _own(prefix, run_id, state)
+    if prefix.read_json(OWNER).get("run_id") != run_id:
+        raise ResumeError(_taken(prefix))
+
+
+def _own(prefix: ObjectPrefix, run_id: str, state: Path) -> None:
+    document = {"run_id": run_id, "state": str(state.resolve()), "host": socket.gethostname(), "created": utc_now()}
+    prefix.put_new_json(OWNER, document)
+    if prefix.put_new_json(OWNER, {**document, "probe": secrets.token_hex(8)}):
+        raise RunError(
+            f"{prefix.url}: this store does not know `If-None-Match: *`, which results are put with; "
+            "use one that does, or a local output.path"
+        )
+
+
+def _taken(prefix: ObjectPrefix) -> str:
+    owner = prefix.read_json(OWNER)
+    return (
+        f"{prefix.url}: holds the results of another run ({owner.get('run_id')}), whose state is in "
+        f"{owner.get('state')} on {owner.get('host')}; continue it with output.state set to that directory, or choose "
+        "another output.path"
+    )

@@ -1,0 +1,126 @@
+"""Objects below one `s3://` prefix, with the few verbs that results are delivered with: list, put, put if absent.
+
+A put is whole or not at all: an upload in several pieces cannot be seen until its last request (a kill before that
+leaves pieces that only a lifecycle rule of the bucket removes). `put_new` is exclusive, as `publish_new` is for files:
+of any number of writers one wins, and content decides who, not the reply, which may be lost. Knows no runs and no
+parts. Every failing request is a RunError that names the object, the reason and the way out, never a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bulkrun.data.remote import SCHEME, connect, error_code, not_reached, plain_errors
+from bulkrun.errors import InputError, RunError
+from bulkrun.job.store.durable import encode_json
+
+_PIECE_BYTES = 32 * 2**20  # of an upload; two of them are in memory
+_NONCE = "bulkrun-nonce"
+_TRANSIENT = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted")
+_TRANSIENT_TOO = ("ConditionalRequestConflict", "409", "500", "502", "503", "504")
+_EXISTS = ("PreconditionFailed", "412")
+
+
+class ObjectPrefix:
+    """The objects whose keys begin with a prefix; names are what follows it."""
+
+    def __init__(self, url: str) -> None:
+        """Raises RunError where s3fs is not installed."""
+        self.url = url.rstrip("/")
+        self._bucket, _, key = self.url.removeprefix(SCHEME).partition("/")
+        self._key = f"{key}/" if key else ""
+        try:
+            self._files = connect()
+        except InputError as error:
+            raise RunError(f"output.path: {error}") from error
+
+    def list(self) -> dict[str, str]:
+        """The name of every object -> its ETag. Empty objects that stand for folders are left out."""
+        with self._request("listing", ""):
+            found = self._files.find(f"{self._bucket}/{self._key}", detail=True)
+        start = len(f"{self._bucket}/{self._key}")
+        return {name[start:]: entry["ETag"].strip('"') for name, entry in found.items() if not name.endswith("/")}
+
+    def put(self, path: Path, name: str, nonce: str) -> None:
+        """Make the object `name` this file, whatever was there before."""
+        with self._request("uploading", name):
+            self._put(path, name, nonce, "overwrite")
+
+    def put_new(self, path: Path, name: str, nonce: str) -> bool:
+        """Make the object `name` this file if there is none. Returns whether the object there is this file now.
+
+        `nonce` tells this content from any other's.
+        """
+        try:
+            self._put(path, name, nonce, "create")
+        except Exception as error:
+            if error_code(error) not in _EXISTS:
+                with self._request("uploading", name):
+                    raise
+            return self.nonce(name) == nonce
+        return True
+
+    def _put(self, path: Path, name: str, nonce: str, mode: str) -> None:
+        target = f"{self._bucket}/{self._key}{name}"
+        options: dict[str, Any] = {"chunksize": _PIECE_BYTES, "max_concurrency": 1, "Metadata": {_NONCE: nonce}}
+        self._files.put_file(str(path), target, mode=mode, **options)
+
+    def holds(self, path: Path, name: str, nonce: str, etag: str) -> bool:
+        """Whether the object `name`, listed with `etag`, is this file."""
+        with path.open("rb") as file:
+            if etag == hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest():
+                return True
+        return self.nonce(name) == nonce  # ETags of several pieces, or under encryption, are no digests
+
+    def nonce(self, name: str) -> str | None:
+        """What the object `name` was put with."""
+        with self._request("looking at it", name):
+            head = self._files.call_s3("head_object", Bucket=self._bucket, Key=self._key + name)
+        found: str | None = head.get("Metadata", {}).get(_NONCE)
+        return found
+
+    def put_new_json(self, name: str, document: dict[str, Any]) -> bool:
+        """Make the object `name` this JSON object if there is none; whether this call did."""
+        try:
+            self._files.call_s3(
+                "put_object", Bucket=self._bucket, Key=self._key + name, Body=encode_json(document), IfNoneMatch="*"
+            )
+        except Exception as error:
+            if error_code(error) not in _EXISTS:
+                with self._request("writing", name):
+                    raise
+            return False
+        return True
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON object. Raises RunError when there is none, or something else."""
+        with self._request("reading", name):
+            data = self._files.cat_file(f"{self._bucket}/{self._key}{name}")
+        try:
+            document = json.loads(data)
+        except ValueError as error:
+            raise RunError(f"{self.url}/{name}: not JSON ({error}); another program wrote it") from error
+        if not isinstance(document, dict):
+            raise RunError(f"{self.url}/{name}: not a JSON object; another program wrote it")
+        return document
+
+    def remove(self, name: str) -> None:
+        """Remove one object; none is as good."""
+        with self._request("removing", name):
+            self._files.call_s3("delete_object", Bucket=self._bucket, Key=self._key + name)
+
+    @contextmanager
+    def _request(self, doing: str, name: str) -> Iterator[None]:
+        with plain_errors(doing, f"{self.url}/{name}", RunError):
+            yield
+
+
+def is_transient(error: RunError) -> bool:
+    """Whether the same request may well succeed later."""
+    cause = error.__cause__
+    return cause is not None and (not_reached(cause) or error_code(cause) in _TRANSIENT + _TRANSIENT_TOO)

@@ -1,0 +1,47 @@
+"""Where a run's directory is: at `output.path`, or, for results in a bucket, where `output.state` says.
+
+The state of a run needs a file system; without `output.state` it is below XDG_STATE_HOME (or ~/.local/state), in a
+directory named by the URL and the store it is asked from. RUN on a command line is that directory, or the URL itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from bulkrun.data.remote import endpoint, is_remote
+from bulkrun.errors import RunError
+from bulkrun.job.store.bucket_owner import OWNER
+from bulkrun.job.store.object_store import ObjectPrefix
+from bulkrun.job.store.run_dir import RunDir
+
+
+def run_dir_of(path: str, state: str | None) -> RunDir:
+    """The run directory of a job with this `output.path` and `output.state`."""
+    if not is_remote(path):
+        return RunDir(Path(path))
+    return RunDir(Path(state).expanduser() if state else _default_state(path))
+
+
+def find_run(run: str) -> RunDir:
+    """The run that RUN on a command line means. Raises RunError for a URL whose state is not on this machine."""
+    if not is_remote(run):
+        return RunDir(Path(run))
+    found = RunDir(_default_state(run))
+    if found.run_json.exists():
+        return found
+    owner = ObjectPrefix(run).read_json(OWNER)
+    told = RunDir(Path(str(owner.get("state"))))
+    if told.run_json.exists():
+        return told
+    raise RunError(f"{run}: the state of this run is in {told.root} on {owner.get('host')}, not on this machine")
+
+
+def _default_state(url: str) -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    url = url.rstrip("/")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", url.removeprefix("s3://")).strip("-")[-60:]
+    digest = hashlib.blake2b(f"{endpoint()} {url}".encode(), digest_size=6).hexdigest()
+    return Path(home) / "bulkrun" / "runs" / f"{name}-{digest}"

@@ -1,0 +1,153 @@
+"""Results of a run in a bucket: parts go there as they are committed, what is missing at the end, `_SUCCESS` last.
+
+The run's directory is the truth, the bucket its copy: a part is put after it was published there, only if absent. So
+a kill at any instant leaves whole objects, each row at most once; the same command again puts what is missing.
+`delivered.json` says for which `_SUCCESS` the bucket is complete: a finished run that is submitted again asks the
+store nothing.
+
+A later generation (retry, an incremental night, compact) replaces objects by plain puts, after its swap in the
+directory. Each object is whole at every moment, but several cannot change in one step: from when the old `_SUCCESS`
+goes until the new one is there, a reader of many objects may see old parts beside new ones, and so, where rows moved
+between parts (compact), a row twice. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from bulkrun.data.parts import read_part_info
+from bulkrun.data.remote import is_remote
+from bulkrun.errors import Interrupted, RunError
+from bulkrun.job.store.bucket_owner import SUCCESS
+from bulkrun.job.store.durable import read_json, replace_json
+from bulkrun.job.store.object_store import ObjectPrefix, is_transient
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+_PATIENCE_S = 300.0  # with a store that fails, before the command gives up (nothing is lost then)
+
+ShouldStop = Callable[[], bool]
+_T = TypeVar("_T")
+
+
+def bucket_of(record: RunRecord) -> ObjectPrefix | None:
+    """Where the results of a run go beside its directory; None for most runs."""
+    path = str(record.job["output"]["path"])
+    return ObjectPrefix(path) if is_remote(path) else None
+
+
+def deliver(run: RunDir, record: RunRecord, should_stop: ShouldStop = lambda: False) -> None:
+    """Make the bucket of a run hold what its directory holds now; nothing to do for a local run.
+
+    Safe to repeat, and by several processes. Raises Interrupted when told to stop, RunError for an object that is not
+    of this run and when the store refuses, or fails for some minutes; the same command then goes on.
+    """
+    prefix = bucket_of(record)
+    if prefix is not None and not is_delivered(run):
+        _Delivery(run, prefix, should_stop).put_all()
+
+
+def is_delivered(run: RunDir) -> bool:
+    """Whether the bucket is complete for the `_SUCCESS` that is there now. Asks no store."""
+    ledger = read_json(run.delivered)
+    return ledger is not None and run.success.exists() and ledger["success"] == _digest(run.success)
+
+
+def put_part(run: RunDir, prefix: ObjectPrefix, path: Path) -> bool:
+    """Put one part if there is no such object. Returns whether the object there is this part."""
+    return prefix.put_new(path, name_of(run, path), read_part_info(path).attempt)
+
+
+def name_of(run: RunDir, part: Path) -> str:
+    """The name of a part's object: its place in the run's directory."""
+    return part.relative_to(run.root).as_posix()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+class _Delivery:
+    """One pass over all parts. The ledger names every object that may be there by our hand, with what it holds.
+
+    `attempt` tells a part from any other; "" in the ledger: not known to be there yet.
+    """
+
+    def __init__(self, run: RunDir, prefix: ObjectPrefix, should_stop: ShouldStop) -> None:
+        self._run, self._prefix, self._should_stop = run, prefix, should_stop
+        self._parts = {name_of(run, path): path for path in run.parts().values()}
+        self._known: dict[str, str] = (read_json(run.delivered) or {}).get("parts", {})
+        self._there = self._try(prefix.list)
+
+    def put_all(self) -> None:
+        """Parts, then out with those that are no more, then `_SUCCESS` if the run is finished."""
+        self._refuse_foreign()
+        digest = _digest(self._run.success) if self._run.success.exists() else None
+        self._note(dict.fromkeys(self._parts, "") | self._known)
+        delivered = {name: self._bring(name, path) for name, path in sorted(self._parts.items())}
+        for name in sorted((self._known.keys() & self._there.keys()) - self._parts.keys()):
+            self._withdraw_success()
+            self._try(partial(self._prefix.remove, name))
+        self._note(delivered)
+        if digest is not None:
+            self._try(lambda: self._prefix.put(self._run.success, SUCCESS, digest))
+            self._note(delivered, digest)
+
+    def _note(self, parts: dict[str, str], success: str | None = None) -> None:
+        replace_json(self._run.delivered, {"success": success, "parts": parts})
+
+    def _refuse_foreign(self) -> None:
+        """Another program's Parquet among the results would be read as results."""
+        foreign = sorted(self._there.keys() - self._parts.keys() - self._known.keys())
+        for name in foreign:
+            if name.endswith(".parquet"):
+                raise RunError(f"{self._prefix.url}/{name}: not a part of this run; move it away, then run it again")
+
+    def _bring(self, name: str, path: Path) -> str:
+        """Have one part in the bucket; its attempt."""
+        info = read_part_info(path)
+        etag, attempt = self._there.get(name), info.attempt
+        if etag is not None and self._known.get(name) == attempt:
+            return attempt
+        if etag is not None and self._try(lambda: self._prefix.holds(path, name, attempt, etag)):
+            return attempt
+        if self._try(lambda: self._prefix.put_new(path, name, attempt)):
+            return attempt
+        if not info.generation:
+            raise RunError(f"{self._prefix.url}/{name}: another program put this; move it away, then run it again")
+        self._withdraw_success()
+        self._try(lambda: self._prefix.put(path, name, attempt))
+        return attempt
+
+    def _withdraw_success(self) -> None:
+        """Before the first change that a reader could see half of."""
+        if self._there.pop(SUCCESS, None) is not None:
+            self._try(lambda: self._prefix.remove(SUCCESS))
+
+    def _try(self, request: Callable[[], _T]) -> _T:
+        """The request, again and again with growing pauses while the store fails for a time."""
+        pause, give_up = FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
+        while True:
+            if self._should_stop():
+                raise Interrupted(
+                    f"stopped while the results were uploaded to {self._prefix.url}: they are whole in "
+                    f"{self._run.root}; run the same command again to go on"
+                )
+            try:
+                return request()
+            except RunError as error:
+                if not is_transient(error) or time.monotonic() + pause > give_up:
+                    raise
+            self._wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _wait(self, pause: float) -> None:
+        until = time.monotonic() + pause
+        while time.monotonic() < until and not self._should_stop():
+            time.sleep(0.1)
