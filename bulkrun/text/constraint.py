@@ -51,7 +51,8 @@ class Grammars:
     """Compiled grammars for one tokenizer, the last used ones kept. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Collection[int] = ()) -> None:
-        self._tokenizer, self._eos_token_ids = tokenizer, list(eos_token_ids)
+        self._tokenizer = tokenizer
+        self.eos_token_ids = sorted(set(eos_token_ids)) or _eos_of(tokenizer)
         self._for_llguidance: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._compiled = lru_cache(_CACHED_GRAMMARS)(self._compile)
@@ -78,16 +79,19 @@ class Grammars:
         """Made when the first grammar is: it takes a second for a large vocabulary."""
         with self._lock:
             if self._for_llguidance is None:
-                self._for_llguidance = _vocabulary(self._tokenizer, self._eos_token_ids)
+                self._for_llguidance = _vocabulary(self._tokenizer, self.eos_token_ids)
             return self._for_llguidance
 
 
+def _eos_of(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode_batch([tokenizer.special_tokens.get("eos_token", "")], False)[0]
+
+
 def _vocabulary(tokenizer: Tokenizer, eos_token_ids: list[int]) -> LLTokenizer:
-    ends = eos_token_ids or tokenizer.encode_batch([tokenizer.special_tokens.get("eos_token", "")], False)[0]
-    if not ends:
+    if not eos_token_ids:
         raise ModelError("structured_outputs: this model has no end-of-sequence token that could end an output")
     try:
-        return LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=ends)
+        return LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=eos_token_ids)
     except ValueError as problem:
         raise ModelError(f"structured_outputs: llguidance cannot use this model's tokenizer: {problem}") from None
 
@@ -106,7 +110,8 @@ class _Constraints:
         if thinking is None or (answer is None and thinking.max_tokens is None):
             return answer
         markers = self._markers(thinking.start, thinking.end)
-        return ThinkingConstraint(markers, thinking.max_tokens, answer, prompt_token_ids)
+        ends = self._grammars.eos_token_ids
+        return ThinkingConstraint(markers, thinking.max_tokens, answer, prompt_token_ids, eos_token_ids=ends)
 
 
 def token_constraint_factory(tokenizer: Tokenizer, eos_token_ids: Collection[int] = ()) -> TokenConstraintFactory:

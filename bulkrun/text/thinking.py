@@ -58,7 +58,8 @@ class ThinkingMarkers:
 class ThinkingConstraint:
     """Where one output of a reasoning model is, and what may come next there.
 
-    `max_tokens` is the budget of thoughts (None: none), `answer` binds what comes after them (None: nothing does).
+    `max_tokens` is the budget of thoughts (None: none), `answer` binds what comes after them (None: nothing does; else
+    there has to be an answer, and the thoughts cannot end the output).
     """
 
     def __init__(
@@ -67,8 +68,11 @@ class ThinkingConstraint:
         max_tokens: int | None,
         answer: AnswerConstraint | None,
         prompt_token_ids: Sequence[int] = (),
+        *,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
         self._markers, self._max_tokens, self._answer = markers, max_tokens, answer
+        self._eos_token_ids = eos_token_ids
         prompt_end = markers.text(prompt_token_ids[-_PROMPT_END_TOKENS:]).rstrip()
         if prompt_end.endswith(markers.start):
             self._begin_thoughts()
@@ -127,11 +131,13 @@ class ThinkingConstraint:
         self._fill, self._accept = self._fill_thinking, self._accept_thinking
 
     def _fill_thinking(self, mask: memoryview[int]) -> bool:
-        if self._max_tokens is None or self._num_thoughts < self._max_tokens:
-            return False
-        _forbid_all(mask)
-        _allow(mask, self._forced[0])
-        return True
+        if self._max_tokens is not None and self._num_thoughts >= self._max_tokens:
+            _forbid_all(mask)
+            _allow(mask, self._forced[0])
+            return True
+        if self._answer is not None:
+            _allow_all_but(mask, self._eos_token_ids)
+        return self._answer is not None
 
     def _accept_thinking(self, token_id: int) -> str | None:
         self._num_thoughts += 1
@@ -177,7 +183,17 @@ def _forbid_all(mask: memoryview[int]) -> None:
     mask[:] = memoryview(bytes(mask.nbytes)).cast("i")
 
 
+def _allow_all_but(mask: memoryview[int], token_ids: Sequence[int]) -> None:
+    mask[:] = memoryview(b"\xff" * mask.nbytes).cast("i")
+    for token_id in token_ids:
+        mask[token_id // 32] &= ~_bit(token_id)
+
+
 def _allow(mask: memoryview[int], token_id: int) -> None:
-    word, bit = divmod(token_id, 32)
-    value = (mask[word] | 1 << bit) & 0xFFFF_FFFF
-    mask[word] = value - (1 << 32) if value >> 31 else value
+    mask[token_id // 32] |= _bit(token_id)
+
+
+def _bit(token_id: int) -> int:
+    """The token's bit in its word, as a signed 32-bit number."""
+    bit = 1 << token_id % 32
+    return bit - (1 << 32) if bit >> 31 else bit

@@ -58,7 +58,7 @@ def test_thoughts_keep_to_their_budget_and_the_answer_fits(tokenizer: Tokenizer,
     markers = ThinkingMarkers(tokenizer, "<think>", "</think>")
     eos, choose = eos_of(tokenizer), at_random(seed)
     made = constraint(tokenizer, budget, prompt="Hello?\n<think>\n")
-    output, ended = walk(made, tokenizer, eos, lambda ids: choose([i for i in ids if len(ids) == 1 or i != eos] or ids))
+    output, ended = walk(made, tokenizer, eos, choose)
     text = "<think>" + raw_text(tokenizer, output)
     assert ended
     found = WANTED.fullmatch(text.replace(" </think>", "</think>"))
@@ -70,7 +70,7 @@ def test_thoughts_keep_to_their_budget_and_the_answer_fits(tokenizer: Tokenizer,
 def test_the_model_may_think_or_answer_at_once(tokenizer: Tokenizer) -> None:
     thought, answered = 0, 0
     for seed in range(30):
-        output, ended = walk(constraint(tokenizer, 3), tokenizer, eos_of(tokenizer), _no_end(tokenizer, seed))
+        output, ended = walk(constraint(tokenizer, 3), tokenizer, eos_of(tokenizer), at_random(seed))
         found = WANTED.fullmatch(raw_text(tokenizer, output).replace(" </think>", "</think>"))
         assert ended
         assert found
@@ -78,11 +78,6 @@ def test_the_model_may_think_or_answer_at_once(tokenizer: Tokenizer) -> None:
         answered += found["thoughts"] is None
     assert thought
     assert answered
-
-
-def _no_end(tokenizer: Tokenizer, seed: int):  # type: ignore[no-untyped-def]
-    choose, eos = at_random(seed), eos_of(tokenizer)
-    return lambda ids: choose([i for i in ids if i != eos] or ids)
 
 
 def test_a_prompt_that_ends_the_thoughts_leaves_the_answer_only(tokenizer: Tokenizer) -> None:
@@ -108,6 +103,13 @@ def test_thoughts_are_free_until_their_budget_is_spent(tokenizer: Tokenizer) -> 
         assert allowed_tokens(made, tokenizer.vocab_size) == [token_id]
         assert made.accept(token_id) is None
     assert allowed_tokens(made, tokenizer.vocab_size) is None
+
+
+def test_thoughts_before_an_answer_cannot_end_the_output(tokenizer: Tokenizer) -> None:
+    made = constraint(tokenizer, 4, prompt="<think>")
+    allowed = allowed_tokens(made, tokenizer.vocab_size)
+    assert allowed is not None
+    assert set(range(tokenizer.vocab_size)) - set(allowed) == {eos_of(tokenizer)}
 
 
 def test_an_end_that_has_begun_is_finished_not_begun_again(tmp_path: Path) -> None:

@@ -73,3 +73,24 @@ def test_an_unknown_column_is_found_before_the_run() -> None:
         JobFileError, match=r"sampling\.per_row\.top_p: the input has no column 'topp'; did you mean 'top_p'"
     ):
         Overrides(SamplingSpec(per_row={"top_p": "topp"}), ["top_p"])
+
+
+def schema_of_row(value: Any) -> RowSampling | RowError:
+    sampling = SamplingSpec(max_tokens=50, temperature=0, per_row={"structured_outputs": "schema"})
+    return Overrides(sampling, ["schema"]).of_row({"schema": value})
+
+
+def test_a_rows_own_schema_may_be_text_or_a_value_and_is_kept_as_text() -> None:
+    as_text, as_value = schema_of_row('{"type":"integer"}'), schema_of_row({"type": "integer"})
+    assert as_text == as_value
+    assert isinstance(as_text, RowSampling)
+    assert json.loads(as_text.overrides or "")["structured_outputs"] == '{"type":"integer"}'
+
+
+@pytest.mark.parametrize("value", ["{", '{"type": "strin"}', 7, "[]", '{"$ref": "http://127.0.0.1:9/x"}', "[" * 10**5])
+def test_a_rows_own_schema_that_cannot_be_used_is_that_rows_bad_input(value: Any) -> None:
+    error = schema_of_row(value)
+    assert isinstance(error, RowError)
+    assert error.code == "bad_input"
+    assert "column 'schema' (sampling.structured_outputs)" in error.message
+    assert len(error.message) < 400

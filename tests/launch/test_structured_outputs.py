@@ -1,0 +1,106 @@
+"""Structured output end to end on the bundled model, judged by `jsonschema` and read by DuckDB."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from bulkrun.cli import main
+
+EXAMPLE = Path(__file__).parents[2] / "jobs" / "extract_json.yaml"
+SOURCE = "def read_{i}(path):\n    with open(path) as file:\n        return file.read()[{i}:]\n"
+
+
+def submit(folder: Path, job: Path, *settings: str) -> int:
+    options = [part for setting in settings for part in ("--set", setting)]
+    return CliRunner().invoke(main, ["submit", str(job), *options], catch_exceptions=False).exit_code
+
+
+def results(folder: Path, columns: str) -> list[tuple[Any, ...]]:
+    return duckdb.sql(f"SELECT {columns} FROM '{folder}/*.parquet' ORDER BY row").fetchall()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": f"f{i}", "module": "m", "name": f"read_{i}", "source": SOURCE.format(i=i)} for i in range(24)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_every_row_of_the_example_fits_its_schema_or_is_flagged_with_its_text(folder: Path) -> None:
+    schema = yaml.safe_load(EXAMPLE.read_text())["sampling"]["structured_outputs"]["json"]
+    common = ("input.path=rows.jsonl", "input.sql=null", "sampling.temperature=1.0", "sampling.max_tokens=40")
+    assert submit(folder, EXAMPLE, *common) == 3
+    rows = results(folder / "out/facts", "error_code, response, finish_reason, parsed, parsed.kind, parsed.raises")
+    assert len(rows) == 24
+    answers = [row for row in rows if row[0] is None]
+    for _, response, _, parsed, kind, raises in answers:
+        value = json.loads(response)
+        jsonschema.Draft202012Validator(schema).validate(value)
+        assert parsed == value
+        assert (kind, raises) == (value["kind"], value["raises"])
+    flagged = [row for row in rows if row[0] is not None]
+    for code, response, finish_reason, parsed, _, _ in flagged:
+        assert (code, finish_reason, parsed) == ("invalid_schema", "length", None)
+        assert response.startswith('{"summary":'), "the text is kept as it was cut"
+        with pytest.raises(ValueError, match=r".") as broken:
+            json.loads(response)
+        assert broken
+    assert answers
+    assert flagged
+
+
+JOB = """\
+name: rows
+model: bundled:tiny
+input: {path: rows.jsonl, columns: [name]}
+prompt: {template: "Read:\\n{{ source }}"}
+sampling: {max_tokens: 24, temperature: 1.0, seed: 3, structured_outputs: {choice: ["yes", "no"]}}
+output: {path: out}
+"""
+
+
+def test_rows_with_schemas_of_their_own_keep_to_them_and_a_bad_one_is_its_rows_error(folder: Path) -> None:
+    schemas: list[Any] = [
+        {"type": "integer", "minimum": 10, "maximum": 99},
+        '{"enum": ["red", "green"]}',
+        {"type": "strin"},
+        {"type": "array", "uniqueItems": True, "items": {"type": "integer"}},
+        None,
+    ]
+    rows = [
+        {"name": str(i), "source": "x", "schema": json.dumps(s) if isinstance(s, dict) else s}
+        for i, s in enumerate(schemas)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "job.yaml").write_text(JOB)
+    assert submit(folder, folder / "job.yaml", "sampling.per_row.structured_outputs=schema") == 3
+    number, color, broken, unusable, choice = results(folder / "out", "response, parsed, error_code, error_message")
+    assert re.fullmatch(r"[1-9][0-9]", number[0])
+    assert number[1] == number[0]
+    assert color[0] in ('"red"', '"green"')
+    assert color[1] == json.loads(color[0])
+    assert (broken[0], broken[2]) == (None, "bad_input")
+    assert "$.type" in broken[3]
+    assert (unusable[0], unusable[2]) == (None, "grammar_failed")
+    assert "uniqueItems" in unusable[3]
+    assert choice[0] in ("yes", "no")
+
+
+def test_a_budget_of_thoughts_holds_and_the_answer_fits(folder: Path) -> None:
+    (folder / "job.yaml").write_text(JOB)
+    rows = [{"name": str(i), "source": f"{i}<think>\n"} for i in range(8)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert submit(folder, folder / "job.yaml", "prompt.chat_template=none", "sampling.thinking={max_tokens: 5}") == 0
+    for response, reasoning in results(folder / "out", "response, reasoning"):
+        assert response in ("yes", "no")
+        assert reasoning is not None
