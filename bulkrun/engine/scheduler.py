@@ -240,7 +240,7 @@ class Scheduler:
         """Give the sequence the end of its prompt in a block of its own: the cached one if free, else a copy.
 
         The copy is made when the step's KV is stored, so the block's owner may compute the tail in this very step;
-        it stays an owner until the step is over. For the same reason a copy is never offered as a source itself.
+        it stays an owner until the step is over.
         """
         manager = self.block_manager
         tail = seq.prompt_tail(manager.block_size)
@@ -252,7 +252,6 @@ class Scheduler:
             manager.take_over_tail(block_id)
         self._add_blocks(batch, seq, [block_id])
         seq.num_computed_tokens += tail.num_tokens
-        seq.has_offered_tail = True
 
     def _add_blocks(self, batch: ScheduledBatch, seq: Sequence, block_ids: list[int]) -> None:
         assert seq.row is not None, "a sequence without a row has no block table on the device"
@@ -287,7 +286,7 @@ class Scheduler:
         seq.num_registered_blocks = end
 
     def _register_tail(self, seq: Sequence) -> None:
-        """Offer the end of the prompt, which the sequence has computed itself, to others with the same prompt."""
+        """Offer the end of the prompt to others with the same prompt; a copy is not taken, as its source stands."""
         tail = seq.prompt_tail(self.block_manager.block_size)
         if self._enable_prefix_caching and tail.num_tokens:
             self.block_manager.register_tail(seq.block_table[tail.block_index], tail.hash)

@@ -243,6 +243,43 @@ def test_tail_is_not_copied_from_a_sequence_that_has_not_computed_it_yet() -> No
     assert (batch.num_scheduled_tokens, len(batch.kv_copies)) == ([2, 1], 1)
 
 
+def test_tail_that_was_left_half_computed_is_not_offered() -> None:
+    scheduler = _scheduler(max_num_seqs=2, budget=6)
+    prompt, memory = [1, 2, 3, 4, 5, 6, 7, 8], PagedMemory()
+    scheduler.add(_sequence(0, prompt, 2))
+    memory.run(scheduler.schedule())  # 6 of the 7 tokens that a tail is whole with
+    scheduler.abort({"0"})
+    scheduler.add(_sequence(1, prompt, 2))
+    batch = scheduler.schedule()
+    assert batch.num_scheduled_tokens == [4]
+    memory.run(batch)
+
+
+def test_tail_without_the_blocks_before_it_is_of_no_use() -> None:
+    scheduler = _scheduler(budget=64)
+    prompt, memory = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], PagedMemory()
+    first = _sequence(0, prompt, 2)
+    scheduler.add(first)
+    memory.run(scheduler.schedule())
+    scheduler.block_manager.forget(first.block_table[:1])
+    scheduler.add(_sequence(1, prompt, 2))
+    batch = scheduler.schedule()
+    memory.run(batch)
+    assert batch.num_scheduled_tokens == [1, 10]
+
+
+def test_tail_is_offered_again_when_it_is_computed_again() -> None:
+    scheduler = _scheduler(budget=64)
+    prompt, first = [1, 2, 3, 4, 5, 6], _sequence(0, [1, 2, 3, 4, 5, 6], 4)
+    scheduler.add(first)
+    blocks = scheduler.schedule().seqs[0].block_table
+    scheduler._preempt(first)
+    scheduler.block_manager.forget(blocks)
+    for number in range(1, 3):
+        scheduler.add(_sequence(number, prompt, 4))
+    assert scheduler.schedule().num_scheduled_tokens == [6, 1, 1]
+
+
 def test_prompts_that_differ_in_their_last_token_share_the_rest() -> None:
     scheduler = _scheduler(budget=64)
     for number in range(3):
@@ -286,7 +323,7 @@ def test_only_computed_blocks_of_a_chunked_prompt_are_shared() -> None:
     assert scheduler.schedule().num_scheduled_tokens == [10]
     scheduler.add(_sequence(1, list(range(1, 31)), 2))
     batch = scheduler.schedule()
-    assert batch.num_scheduled_tokens == [10]  # sequence 0 takes the whole budget
+    assert batch.num_scheduled_tokens == [1, 10]  # sequence 0 takes the whole budget
     _fake_model(batch, scheduler, lambda _: 9)
     assert scheduler.schedule().num_scheduled_tokens == [1, 1]  # 29 of 30 were cached
 

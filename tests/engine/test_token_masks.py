@@ -53,7 +53,7 @@ class Free:
         return None
 
 
-def steps_factory(sampling: SamplingParams) -> Steps | Free:
+def steps_factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Steps | Free:
     """`structured_outputs.value` is the JSON of the steps; bad JSON raises ValueError, as a bad grammar does."""
     if sampling.structured_outputs is None:
         return Free()
@@ -204,7 +204,7 @@ def test_trap_grammar_mismatch_aborts_the_request_vllm_18783(
         def accept(self, token_id: int) -> str | None:
             return "this token cannot follow" if self.position == 3 else super().accept(token_id)
 
-    def factory(sampling: SamplingParams) -> Steps | Free:
+    def factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Steps | Free:
         made = steps_factory(sampling)
         return Contradiction(STEPS) if sampling.max_tokens == 11 else made
 
@@ -250,7 +250,7 @@ def test_constraint_that_cannot_say_what_follows_ends_its_own_row_only(
                 raise ValueError("the grammar grew too large")
             return super().fill_mask(mask)
 
-    def factory(sampling: SamplingParams) -> Steps | Free:
+    def factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Steps | Free:
         return Breaks(STEPS) if sampling.max_tokens == 11 else steps_factory(sampling)
 
     bad = Request("bad", PROMPT, _grammar(max_tokens=11))
@@ -267,10 +267,22 @@ def test_failed_constraint_that_allows_only_the_end_is_a_failure_and_not_an_answ
             return "too complex" if token_id == EOS_TOKEN_ID else super().accept(token_id)
 
     completion = run(
-        make_engine(constraint_factory=lambda _: Fails(STEPS[:2])), [Request("r", PROMPT, _grammar(logprobs=0))]
+        make_engine(constraint_factory=lambda *_: Fails(STEPS[:2])), [Request("r", PROMPT, _grammar(logprobs=0))]
     )["r"]
     assert completion.error == ("grammar_failed", "too complex")
     assert len(completion.token_ids) == len(completion.logprobs or ()) == 2  # the end is no part of the answer
+
+
+def test_factory_gets_the_sampling_and_the_prompt_of_constrained_requests_only(make_engine: EngineFactory) -> None:
+    calls: list[tuple[SamplingParams, Sequence[int]]] = []
+
+    def factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
+        calls.append((sampling, prompt_token_ids))
+
+    requests = [Request("plain", PROMPT, _plain()), Request("constrained", [7, *PROMPT], _grammar(max_tokens=3))]
+    completions = run(make_engine(constraint_factory=factory), requests)
+    assert calls == [(requests[1].sampling, requests[1].prompt_token_ids)]
+    assert len(completions["constrained"].token_ids) == 3  # it needs no constraint, said the factory
 
 
 @pytest.mark.parametrize(
@@ -297,7 +309,7 @@ def test_masks_are_filled_once_per_sampled_token_and_not_while_the_prompt_is_chu
 ) -> None:
     made: list[Steps] = []
 
-    def factory(sampling: SamplingParams) -> Steps:
+    def factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Steps:
         made.append(Steps(STEPS))
         return made[-1]
 
@@ -319,7 +331,7 @@ def test_masks_are_filled_while_the_model_computes(
             assert computes.wait(10), "the mask was filled before the model began"
             return super().fill_mask(mask)
 
-    engine = make_engine(constraint_factory=lambda _: Waits(STEPS))
+    engine = make_engine(constraint_factory=lambda *_: Waits(STEPS))
     forward = engine.model_runner.model.forward
 
     def slow_forward(*args: torch.Tensor) -> torch.Tensor:
