@@ -15,22 +15,22 @@ from bulkrun.cli.run_path import RunPath
 @click.argument("run", type=RunPath())
 @click.option(
     "--rows-per-file",
-    default=1_000_000,
-    show_default=True,
+    default=None,
     type=click.IntRange(1),
-    help="Most input rows in a file; 256 MiB before compression are the other limit.",
+    help="Most input rows in a file. Default: a million, or what is 256 MiB before compression.",
 )
 @json_option
-def compact(run: Path, rows_per_file: int, as_json: bool) -> None:
+def compact(run: Path, rows_per_file: int | None, as_json: bool) -> None:
     """Rewrite RUN's parts as few large ones, rows in input order.
 
     For finished runs. Readers see each row once at every moment: a new directory takes the old one's place in one
     step. Needs room for a second copy of the results while it works.
     """
     from bulkrun.job.store.run_dir import RunDir
+    from bulkrun.job.update.compact import DEFAULT_ROWS_PER_FILE
     from bulkrun.job.update.compact import compact as compact_run
 
-    done = compact_run(RunDir(run), rows_per_file)
+    done = compact_run(RunDir(run), rows_per_file or DEFAULT_ROWS_PER_FILE)
     if as_json:
         print_json(asdict(done))
     elif not done.worked:

@@ -171,7 +171,8 @@ def _print_summary(done: Submitted) -> None:
         note(f"  {saved}")
     for code, rows_with in totals.errors.items():
         note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
-    note(f"results  {root}/*.parquet ({totals.parts} parts)")
+    deep = "" if all(path.parent == root for path in done.run.parts().values()) else "**/"
+    note(f"results  {root}/{deep}*.parquet ({totals.parts} parts)")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
 
 
@@ -258,7 +259,9 @@ def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> 
         return
     for row in shown:
         click.secho(f"row {row.row_id}", bold=True)
-        print_table(["", ""], [("prompt", row.prompt), ("response", row.response), ("ended by", row.ended_by)])
+        thoughts = [("reasoning", row.reasoning)] if row.reasoning is not None else []
+        answer = [("response", row.response), ("ended by", row.ended_by)]
+        print_table(["", ""], [("prompt", row.prompt), *thoughts, *answer])
 
 
 @click.command()

@@ -140,6 +140,11 @@ def read_part_columns(path: Path, columns: list[str] | None = None) -> Iterator[
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns=columns)
     except (pa.ArrowException, OSError) as error:
-        raise RunError(
-            f"{path}: damaged ({error}); delete this file and _SUCCESS, then run the same command again"
-        ) from error
+        raise RunError(f"{path}: damaged ({error}); {_way_out(path)}") from error
+
+
+def _way_out(path: Path) -> str:
+    """What was computed by the plan can be computed again; what was changed after the run's end cannot."""
+    if read_part_info(path).generation:
+        return "restore this file from a backup: it was rewritten after the run's end, so it is not made again"
+    return "delete this file and _SUCCESS, then run the same command again"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.data.schema import output_schema, passthrough_schema
-from bulkrun.job.jobfile.spec import JobSpec, SamplingSpec
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
-from bulkrun.job.work.answers import answer_texts
+from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.result_columns import extra_fields
-from bulkrun.job.work.shard_work import row_seed
+from bulkrun.job.work.shard_work import Generation, row_seed
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.night_plan import plan_night
 from bulkrun.launch.prepare import PreparedJob, prepare
@@ -29,6 +31,7 @@ class PreviewedRow(NamedTuple):
     prompt: str | None
     response: str | None
     ended_by: str  # stop, length, or the error
+    reasoning: str | None = None
 
 
 def check_job(spec: JobSpec) -> dict[str, Any]:
@@ -37,7 +40,9 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     with prepared.open_dataset() as dataset:
         PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
         extra = extra_fields(prepared.spec)
-        declared = output_schema(passthrough_schema(dataset.schema, spec.input.columns, extra), extra)
+        passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra)
+        Partitions(spec.output.partition_by, passthrough)
+        declared = output_schema(passthrough, extra)
     return {
         "job": spec.name,
         "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
@@ -83,30 +88,36 @@ def _row_ids(batches: list[InputBatch], column: str | None) -> list[str]:
 
 def _generate(prepared: PreparedJob, row_ids: list[str], prompts: list[Prompt | RowError]) -> list[PreviewedRow]:
     engine = engine_factory(prepared)()
-    for index, prompt in enumerate(prompts):
-        if isinstance(prompt, Prompt):
-            engine.add_request(_request(str(index), row_ids[index], prompt, prepared.spec.sampling))
+    requests = {
+        index: _request(str(index), row_ids[index], prompt, prepared.spec)
+        for index, prompt in enumerate(prompts)
+        if isinstance(prompt, Prompt)
+    }
+    for request in requests.values():
+        engine.add_request(request)
     done: dict[str, Completion] = {}
     while engine.has_unfinished():
         done |= {completion.request_id: completion for completion in engine.step()}
-    pairs = zip(row_ids, prompts, strict=True)
-    return [_shown(prepared, *pair, done.get(str(index))) for index, pair in enumerate(pairs)]
+    reader = AnswerReader(prepared.tokenizer.decode_batch, extra_fields(prepared.spec))
+    return [
+        PreviewedRow(row_id, None, None, f"{prompt.code}: {prompt.message}")
+        if isinstance(prompt, RowError)
+        else _shown(prepared, row_id, requests[index], done[str(index)], reader)
+        for index, (row_id, prompt) in enumerate(zip(row_ids, prompts, strict=True))
+    ]
 
 
-def _request(request_id: str, row_id: str, prompt: Prompt, sampling: SamplingSpec) -> Request:
+def _request(request_id: str, row_id: str, prompt: Prompt, spec: JobSpec) -> Request:
     own = json.loads(prompt.sampling.overrides or "{}")
-    seed = row_seed(own.get("seed", sampling.seed), row_id, sample=0)
-    return Request(request_id, prompt.token_ids, sampling.to_params(own), seed)
+    seed = row_seed(own.get("seed", spec.sampling.seed), row_id, sample=0)
+    sampling = replace(spec.sampling.to_params(own), timeout_s=spec.run.row_timeout)
+    return Request(request_id, prompt.token_ids, sampling, seed)
 
 
 def _shown(
-    prepared: PreparedJob, row_id: str, prompt: Prompt | RowError, completion: Completion | None
+    prepared: PreparedJob, row_id: str, request: Request, completion: Completion, reader: AnswerReader
 ) -> PreviewedRow:
-    if isinstance(prompt, RowError):
-        return PreviewedRow(row_id, None, None, f"{prompt.code}: {prompt.message}")
-    assert completion is not None, "every request that was added has ended"
-    text = prepared.tokenizer.decode_batch([prompt.token_ids], skip_special_tokens=False)[0]
-    if completion.error:
-        return PreviewedRow(row_id, text, None, ": ".join(completion.error))
-    response = answer_texts(prepared.tokenizer.decode_batch, [completion])[0]
-    return PreviewedRow(row_id, text, response, completion.finish_reason)
+    text = prepared.tokenizer.decode_batch([request.prompt_token_ids], skip_special_tokens=False)[0]
+    [record] = reader.records([Answer(Generation(request, shard=0, rows=(0,), sample=0), completion)])
+    ended = record.finish_reason if record.error_code is None else f"{record.error_code}: {record.error_message}"
+    return PreviewedRow(row_id, text, record.response, ended, record.extra.get("reasoning"))
