@@ -323,7 +323,7 @@ def test_only_computed_blocks_of_a_chunked_prompt_are_shared() -> None:
     assert scheduler.schedule().num_scheduled_tokens == [10]
     scheduler.add(_sequence(1, list(range(1, 31)), 2))
     batch = scheduler.schedule()
-    assert batch.num_scheduled_tokens == [1, 10]  # sequence 0 takes the whole budget
+    assert batch.num_scheduled_tokens == [10]  # sequence 0 takes the whole budget
     _fake_model(batch, scheduler, lambda _: 9)
     assert scheduler.schedule().num_scheduled_tokens == [1, 1]  # 29 of 30 were cached
 
