@@ -167,6 +167,15 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, float) and value.is_integer() and INT64_MIN <= value <= INT64_MAX
 
 
+def is_unicode(text: str) -> bool:
+    """Whether the text has no half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def describe(value: Any) -> str:
     """A value for an error message: what it is, and its start (never more: logs hold no payloads)."""
     if isinstance(value, dict | list):

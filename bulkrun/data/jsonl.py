@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, record_batch
 from bulkrun.data.files import InputFile, open_stream
-from bulkrun.data.json_types import TEXT, JsonType, KeyCounts, Shape, find_mismatch
+from bulkrun.data.json_types import TEXT, JsonType, KeyCounts, Shape, find_mismatch, is_unicode
 from bulkrun.data.lines import Line, read_lines
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
@@ -96,7 +96,7 @@ class JsonlSource:
         type_ = self._types[name]
         values = [row.get(name) for row in rows]
         if type_.kind == "text":
-            values = [v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
+            values = [v if v is None or isinstance(v, str) else _json_text(v) for v in values]
         bent = type_.kind in _BENT and any(map(_BENT[type_.kind], values))
         if bent or (type_.nested and any(find_mismatch(value, type_, name, undeclared) for value in values)):
             return None
@@ -127,6 +127,12 @@ class JsonlSource:
         if not row.keys() <= self._all_names:
             for name in row.keys() - self._all_names:
                 self._undeclared.add(name)
+
+
+def _json_text(value: Any) -> str:
+    """A value as JSON; one that holds half a surrogate pair is escaped, as Arrow's text cannot hold it."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if is_unicode(text) else json.dumps(value)
 
 
 # Values that pa.array would take and change: 1.5 to 1 in a column of integers, true to 1.0 in one of doubles.

@@ -13,10 +13,11 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import pyarrow as pa
 
+from bulkrun.data.json_types import is_unicode
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of, load_job
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.prompts.conversations import BadMessages, is_unicode, read_messages
+from bulkrun.job.prompts.conversations import BadMessages, read_messages
 from bulkrun.job.work.answers import AnswerReader
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.shard_work import row_seed

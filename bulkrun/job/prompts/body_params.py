@@ -11,8 +11,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bulkrun.data.json_types import is_unicode
 from bulkrun.job.jobfile.spec import SamplingSpec
-from bulkrun.job.prompts.conversations import is_unicode, shown
+from bulkrun.job.prompts.conversations import shown
 
 # For OpenAI's service, or hints to OpenAI's own models: no answer of another model depends on them.
 _IGNORED = (
@@ -53,6 +54,7 @@ _REASONS = {
     "guided_grammar": "per line only JSON schemas are; set sampling.structured_outputs in the job file",
     "chat_template": "set prompt.chat_template in the job file",
 }
+_MAX_WHOLE = 2**31 - 1  # what the engine's tensors hold; a seed is hashed
 _NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _WHOLE_NUMBERS = ("max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed")
 _HANDLED = ("n", "stop", "stop_token_ids", "logprobs", "response_format", "structured_outputs", "guided_json")
@@ -129,6 +131,8 @@ def _whole(key: str, value: Any) -> int:
     whole = type(value) is int or (isinstance(value, float) and value.is_integer())
     if not whole:
         raise BadBody(f"body.{key}: {shown(value)} is not a whole number")
+    if key != "seed" and abs(value) > _MAX_WHOLE:
+        raise BadBody(f"body.{key}: {shown(value)} is out of range")
     return int(value)
 
 

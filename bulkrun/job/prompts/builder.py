@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from bulkrun.data.batch import InputBatch
+from bulkrun.data.json_types import is_unicode
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
-from bulkrun.job.prompts.conversations import Ask, conversation_maker, is_unicode
+from bulkrun.job.prompts.conversations import Ask, conversation_maker
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.openai_batch import batch_maker

@@ -142,15 +142,6 @@ def _part_text(where: str, part: Any) -> str:
     raise BadMessages(f"{where}: content part {shown(part)} is not {{type: text, text: ...}}")
 
 
-def is_unicode(text: str) -> bool:
-    """Whether the text has no half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def shown(value: Any) -> str:
     """A value in a message: its kind and a short beginning, as a row may be huge."""
     if value is None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bulkrun.job.prompts.openai_batch import COMPLETIONS_URL
 
 Row = Mapping[str, Any]
-_CLIENT_ERRORS = ("bad_input", "bad_template", "too_long", "empty_prompt", "invalid_schema")
+_CLIENT_ERRORS = ("bad_input", "bad_template", "too_long", "empty_prompt", "invalid_schema", "grammar_failed")
 
 
 class BatchLines(NamedTuple):
@@ -74,7 +74,7 @@ def _success(digest: str, body: dict[str, Any]) -> dict[str, Any]:
 def _failure(digest: str, rows: Sequence[Row], samples: int) -> dict[str, Any]:
     """The error of the first failed sample, and the choices of those that have some text all the same."""
     code, message = rows[0]["error_code"], rows[0]["error_message"]
-    if samples > 1:
+    if len(rows) < samples or len({row["error_message"] for row in rows}) > 1:
         message = f"{len(rows)} of {samples} samples failed; sample {rows[0]['sample']}: {message}"
     body: dict[str, Any] = {"error": {"message": message, "type": code, "param": None, "code": code}}
     if partial := [row for row in rows if row["response"] is not None]:

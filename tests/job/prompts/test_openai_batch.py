@@ -230,6 +230,7 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (chat(max_tokens=0), ["max_tokens", "at least 1"]),
         (chat(max_tokens=1.5), ["body.max_tokens", "whole number"]),
         (chat(seed="x"), ["body.seed"]),
+        (chat(top_k=10**30), ["body.top_k", "out of range"]),
         (chat(stop=[""]), ["body.stop"]),
         (chat(stop=5), ["body.stop"]),
         (chat(stop="\ud83d"), ["body.stop"]),
@@ -278,13 +279,16 @@ def test_bodies_whose_shape_changes_from_line_to_line_lose_nothing(tmp_path: Pat
         {"custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions", "body": b} for n, b in enumerate(bodies)
     ]
     path = tmp_path / "batch.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines[:20]) + "{torn\n")
+    half = {**lines[20], "body": {"messages": [{"role": "user", "content": "\ud83d"}]}}
+    path.write_text("".join(json.dumps(each) + "\n" for each in [*lines[:20], half]) + "{torn\n")
     spec = job(path, prompt={})
     with open_input(str(path), json_text=lambda columns: json_text_columns(spec.prompt, columns)) as dataset:
         batches = list(dataset.batches())
         builder = PromptBuilder(spec, dataset.schema.names, CharacterCodec(chat=True))
     assert [json.loads(body) for body in batches[0].rows["body"].to_pylist()[:20]] == bodies[:20]
     prompts = builder.build(batches[0])
-    assert [type(prompt) for prompt in prompts] == [Prompt] * 20 + [RowError]
+    assert [type(prompt) for prompt in prompts] == [Prompt] * 20 + [RowError] * 2
+    assert "half a surrogate pair" in prompts[20].message  # type: ignore[union-attr]
+    assert batches[0].rows["custom_id"].to_pylist()[19:] == ["r19", "r20", None]
     assert text(prompts[7]) == "[user]parts\n[assistant]"  # type: ignore[arg-type]
     assert not dataset.undeclared_columns

@@ -94,6 +94,13 @@ def test_a_row_with_good_and_failed_samples_is_in_both_files() -> None:
     assert error["error"]["message"] == "1 of 3 samples failed; sample 1: timeout: why"
 
 
+def test_samples_that_failed_alike_are_told_once() -> None:
+    [(_, same)] = lines(row(0, 0, None, "too_long"), row(0, 1, None, "too_long"))
+    [(_, other)] = lines(row(0, 0, None, "timeout"), row(0, 1, None, "engine_error"))
+    assert same is not None and same["error"]["message"] == "too_long: why"
+    assert other is not None and other["error"]["message"] == "2 of 2 samples failed; sample 0: timeout: why"
+
+
 def test_an_empty_answer_and_an_error_are_told_apart() -> None:
     (empty, _), (_, failed) = lines(row(0, response=""), row(1, response=None, code="engine_error"))
     assert empty is not None and empty["response"]["body"]["choices"][0]["message"]["content"] == ""
