@@ -30,6 +30,13 @@ def test_the_engine_example_answers_every_prompt() -> None:
     assert sorted(line[0] for line in shown.splitlines()) == ["0", "1", "2"]
 
 
+def test_the_python_api_example_answers_streams_and_runs_a_job() -> None:
+    command = [sys.executable, str(ROOT / "examples/python_api.py")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split()[0] for line in shown[:4]] == ["0", "1", "2", "3"] and shown[3] == "3 the prompt is empty"
+    assert shown[-1].startswith("completed: 3 rows")
+
+
 def test_every_example_query_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "out" / "summaries"

@@ -1,0 +1,110 @@
+"""Samples, scores and thoughts: the shipped jobs on a small input, checked against the model itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from click.testing import CliRunner
+
+from bulkrun.cli import main
+from bulkrun.launch.prepare import BUNDLED_ROOT
+
+ROOT = Path(__file__).parent.parent.parent
+FUNCTIONS = {
+    "close": ("Close the connection.", "self.socket.shutdown()\n    self.socket.close()\n    self.socket = None"),
+    "read_lines": ("Return the lines of a file.", "with open(self.path) as file:\n        return file.readlines()"),
+    "is_empty": ("Is there nothing?", "return len(self.items) == 0 and not self.waiting and self.is_closed"),
+}
+
+
+def run(job: str, folder: Path, *, documented: bool) -> list[dict[str, Any]]:
+    """Submit a shipped job on three functions; its results in order."""
+    rows = [
+        {
+            "id": f"m.{name}",
+            "module": "m",
+            "name": name,
+            "docstring": said if documented else None,
+            "source": f"def {name}(self):\n    # what it is for is not said\n    {body}\n",
+        }
+        for name, (said, body) in FUNCTIONS.items()
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = folder / "out"
+    changes = [f"input.path={folder}/rows.jsonl", f"output.path={out}", "engine.dtype=float32"]
+    options = [part for change in changes for part in ("--set", change)]
+    result = CliRunner().invoke(main, ["submit", str(ROOT / "jobs" / job), *options], catch_exceptions=False)
+    assert result.exit_code in (0, 3), result.stderr
+    table = duckdb.sql(f"SELECT * FROM '{out}/*.parquet' ORDER BY row, sample").to_arrow_table()
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
+
+
+def test_samples_are_the_best_of_six_with_their_probabilities(tmp_path: Path) -> None:
+    rows = run("samples.yaml", tmp_path, documented=False)
+    assert [(row["row"], row["sample"]) for row in rows] == [(row, sample) for row in range(3) for sample in range(3)]
+    for row in rows:
+        assert row["cumulative_logprob"] == pytest.approx(sum(entry["logprob"] for entry in row["logprobs"]), abs=1e-3)
+        for entry in row["logprobs"]:
+            best = [other["logprob"] for other in entry["top"]]
+            assert len(best) == 2 and best == sorted(best, reverse=True) and entry["logprob"] <= best[0] + 1e-4
+        if row["finish_reason"] == "stop":
+            assert "".join(entry["token"] for entry in row["logprobs"]) == row["response"]
+    for first, second in pairwise(rows):
+        if first["row"] == second["row"] and second["error_code"] is None:
+            assert first["cumulative_logprob"] >= second["cumulative_logprob"]
+    totals = json.loads((tmp_path / "out" / "_SUCCESS").read_text())
+    assert totals["completion_tokens"] > sum(row["completion_tokens"] for row in rows), "six were generated, three kept"
+    prompt = {row["row"]: row["prompt_tokens"] for row in rows}
+    assert totals["cached_tokens"] >= 4 * sum(prompt.values()), "of six samples one computes the prompt"
+
+
+def test_scores_are_the_models_own_probabilities_of_the_text(tmp_path: Path) -> None:
+    """Oracle: log_softmax of a plain transformers forward."""
+    rows = run("score.yaml", tmp_path, documented=True)
+    for row in rows:
+        token_ids = [entry["token_id"] for entry in row["prompt_logprobs"] if entry is not None]
+        tokens = [entry["token"] for entry in row["prompt_logprobs"] if entry is not None]
+        assert row["prompt_logprobs"][0] is None and row["docstring"].endswith("".join(tokens))
+        got = [entry["logprob"] for entry in row["prompt_logprobs"][1:]]
+        assert got == pytest.approx(logprobs_of(row["docstring"], token_ids), abs=1e-3)
+    query = re.search(r'bulkrun query out/score "(.*)"', (ROOT / "jobs/score.yaml").read_text())
+    assert query is not None
+    sql = query[1].replace("FROM results", f"FROM '{tmp_path}/out/*.parquet'")
+    shown = dict(duckdb.sql(sql).fetchall())
+    for row in rows:
+        scores = [entry["logprob"] for entry in row["prompt_logprobs"][1:]]
+        assert shown[row["name"]] == pytest.approx(math.exp(-sum(scores) / len(scores)), rel=1e-2)
+
+
+def logprobs_of(text: str, token_ids: list[int]) -> list[float]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = BUNDLED_ROOT / "tiny"
+    ids = AutoTokenizer.from_pretrained(path)(text)["input_ids"]
+    assert ids[1:] == token_ids
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), dim=-1)
+    return [float(logprobs[position, token_id]) for position, token_id in enumerate(ids[1:])]
+
+
+def test_thoughts_and_answers_are_columns_of_their_own_and_thoughts_keep_to_their_budget(tmp_path: Path) -> None:
+    rows = run("reasoning.yaml", tmp_path, documented=False)
+    from bulkrun.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
+    for row in rows:
+        assert row["reasoning"] and "</think>" not in row["reasoning"] + (row["response"] or "")
+        [thoughts] = tokenizer.encode_batch([row["reasoning"]], add_special_tokens=False)
+        assert len(thoughts) <= 24 + 1  # 1: the text may be split into tokens in another way
+        assert (row["response"] is None) == (row["error_code"] == "no_answer")
+    assert any(row["response"] for row in rows)
