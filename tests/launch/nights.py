@@ -1,0 +1,115 @@
+"""Nights for tests: the real `submit` and `retry` on real files, with a planner and a fake engine in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import duckdb
+
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.planner import Planner
+from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.work.finish import read_totals
+from bulkrun.job.work.runner import JobRunner
+from bulkrun.job.work.shard_work import row_seed
+from bulkrun.launch import retry as retry_module
+from bulkrun.launch import run as run_module
+from bulkrun.launch import update as update_module
+from bulkrun.launch.prepare import PreparedJob, prepare
+from bulkrun.launch.run import Submitted
+from bulkrun.request import Request
+from tests.job.fake_engine import FakeEngine, decode, expected_tokens
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def phase(self, text: str) -> None: ...
+
+    def update(self, snapshot: object) -> None: ...
+
+
+@dataclass
+class Nights:
+    """One job in a folder: rows.jsonl in, ./out out. `ran` counts generations of the last command."""
+
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    refuse: Callable[[Request], bool] = lambda request: False
+    ran: int = 0
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    def spec(self, **changed: Any) -> JobSpec:
+        values: dict[str, Any] = {
+            "name": "night",
+            "model": "bundled:tiny",
+            "input": {"path": str(self.folder / "rows.jsonl"), "id": "id"},
+            "prompt": {"template": "Say {{ text }}"},
+            "sampling": {"max_tokens": 6, "temperature": 0},
+            "output": {"path": str(self.out), "rows_per_file": 8},
+            "run": {"incremental": True, "checkpoint_every": 0.02, "max_error_rate": 1.0},
+        }
+        for dotted, value in {**self.settings, **changed}.items():
+            section, _, key = dotted.partition("__")
+            values[section] = {**values.get(section, {}), key: value} if key else value
+        return JobSpec.model_validate(values)
+
+    def write(self, rows: Sequence[dict[str, Any] | str]) -> None:
+        """Rows, or lines as they are."""
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        (self.folder / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    def submit(self, *, flags: dict[str, bool] | None = None, **changed: Any) -> Submitted:
+        with self.one_process():
+            return run_module.submit(self.spec(**changed), Silent(), **(flags or {}))
+
+    def retry(self, *overrides: str, codes: Sequence[str] = (), begin_anew: bool = False) -> Submitted:
+        with self.one_process():
+            return retry_module.retry(self.out, Silent(), overrides=overrides, codes=codes, begin_anew=begin_anew)
+
+    @contextmanager
+    def one_process(self) -> Iterator[None]:
+        """Planning and running happen here, on a fake engine, instead of in child processes on a model."""
+        self.ran = 0
+        with ExitStack() as stack:
+            for module in (run_module, update_module):
+                stack.enter_context(mock.patch.object(module, "run_to_end", self._run))
+            yield
+
+    def _run(self, prepared: PreparedJob, record: RunRecord, view: object, drain: object) -> Submitted:
+        spec, run = JobSpec.model_validate(record.job), prepared.run
+        with prepared.open_dataset(run.sql_snapshot) as dataset:
+            Planner(run, spec, dataset, prepared.tokenizer, prepared.max_model_len).plan()
+        engine = FakeEngine(4, refuse=self.refuse)
+        JobRunner(run, record, spec, engine, decode, rebuild_engine=lambda: engine).run()
+        self.ran += len(engine.seen)
+        totals = read_totals(run)
+        assert totals is not None, "it ran to its end"
+        return Submitted(run, totals, worked=True)
+
+    def results(self) -> dict[Any, dict[str, Any]]:
+        """id -> its row, by a plain glob; fails where an id is there twice. For jobs with one sample."""
+        rows = duckdb.connect().sql(f"SELECT * FROM '{self.out}/**/*.parquet'").to_arrow_table().to_pylist()
+        by_id = {row["id"]: row for row in rows}
+        assert len(by_id) == len(rows), "an id is there twice"
+        return by_id
+
+    def expected(self, id_: str, text: str, sample: int = 0, **changed: Any) -> str:
+        """What the fake model answers to a row."""
+        prepared = prepare(self.spec(**changed))
+        chat = prepared.tokenizer.chat_renderer() if prepared.tokenizer.has_chat_template else None
+        prompt = f"Say {text}"
+        if chat is not None:
+            prompt = chat.render([{"role": "user", "content": prompt}])
+        ids = prepared.tokenizer.encode_batch([prompt], add_special_tokens=chat is None)[0]
+        seed = row_seed(prepared.spec.sampling.seed, id_, sample)
+        return decode([expected_tokens(Request("", ids, prepared.spec.sampling.to_params(), seed))])[0]
