@@ -14,7 +14,6 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import pyarrow as pa
 
 from bulkrun.data.json_types import is_unicode
-from bulkrun.data.json_types import is_unicode
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of, load_job
 from bulkrun.job.jobfile.spec import JobSpec
