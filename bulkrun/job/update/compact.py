@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -73,8 +74,9 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
         before = len(run.parts())
         if _is_compact(totals, rows_per_file):
             return Compacted(before, before, totals.ok + sum(totals.errors.values()), worked=False)
-        done = _Rewrite(run, RunDir(sibling), read_record(run), totals, rows_per_file).build()
-        exchange_dirs(run.root, sibling)
+        with _removed_on_failure(sibling):  # most failures are a full disk: half a copy must not stay on it
+            done = _Rewrite(run, RunDir(sibling), read_record(run), totals, rows_per_file).build()
+            exchange_dirs(run.root, sibling)
         log_event(run, worker.id, "compacted", parts_before=before, parts_after=done.parts)
         time.sleep(grace_s)
         _remove(sibling)
@@ -99,6 +101,16 @@ def _refuse_unfit(run: RunDir) -> RunTotals:
             f"`bulkrun export {run.root} --format parquet` writes one file instead"
         )
     return totals
+
+
+@contextmanager
+def _removed_on_failure(sibling: Path) -> Iterator[None]:
+    try:
+        with disk_errors("writing the new directory", sibling):
+            yield
+    except BaseException:
+        _remove(sibling)
+        raise
 
 
 def _remove_leftover(sibling: Path) -> None:

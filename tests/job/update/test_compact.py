@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data.parts import write_part
 from bulkrun.data.query import run_query
 from bulkrun.errors import RunError
 from bulkrun.job.store import durable
@@ -196,6 +198,24 @@ def test_a_damaged_part_or_a_row_that_is_there_twice_changes_nothing(tmp_path: P
     last.unlink()
     with pytest.raises(RunError, match=r"_SUCCESS counts rows 140, the parts hold 13\d; nothing was changed"):
         compact(run)
+
+
+def test_a_full_disk_changes_nothing_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished(tmp_path)
+    before, written = files(run), []
+
+    def write_until_full(path: Path, *arguments: Any, **options: Any) -> None:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+        write_part(path, *arguments, **options)
+
+    monkeypatch.setattr(compact_module, "write_part", write_until_full)
+    with pytest.raises(RunError, match="No space left on device; free some space"):
+        compact(run, 50)
+    results = {name: inode for name, inode in files(run).items() if "workers/" not in name}
+    assert results == {name: inode for name, inode in before.items() if "workers/" not in name}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.parquet", "out"]
 
 
 def test_a_directory_of_somebody_else_in_the_way_is_not_removed(tmp_path: Path) -> None:
