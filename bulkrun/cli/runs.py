@@ -14,6 +14,7 @@ from bulkrun.cli.output import cell_text, count, duration, json_option, note, pr
 from bulkrun.cli.run_path import RunPath
 
 if TYPE_CHECKING:
+    from bulkrun.executors.slurm import QueuedJob
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.views.status import RunStatus
 
@@ -31,13 +32,17 @@ def _run_dir(path: Path) -> RunDir:
 @json_option
 def status(run: Path, as_json: bool) -> None:
     """How far RUN is: rows, speed, time left, workers. Reads files only, from any terminal or node."""
+    from bulkrun.executors.slurm import queue_of
     from bulkrun.job.views.status import read_status
 
-    found = read_status(_run_dir(run))
-    print_json(asdict(found)) if as_json else _print_status(found)
+    found, queue = read_status(_run_dir(run)), queue_of(_run_dir(run))
+    if as_json:
+        print_json({**asdict(found), "queue": [asdict(job) for job in queue]})
+    else:
+        _print_status(found, queue)
 
 
-def _print_status(found: RunStatus) -> None:
+def _print_status(found: RunStatus, queue: list[QueuedJob]) -> None:
     shards = found.shards_total if found.shards_total is not None else "?"
     total = count(found.rows_total) if found.rows_total is not None else "? (still planning)"
     facts = {
@@ -57,6 +62,8 @@ def _print_status(found: RunStatus) -> None:
         facts["last commit"] = f"{duration(found.last_commit_age_s)} ago"
     live = [worker for worker in found.workers if worker.alive]
     facts["workers"] = ", ".join(f"{worker.role} {worker.id} (process {worker.pid})" for worker in live) or "none"
+    for job in queue:
+        facts[f"Slurm {job.job_id}"] = f"{job.state} {job.node or job.reason}"
     facts["next"] = found.next_command
     print_facts(facts)
 

@@ -105,6 +105,14 @@ def queued_jobs(run: RunDir) -> list[QueuedJob]:
     return [QueuedJob(row[2], row[3], row[4], row[5]) for row in rows if row[0] in ids or row[1] in ids]
 
 
+def queue_of(run: RunDir) -> list[QueuedJob]:
+    """The same for showing: nothing where the queue cannot be asked (another machine, a controller that is down)."""
+    try:
+        return queued_jobs(run)
+    except ExecutorError:
+        return []
+
+
 def cancel_jobs(run: RunDir) -> list[str]:
     """Take this run's arrays out of the queue and stop their elements; the ids that were there."""
     queued = queued_jobs(run)

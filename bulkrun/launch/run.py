@@ -152,8 +152,11 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
         cancelled = asked_to_stop(run, workers.ids)
         by = drain.received or ("bulkrun cancel" if cancelled else "its time limit")
         next_turn = "run the same command again to continue"
-        if not cancelled and drain.received in (None, "SIGUSR1") and _take_another_turn():
-            next_turn = "Slurm starts it again"
+        allocation = current_allocation()
+        if allocation is not None and not cancelled and drain.received in (None, "SIGUSR1"):
+            # Said first: the cluster ends at once what it takes back.
+            view.phase(f"stopped by {by}, all is saved: asking Slurm to start job {allocation.job_id} again")
+            next_turn = "Slurm starts it again" if allocation.requeue() else next_turn
         done = read_status(run).rows_done
         raise Interrupted(f"stopped by {by}: {done:,} rows are done and saved; {next_turn}")
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
@@ -165,12 +168,6 @@ def _make_workers(spec: JobSpec, run: RunDir) -> Workers:
         return RayWorkers(run, command, spec.run.workers, spec.ray)
     environments = worker_environments(spec.run.workers, spec.engine.device)
     return LocalWorkers(run, partial(command, run, supervisor=os.getpid()), environments)
-
-
-def _take_another_turn() -> bool:
-    """Inside a Slurm job whose time is up: whether the cluster starts it again."""
-    allocation = current_allocation()
-    return allocation is not None and allocation.requeue()
 
 
 def _supervise(workers: Workers, planner: PlannerProcess, team: TeamProgress, view: View, drain: DrainOnSignal) -> None:

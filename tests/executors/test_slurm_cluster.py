@@ -1,0 +1,190 @@
+"""Runs on a real Slurm cluster of two nodes on this machine: whatever happens to it, every row exactly once.
+
+The truth is one unbroken local run of the same job; the bundled model in float32 answers the same on any worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.executors.mini_slurm import MiniSlurm, why_no_slurm
+
+pytestmark = [
+    pytest.mark.skipif(why_no_slurm() is not None, reason=f"no Slurm here: {why_no_slurm()}"),
+    pytest.mark.timeout(180),
+]
+
+ROWS = 400
+JOB = """\
+name: cluster
+model: bundled:tiny
+input: {{path: {input}, id: name}}
+prompt: {{template: "Summarize this Python code in one sentence:\\n{{{{ source }}}}"}}
+sampling: {{max_tokens: 32, temperature: 0, ignore_eos: true}}
+output: {{path: {output}, rows_per_file: 20}}
+engine: {{device: cpu, dtype: float32, max_num_seqs: 16}}
+run: {{checkpoint_every: 0.5}}
+slurm: {{gpus: 1, setup: [export OMP_NUM_THREADS=1, "echo gpu $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("slurm")
+    rows = [{"name": f"f{i}", "source": f"def add_{i}(a, b):\n    return a * {i} + b"} for i in range(ROWS)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def truth(folder: Path) -> list[dict[str, object]]:
+    """The results of one unbroken worker on this machine."""
+    done = bulkrun("submit", str(write_job(folder, "unbroken")), environment=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    return results(folder / "unbroken")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniSlurm]:
+    with MiniSlurm(tmp_path_factory.mktemp("cluster") / "c") as cluster:
+        yield cluster
+
+
+def write_job(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(JOB.format(input=folder / "rows.jsonl", output=folder / name))
+    return path
+
+
+def bulkrun(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bulkrun", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+
+
+def results(out: Path) -> list[dict[str, object]]:
+    """All rows in input order; fails on a row that is there twice."""
+    table = pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
+    rows = sorted(table.to_pylist(), key=lambda row: row["row"])
+    assert [row["row"] for row in rows] == list(range(ROWS))
+    return rows
+
+
+def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
+        time.sleep(0.05)
+
+
+def submit_and_begin(cluster: MiniSlurm, job: Path, *options: str) -> Path:
+    """Put the job into the queue and wait until rows are being finished."""
+    out = job.with_suffix("")
+    done = bulkrun("submit", str(job), "--executor", "slurm", *options, environment=cluster.environment)
+    assert done.returncode == 0 and "is in the queue" in done.stderr, done.stderr
+    until("the first finished rows", lambda: any(path.stat().st_size for path in journals(out)))
+    return out
+
+
+def journals(out: Path) -> list[Path]:
+    return list((out / ".bulkrun/journal").glob("shard-*.jsonl"))
+
+
+def end(cluster: MiniSlurm, job: Path, truth: list[dict[str, object]]) -> None:
+    """The same command again brings the run to its end; nothing is left of it but the right results."""
+    done = bulkrun("submit", str(job), "--executor", "slurm", "--wait", environment=cluster.environment)
+    assert done.returncode == 0, done.stderr
+    assert results(job.with_suffix("")) == truth
+    until("an empty queue", lambda: cluster.run("squeue", "-h") == "")
+    until("no process left", lambda: not cluster.processes(), 15)
+
+
+def element_pids(cluster: MiniSlurm) -> list[int]:
+    """The batch processes (`bulkrun worker`, exec'ed) of the run's array elements."""
+    return [pid for pid in cluster.processes() if b"bulkrun\0worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_an_array_of_four_on_two_nodes_with_gpus_completes_a_run(
+    cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
+) -> None:
+    job = write_job(folder, "array")
+    done = bulkrun(
+        "submit", str(job), "--executor", "slurm", "--workers", "4", "--wait", environment=cluster.environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert results(folder / "array") == truth
+    logs = [path.read_text() for path in sorted((folder / "array/.bulkrun/logs").glob("slurm-*.log"))]
+    assert len(logs) == 4
+    assert {log.split("\n")[0] for log in logs} == {"gpu n1 0", "gpu n1 1", "gpu n2 0", "gpu n2 1"}
+    until("no process left", lambda: not cluster.processes(), 30)
+
+
+def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
+    cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
+) -> None:
+    job = write_job(folder, "cancelled")
+    out = submit_and_begin(cluster, job, "--workers", "2")
+    again = bulkrun("submit", str(job), "--executor", "slurm", environment=cluster.environment)
+    assert again.returncode == 0 and "was in the queue already" in again.stderr
+    status = bulkrun("status", str(out), "--json", environment=cluster.environment)
+    assert json.loads(status.stdout)["queue"], status.stdout
+    stopped = bulkrun("cancel", str(out), environment=cluster.environment)
+    assert stopped.returncode == 0, stopped.stderr
+    until("an empty queue", lambda: cluster.run("squeue", "-h") == "", 30)
+    until("no process left", lambda: not cluster.processes(), 15)
+    assert not (out / "_SUCCESS").exists()
+    end(cluster, job, truth)
+
+
+def test_requeued_by_the_cluster_and_two_copies_of_the_job_at_once(
+    cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
+) -> None:
+    job = write_job(folder, "requeued")
+    out = submit_and_begin(cluster, job, "--workers", "1")
+    script = next((out / ".bulkrun/slurm").glob("*.sh"))
+    cluster.run("sbatch", str(script))
+    first = json.loads((out / ".bulkrun/slurm/jobs.jsonl").read_text())["job_id"]
+    cluster.run("scontrol", "requeue", f"{first}_0")
+    end(cluster, job, truth)
+
+
+def test_a_node_dies_and_the_controller_crashes(
+    cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
+) -> None:
+    job = write_job(folder, "crashed")
+    submit_and_begin(cluster, job, "--workers", "2")
+    cluster.kill("slurmctld")
+    cluster.kill("slurmd-n1")
+    for pid in element_pids(cluster)[:1]:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    cluster.start("slurmctld")
+    cluster.start("slurmd-n1")
+    until("the controller", lambda: subprocess.run(["squeue"], env=cluster.environment, check=False).returncode == 0)
+    end(cluster, job, truth)
+
+
+def test_a_worker_whose_time_is_up_saves_and_asks_for_its_next_turn_itself(
+    folder: Path, truth: list[dict[str, object]], tmp_path: Path
+) -> None:
+    with MiniSlurm(tmp_path / "c", nodes=1, requeue_exit=76) as cluster:  # exit 75 requeues nothing here
+        job = write_job(folder, "walltime")
+        out = submit_and_begin(cluster, job, "--workers", "1")
+        until("a part", lambda: any(out.glob("part-*.parquet")))
+        cluster.run(
+            "scancel", "--signal=USR1", "--batch", json.loads((out / ".bulkrun/slurm/jobs.jsonl").read_text())["job_id"]
+        )
+        until("the end", (out / "_SUCCESS").exists)
+        assert results(out) == truth
+        (log,) = (out / ".bulkrun/logs").glob("slurm-*.log")
+        assert "stopped by SIGUSR1, all is saved: asking Slurm to start job 2 again" in log.read_text()
