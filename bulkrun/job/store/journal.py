@@ -14,7 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,9 @@ class JournalWriter:
 
 def encode_record(record: JournalRecord | PartialRecord) -> bytes:
     """The line of a record, newline included."""
-    document = {key: value for key, value in asdict(record).items() if value is not None and value != {}}
+    # Not `asdict`: it would copy every token's log-probability.
+    values = ((field.name, getattr(record, field.name)) for field in fields(record))
+    document = {key: value for key, value in values if value is not None and value != {}}
     if isinstance(record, PartialRecord):
         document["partial"] = True
     payload = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
