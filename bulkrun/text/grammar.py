@@ -13,6 +13,7 @@ import re
 from llguidance import LLMatcher, LLParserLimits
 
 from bulkrun.request import StructuredOutput
+from bulkrun.text.closed_schema import closed
 
 _MAX_CHARACTERS = 256 * 2**10  # compiling takes seconds at this size, and grows with its square
 _MAX_MESSAGE = 300
@@ -68,6 +69,9 @@ def _json_grammar(schema: str) -> str:
         "coerce_one_of": True,  # the finished text is checked against the schema itself
     }
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=overrides)  # type: ignore[arg-type]
+        text = json.dumps(closed(json.loads(schema)))
+        return LLMatcher.grammar_from_json_schema(text, overrides=overrides)  # type: ignore[arg-type]
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     except ValueError as problem:
         raise ValueError(short_message(str(problem))) from None

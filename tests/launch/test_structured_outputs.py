@@ -104,3 +104,11 @@ def test_a_budget_of_thoughts_holds_and_the_answer_fits(folder: Path) -> None:
     for response, reasoning in results(folder / "out", "response, reasoning"):
         assert response in ("yes", "no")
         assert reasoning is not None
+
+
+def test_every_row_of_the_classifying_example_has_one_of_the_labels(folder: Path) -> None:
+    job = EXAMPLE.with_name("classify.yaml")
+    assert submit(folder, job, "input.path=rows.jsonl", "input.sql=null", "sampling.temperature=1.0") == 0
+    labels = [response for (response,) in results(folder / "out/labels", "response")]
+    assert len(labels) == 24
+    assert set(labels) <= {"reads", "writes", "computes"}

@@ -38,7 +38,7 @@ def test_usable_grammars_pass(structured: StructuredOutput) -> None:
         (schema({"$ref": "#/$defs/missing"}), "/$defs/missing"),
         (schema({"$ref": "https://example.com/schema.json"}), "does not fetch"),
         (schema({"type": "string", "format": "phone"}), "phone"),
-        (StructuredOutput("json", "{"), "EOF"),
+        (StructuredOutput("json", "{"), "line 1 column 2"),
         (StructuredOutput("regex", "(ab"), "unclosed group"),
         (StructuredOutput("regex", "(?=a)b"), "look-around"),
         (StructuredOutput("grammar", 'start: "a" nowhere'), 'unknown name: "nowhere"'),
