@@ -29,7 +29,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return get
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_engine(model_dir: Callable[[str], Path]) -> EngineFactory:
     """An engine over a variant, float32 on the CPU, with a small pool unless told otherwise."""
 
@@ -40,7 +40,7 @@ def make_engine(model_dir: Callable[[str], Path]) -> EngineFactory:
     return make
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -45,7 +45,7 @@ def test_greedy_tokens_equal_transformers(make_engine: EngineFactory, variant: s
         assert list(completions[request.request_id].token_ids) == expected, request.request_id
 
 
-@pytest.fixture(params=[GREEDY, RANDOM], ids=["greedy", "sampled"])
+@pytest.fixture(scope="module", params=[GREEDY, RANDOM], ids=["greedy", "sampled"])
 def alone(
     request: pytest.FixtureRequest, make_engine: EngineFactory
 ) -> tuple[SamplingParams, dict[str, tuple[int, ...]]]:
@@ -131,23 +131,32 @@ def test_alone_equals_resumed_from_partial_outputs(make_engine: EngineFactory, a
     assert all(completion.num_output_tokens == 21 for completion in completions.values())
 
 
+def _samples() -> list[Request]:
+    """Eight of one prompt; the last one is greedy."""
+    prompt = [3 + 7 * n % (VOCAB_SIZE - 3) for n in range(37)]
+    return [Request(f"s{seed}", prompt, RANDOM if seed < 7 else GREEDY, seed=seed) for seed in range(8)]
+
+
+@pytest.fixture(scope="module")
+def samples_alone(make_engine: EngineFactory) -> dict[str, tuple[int, ...]]:
+    """Tokens of each of the samples when nobody shares anything."""
+    tokens: dict[str, tuple[int, ...]] = {}
+    for request in _samples():
+        tokens |= _tokens(run(make_engine(max_num_seqs=1, enable_prefix_caching=False), [request]))
+    return tokens
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 16, 36, 37, 64])
 @pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 9, "max_num_seqs": 4}])
 def test_samples_compute_their_prompt_once_and_answer_as_alone(
-    make_engine: EngineFactory, block_size: int, settings: dict[str, int]
+    make_engine: EngineFactory, samples_alone: dict[str, tuple[int, ...]], block_size: int, settings: dict[str, int]
 ) -> None:
-    prompt = [3 + 7 * n % (VOCAB_SIZE - 3) for n in range(37)]
-    requests = [Request(f"s{seed}", prompt, RANDOM, seed=seed) for seed in range(7)]
-    requests.append(Request("greedy", prompt, GREEDY))
     engine = make_engine(block_size=block_size, **settings)
-    tokens = _tokens(run(engine, requests))
+    tokens = _tokens(run(engine, _samples()))
     stats = engine.stats()
     assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (37 + 7, 7 * 36)
-    assert list(tokens["greedy"]) == generate_with_transformers("llama", prompt, 21, eos_token_id=None)
+    assert tokens == samples_alone
     assert len(set(tokens.values())) == 8
-    for request in requests[:: 3 if settings else 1]:
-        alone = make_engine(max_num_seqs=1, enable_prefix_caching=False)
-        assert _tokens(run(alone, [request])) == {request.request_id: tokens[request.request_id]}
 
 
 @pytest.mark.parametrize(
