@@ -146,6 +146,19 @@ def test_bad_rows_are_rows_with_an_error_and_run_last(tmp_path: Path) -> None:
     assert [row["error_code"] is None for row in by_order] == [True, True, False, False, False, False, False]
 
 
+def test_a_row_budget_cuts_outputs_and_refuses_prompts_that_leave_nothing(tmp_path: Path) -> None:
+    """30 tokens a row for two outputs: prompts (with BOS) of 6, 21, 28 and 30 tokens."""
+    texts = ["x" * length for length in (5, 20, 27, 29)]
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    report = make_plan(tmp_path / "run", job(path, sampling={"n": 2, "min_tokens": 3}, run={"max_tokens_per_row": 30}))
+    rows = read_rows(tmp_path / "run")
+    cuts = [None, {"max_tokens": 4}, {"max_tokens": 1, "min_tokens": 1}, None]
+    assert [row["overrides"] and json.loads(row["overrides"]) for row in rows] == cuts
+    assert [row["error_code"] for row in rows] == [None, None, None, "too_long"]
+    assert report.counters.expected_output_tokens == 2 * (8 + 4 + 1)
+    assert report.counters.truncated == 0, "no prompt was cut"
+
+
 def test_too_long_rows_are_cut_inside_the_chat_template_when_asked(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": "0123456789" * 20}, {"text": "short"}])
     spec = job(path, run={"on_too_long": "truncate_left"})

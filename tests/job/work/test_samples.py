@@ -111,3 +111,13 @@ def test_row_timeout_reaches_the_engine(tmp_path: Path) -> None:
 def test_without_best_of_samples_stay_as_they_were_generated() -> None:
     outcomes = {(0, sample): record(sample, logprob) for sample, logprob in enumerate([-3.0, -1.0, -2.0])}
     assert [one.sample for _, _, one in keep_samples([0], outcomes, 3)] == [0, 1, 2]
+
+
+def test_trap_cached_value_carries_another_rows_id(tmp_path: Path) -> None:
+    """jobs.md section 6 (modelbench#1215): two ids, same prompt: two rows, own ids and own columns."""
+    rows = [Row(0, "a", (9, 9)), Row(1, "b", (9, 9)), Row(2, "c", (8,))]
+    engine = FakeEngine()
+    start(tmp_path / "out", rows, job(tmp_path / "out"), engine=engine)
+    found = results(tmp_path / "out")
+    assert [(row["row"], row["doc"]) for row in found] == [(0, "text 0"), (1, "text 1"), (2, "text 2")]
+    assert found[0]["response"] == found[1]["response"] and len(engine.seen) == 2
