@@ -107,3 +107,11 @@ def test_mistakes_in_the_job_file_are_named_by_their_key(folder: Path, lines: st
     with pytest.raises(JobFileError, match=said) as refused:
         load_job(folder / "job.yaml")
     assert "job.yaml:" in str(refused.value)
+
+
+def test_the_order_of_a_schemas_properties_is_part_of_what_a_run_is() -> None:
+    turned = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}
+    assert turned == SCHEMA
+    records = [prepare(spec(structured_outputs={"json": schema})).record(None) for schema in (SCHEMA, turned, SCHEMA)]
+    assert records[0].plan_hash == records[2].plan_hash
+    assert records[0].plan_hash != records[1].plan_hash

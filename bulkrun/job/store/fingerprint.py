@@ -29,11 +29,19 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
         "model": {"name": job["model"], **model_facts},
         "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
         "prompt": {**job["prompt"], "on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
-        "sampling": dict(job["sampling"]),
+        "sampling": _sampling(job["sampling"]),
         "output": {"columns": given["columns"], "partition_by": output["partition_by"]}
         | ({"incremental": True} if run["incremental"] else {}),
         "plan": {"window_rows": run["window_rows"], "rows_per_file": output["rows_per_file"]},
     }
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON schema counts as text: outputs are written in the order of its properties, which a hash would not see."""
+    structured = given.get("structured_outputs") or {}
+    if not structured.get("json"):
+        return dict(given)
+    return {**given, "structured_outputs": {**structured, "json": json.dumps(structured["json"])}}
 
 
 def key_salt(identity: Mapping[str, Mapping[str, Any]]) -> str:
