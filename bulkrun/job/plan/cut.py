@@ -53,13 +53,20 @@ def cut(order: RunOrder, costs: I64, nbytes: I64, limits: Limits) -> I64:
     borders = [0]
     while (start := borders[-1]) < rows:
         cost, size = (int(until[start - 1]) if start else 0 for until in (cost_until, bytes_until))
+        partition_end = int(order.ends[np.searchsorted(order.ends, start, "right")])
+        left = int(cost_until[partition_end - 1]) - cost
         end = min(
             start + limits.rows,
             # The first prompt is taken whatever it costs, and so are its copies, which cost nothing.
-            int(np.searchsorted(cost_until, max(cost + target, int(cost_until[start])), "right")),
+            int(np.searchsorted(cost_until, max(cost + _wanted(target, left), int(cost_until[start])), "right")),
             int(np.searchsorted(bytes_until, size + limits.nbytes, "right")),
-            int(order.ends[np.searchsorted(order.ends, start, "right")]),
+            partition_end,
         )
         border = int(fresh[np.searchsorted(fresh, end, "right") - 1])
         borders.append(border if border > start else max(end, start + 1))
     return np.array(borders, np.int64)
+
+
+def _wanted(target: int, left: int) -> int:
+    """The cost of the next shard: a small rest of what is `left` comes along, so that no file holds a row or two."""
+    return left if left <= target * 5 // 4 else target

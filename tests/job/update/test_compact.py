@@ -320,6 +320,7 @@ def test_killed_at_a_step_the_run_is_whole_and_the_same_command_completes_it(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_killed_at_every_step_the_run_is_whole_and_the_same_command_completes_it(tmp_path: Path) -> None:
     run, step = finished(tmp_path), 1
     while check_killed_at(run, tmp_path / f"copy{step}", step):
