@@ -219,3 +219,13 @@ def test_a_model_without_an_end_cannot_be_constrained(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_dir(small_tokenizers.byte_level(tmp_path, {"eos_token": None}))
     with pytest.raises(ModelError, match="no end-of-sequence token"):
         constraint(tokenizer, "choice", '["no"]')
+
+
+def test_a_grammar_that_gets_too_large_on_the_way_ends_its_row_with_a_reason(tokenizer: Tokenizer) -> None:
+    made = constraint(tokenizer, "regex", "((a{1,100}){1,100}){1,100}")
+    [a] = _ids_reading(tokenizer, "a")[:1]
+    reasons = (made.accept(a) for _ in range(100))
+    reason = next(filter(None, reasons))
+    assert "too many" in reason
+    assert allowed_tokens(made, tokenizer.vocab_size) == [eos_of(tokenizer)]
+    assert made.accept(eos_of(tokenizer)) is not None, "an end that was all that was left is no whole output"

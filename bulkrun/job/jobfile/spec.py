@@ -124,7 +124,8 @@ class StructuredOutputsSpec(_Section):
     json_schema: dict[str, Any] | str | None = Field(
         None,
         alias="json",
-        description="A JSON schema, or the path of a .json file with one. The result gets a typed column `parsed`.",
+        description="A JSON schema, or the path of a .json file with one. The result gets a typed column `parsed`. "
+        "Objects have the properties that they declare, and others only where additionalProperties says so.",
     )
     regex: str | None = Field(None, description="A regular expression that the whole output matches.")
     choice: list[str] | None = Field(None, min_length=1, description="The output is one of these texts.")
