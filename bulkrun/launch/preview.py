@@ -12,9 +12,10 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.plan.rows import id_texts
+from bulkrun.job.plan.rows import fit_prompt, id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
+from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import Generation, row_seed
@@ -73,7 +74,8 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
     with prepared.open_dataset() as dataset:
         builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
         batches = list(dataset.batches(limit=num_rows))
-    prompts = [prompt for batch in batches for prompt in builder.build(batch)]
+        fitter = fitter_of(prepared.spec, prepared.max_model_len, builder.frame())
+    prompts = [fit_prompt(fitter, prompt) for batch in batches for prompt in builder.build(batch)]
     id_column = detected_job(spec, dataset.schema.names).input.id
     return _generate(prepared, _row_ids(batches, id_column), prompts)
 

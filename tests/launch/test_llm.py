@@ -143,6 +143,16 @@ def test_noise_depends_on_seed_and_position_only(llm: bulkrun.LLM) -> None:
     assert [output.text for output in llm.generate(["x = "] * 3, {**hot, "seed": 5})] != same
 
 
+def test_an_output_in_circles_is_an_error_that_keeps_its_text(llm: bulkrun.LLM) -> None:
+    circles = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    stop = {"max_pattern": 8, "repeats": 4, "min_tokens": 16}
+    [free] = llm.generate(["x = 1\n" * 20], circles)
+    [stopped] = llm.generate(["x = 1\n" * 20], {**circles, "repetition_stop": stop})
+    assert stopped.error is not None and stopped.error.code == "runaway" and stopped.finish_reason == "repetition"
+    assert free.text is not None and stopped.text and free.text.startswith(stopped.text)
+    assert stopped.num_output_tokens < free.num_output_tokens == 200
+
+
 def test_structured_output_is_parsed(llm: bulkrun.LLM) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "additionalProperties": False}
     outputs = llm.generate(PROMPTS, {"max_tokens": 30, "structured_outputs": {"json": schema}})

@@ -32,10 +32,9 @@ from bulkrun.job.plan.rows import RowMaker
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement, Window
-from bulkrun.job.prompts.budget import RowBudget
 from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
-from bulkrun.job.prompts.fit import PromptFitter
+from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.durable import make_dirs, publish_new, read_json, write_file, write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.result_columns import extra_fields
@@ -81,9 +80,7 @@ class PlanInput:
         self.dataset = dataset
         self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec))
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)
-        sampling = spec.sampling
-        budget = RowBudget(spec.run.max_tokens_per_row, sampling.generations, sampling.min_tokens)
-        fitter = PromptFitter(max_model_len, spec.run.on_too_long, self._prompts.frame(), budget)
+        fitter = fitter_of(spec, max_model_len, self._prompts.frame())
         self._maker = RowMaker(
             self.passthrough,
             fitter,

@@ -72,7 +72,7 @@ class RowMaker:
 
     def make(self, batch: InputBatch, prompts: Sequence[Prompt | RowError], first_row: int) -> PlannedRows:
         """The rows of `batch`, the first of which is row `first_row` of the input."""
-        fitted = [self._fitted(prompt) for prompt in prompts]
+        fitted = [fit_prompt(self._fitter, prompt) for prompt in prompts]
         ids = None if self._id_column is None else id_texts(batch.rows.column(self._id_column), self._id_column)
         if self._needs_ids and ids is not None and None in ids:
             fitted = [self._nameless(prompt) if ids[k] is None else prompt for k, prompt in enumerate(fitted)]
@@ -91,15 +91,6 @@ class RowMaker:
             truncated=sum(_is_cut(old, new) for old, new in pairs),
             ids=ids,
         )
-
-    def _fitted(self, prompt: Prompt | RowError) -> Prompt | RowError:
-        if isinstance(prompt, RowError):
-            return prompt
-        token_ids = self._fitter.fit(prompt.token_ids, prompt.sampling.max_tokens)
-        if isinstance(token_ids, RowError):
-            return token_ids
-        sampling = self._fitter.budget.limit(len(token_ids), prompt.sampling)
-        return sampling if isinstance(sampling, RowError) else Prompt(token_ids, sampling)
 
     def _nameless(self, prompt: Prompt | RowError) -> RowError:
         if isinstance(prompt, RowError):
@@ -137,6 +128,17 @@ class RowMaker:
             payload,
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def fit_prompt(fitter: PromptFitter, prompt: Prompt | RowError) -> Prompt | RowError:
+    """The prompt as it will run: cut to fit, its outputs cut to the row's budget; or why it cannot run."""
+    if isinstance(prompt, RowError):
+        return prompt
+    token_ids = fitter.fit(prompt.token_ids, prompt.sampling.max_tokens)
+    if isinstance(token_ids, RowError):
+        return token_ids
+    sampling = fitter.budget.limit(len(token_ids), prompt.sampling)
+    return sampling if isinstance(sampling, RowError) else Prompt(token_ids, sampling)
 
 
 def _is_cut(prompt: Prompt | RowError, fitted: Prompt | RowError) -> bool:

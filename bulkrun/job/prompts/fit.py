@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.budget import RowBudget
 from bulkrun.request import RowError
 
@@ -71,6 +72,13 @@ class PromptFitter:
             f"the prompt has {length} tokens and the model takes {self._max_model_len}, output included; "
             "run.on_too_long can cut it",
         )
+
+
+def fitter_of(spec: JobSpec, max_model_len: int, frame: PromptFrame) -> PromptFitter:
+    """The fitter of a job."""
+    sampling = spec.sampling
+    budget = RowBudget(spec.run.max_tokens_per_row, sampling.generations, sampling.min_tokens)
+    return PromptFitter(max_model_len, spec.run.on_too_long, frame, budget)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
