@@ -72,7 +72,7 @@ class Bucket:
         data: bytes = self.files.cat_file(f"{self.name}/{key}")
         return data
 
-    def keys(self, prefix: str = "") -> list[str]:
+    def list(self, prefix: str = "") -> list[str]:
         found = self.files.find(f"{self.name}/{prefix}")
         return sorted(name.removeprefix(f"{self.name}/") for name in found)
 
@@ -85,4 +85,5 @@ def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     for name, value in s3_environment(s3_endpoint).items():
         monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()  # bulkrun's connections are for another environment
     return Bucket(s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False))

@@ -32,12 +32,12 @@ def is_remote(path: str) -> bool:
 
 
 def connect() -> Any:
-    """An s3fs file system that remembers no listings. Raises InputError where s3fs is not installed."""
+    """An s3fs file system that remembers no listings, one for each thread. Raises InputError without s3fs."""
     try:
         import s3fs
     except ImportError as error:
         raise InputError("s3:// paths need s3fs: pip install 'bulkrun[s3]'") from error
-    return s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+    return s3fs.S3FileSystem(use_listings_cache=False)
 
 
 def endpoint() -> str:

@@ -187,6 +187,7 @@ def test_missing_keys_are_named_by_their_variables(bucket: Bucket, monkeypatch: 
     url = bucket.put("a.jsonl", lines(ROWS))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    bucket.files.clear_instance_cache()
     with pytest.raises(InputError, match="no keys were found; set AWS_ACCESS_KEY_ID"):
         find_files(url)
 
@@ -199,6 +200,7 @@ def test_a_store_that_does_not_answer_is_named_without_the_password_in_its_url(
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:{SECRET}@127.0.0.1:9")
+    bucket.files.clear_instance_cache()
     with pytest.raises(InputError, match=r"http://127\.0\.0\.1:9 does not answer") as refused:
         find_files(bucket.url("a.jsonl"))
     assert SECRET not in str(refused.value)

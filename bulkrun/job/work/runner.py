@@ -28,17 +28,19 @@ from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
-from bulkrun.job.work.flight import FlightLog, set_aside, suspicion
+from bulkrun.job.work.flight import FlightLog, Key, SetAside, key_of, set_aside, suspicion
 from bulkrun.job.work.isolation import Isolation
 from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.progress import Progress, ProgressSnapshot
 from bulkrun.job.work.recorder import Recorder
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
+from bulkrun.job.work.tail import Tail
 from bulkrun.job.work.uploads import Uploads
 from bulkrun.request import Completion, Engine, RowError
 
 _HOUSEKEEPING_S = 1.0
+_HELP_EVERY_S = 1.0
 _IDLE_S = 0.05  # between looks when there is nothing to run
 _SAVE_PARTIALS_S = 60.0
 _LONG_OUTPUT = 128  # tokens; a shorter output is cheaper to make again than to save every minute
@@ -112,9 +114,11 @@ class JobRunner:
         self._left_for_later = 0  # generations that could not finish before the deadline
         self._isolation = Isolation()
         self._flight = FlightLog(run, self._worker.id)
+        self._tail = Tail(run, self._worker.id, self._life, self._read_shard)
+        self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
         self._in_flight: dict[str, Generation] = {}
         self._counted: set[int] = set()  # committed shards that the progress knows of
-        self._next_housekeeping = self._next_partials = 0.0
+        self._next_housekeeping = self._next_partials = self._next_help = 0.0
 
     def run(self) -> RunOutcome:
         """Work until the run is finished or interrupted. Finishing a finished run does nothing.
@@ -123,6 +127,7 @@ class JobRunner:
         raises; in each case everything that ended is journaled first.
         """
         if (totals := read_totals(self._run)) is not None:
+            deliver(self._run, self._record, self._should_stop)
             return RunOutcome(totals.status, self._latest, totals)
         self._heartbeat.start()
         try:
@@ -184,9 +189,30 @@ class JobRunner:
         generations: list[Generation] = []
         places = 2 * self._engine.max_num_seqs - len(self._in_flight)
         while len(generations) < places and not self._isolation.active and (generation := self._feed.next()):
-            if self._fits(generation):
+            if key_of(generation) not in self._elsewhere and self._fits(generation):
                 generations.append(generation)
+        if not generations and len(self._in_flight) < self._engine.max_num_seqs:
+            generations = self._help(places)
         self._admit(generations)
+
+    def _help(self, places: int) -> list[Generation]:
+        """Nothing is left to claim: what others will not get to for a while, about once a second."""
+        now = time.monotonic()
+        if now < self._next_help or self._isolation.undecided or not (self._recorder.idle and self._plan.open_shards):
+            return []
+        self._next_help = now + _HELP_EVERY_S
+        found = self._tail.look(self._plan.open_shards, set(map(key_of, self._in_flight.values())), places)
+        if found is None:
+            return []
+        if found.whole:
+            self._recorder.commit(found.shard)
+            return []
+        self._feed.leave(found.shard)
+        self._recorder.help(found.shard, found.refused)
+        self._progress.helps(found.shard)
+        if found.aside is not None:
+            self._mind_the_dead(found.shard, found.aside)
+        return [generation for generation in found.generations if self._fits(generation)]
 
     def _fits(self, generation: Generation) -> bool:
         """Whether it can finish before this worker's end; if not, the next start finds it as it is."""
@@ -257,26 +283,29 @@ class JobRunner:
                 completion_tokens=done.num_output_tokens,
             )
 
+    def _read_shard(self, shard: int) -> ShardWork:
+        return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
+
     def _open_shard(self, shard: int) -> ShardWork:
-        work = open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
+        work = self._read_shard(shard)
         rows = self._plan.shards[shard].rows * self._record.generations
         self._progress.opened(shard, already_done=rows - work.outstanding)
         self._progress.refused(shard, len(work.refused))
         for journal, lines in work.damaged.items():
             self._log("journal_damaged", journal=journal, lines=len(lines))
         self._recorder.open(work)
-        return self._mind_the_dead(work)
+        aside = set_aside(work, suspicion(self._run, shard, self._life))
+        self._mind_the_dead(shard, aside)
+        return aside.work
 
-    def _mind_the_dead(self, work: ShardWork) -> ShardWork:
+    def _mind_the_dead(self, shard: int, aside: SetAside) -> None:
         """What was in the engine of a process that died runs alone, or not at all if it is the cause."""
-        aside = set_aside(work, suspicion(self._run, work.shard, self._life))
         self._isolation.suspect(aside.groups)
         answers = [_engine_error(generation, f"the engine process die: {how}") for generation, how in aside.convicted]
         if answers:
-            self._log("rows_convicted", shard=work.shard, rows=len(answers))
+            self._log("rows_convicted", shard=shard, rows=len(answers))
             self._count(answers)
             self._recorder.record(answers)
-        return aside.work
 
     def _housekeep_now_and_then(self) -> None:
         self._recorder.check()
@@ -284,6 +313,7 @@ class JobRunner:
         if now >= self._next_housekeeping or not self._in_flight:
             self._next_housekeeping = now + _HOUSEKEEPING_S
             self._housekeep()
+            self._elsewhere |= self._tail.elsewhere(self._feed.shard)
             self._check_world()
         if now >= self._next_partials:
             self._next_partials = now + _SAVE_PARTIALS_S

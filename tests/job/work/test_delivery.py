@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.dataset
+import pyarrow.fs
+import pytest
+
+from bulkrun.data.parts import read_part_info, write_part
+from bulkrun.errors import Interrupted, ResumeError, RunError
+from bulkrun.job.store.object_store import ObjectPrefix
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
+from bulkrun.job.work import delivery
+from bulkrun.job.work.delivery import deliver, is_delivered
+from tests.job.bucket_runs import ROWS, bucket_job, bucket_results, start_bucket_run
+from tests.job.small_runs import enter, oracle, start
+from tests.s3_server import SECRET, Bucket
+
+ORACLE = oracle(ROWS, bucket_job("s3://b/p", Path("state")))
+PARTS = [f"out/part-{number:05d}.parquet" for number in range(3)]
+WHOLE = sorted(["out/_SUCCESS", "out/_bulkrun.json", *PARTS])
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("delivery", "uploads"):
+        monkeypatch.setattr(f"bulkrun.job.work.{module}.FIRST_PAUSE_S", 0.01)
+
+
+def forget(folder: Path) -> None:
+    """As if the ledger's last write had not reached the disk."""
+    RunDir(folder).delivered.unlink()
+
+
+def test_results_are_in_the_bucket_each_row_exactly_once_and_success_is_there(bucket: Bucket, tmp_path: Path) -> None:
+    outcome = start_bucket_run(tmp_path / "s", bucket.url("out"))
+    assert outcome.state == "completed_with_errors"
+    assert bucket.list() == WHOLE
+    assert bucket_results(bucket, "out") == ORACLE
+    assert json.loads(bucket.get("out/_SUCCESS")) == json.loads((tmp_path / "s/_SUCCESS").read_bytes())
+    assert json.loads(bucket.get("out/_bulkrun.json"))["state"] == str(tmp_path / "s")
+
+
+def test_success_is_put_after_every_part(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    put = ObjectPrefix.put
+
+    def watched(self: ObjectPrefix, path: Path, name: str, nonce: str) -> None:
+        seen.append([name, *bucket.list()])
+        put(self, path, name, nonce)
+
+    monkeypatch.setattr(ObjectPrefix, "put", watched)
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    assert seen == [["_SUCCESS", "out/_bulkrun.json", *PARTS]]
+
+
+def test_other_tools_read_the_results_where_they_are(bucket: Bucket, s3_endpoint: str, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    remote = pyarrow.fs.S3FileSystem(endpoint_override=s3_endpoint.removeprefix("http://"), scheme="http")
+    table = pyarrow.dataset.dataset(f"{bucket.name}/out", filesystem=remote, format="parquet").to_table()
+    assert sorted(table["row"].to_pylist()) == [row["row"] for row in ORACLE]
+    connection = duckdb.connect()
+    connection.register_filesystem(bucket.files)
+    query = f"SELECT count(*), count(DISTINCT row) FROM '{bucket.url('out')}/*.parquet'"
+    assert connection.execute(query).fetchall() == [(24, 24)]
+
+
+def test_a_finished_run_submitted_again_asks_the_store_nothing(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    bucket.files.clear_instance_cache()
+    assert start_bucket_run(tmp_path / "s", bucket.url("out")).totals is not None
+
+
+def test_a_kill_at_any_step_around_the_upload_leaves_every_row_exactly_once(bucket: Bucket, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.job.bucket_runs", str(tmp_path), bucket.url("k")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    steps = int(done.stdout)
+    assert steps > 12  # each of which killed one run
+    for step in range(steps):
+        keys = [key.removeprefix(f"k/{step}/") for key in bucket.list(f"k/{step}/")]
+        assert keys == [key.removeprefix("out/") for key in WHOLE], step
+        assert bucket_results(bucket, f"k/{step}") == ORACLE, step
+
+
+def test_parts_go_to_the_bucket_while_the_run_goes_on(bucket: Bucket, tmp_path: Path) -> None:
+    from tests.job.fake_engine import FakeEngine
+
+    def stop() -> bool:
+        return PARTS[-1] in bucket.list("out/")
+
+    outcome = start_bucket_run(tmp_path / "s", bucket.url("out"), should_stop=stop, engine=FakeEngine(step_s=0.02))
+    assert outcome.state in ("interrupted", "completed_with_errors")
+    assert set(bucket.list("out/")) & set(PARTS)
+    assert start_bucket_run(tmp_path / "s", bucket.url("out")).state == "completed_with_errors"
+    assert bucket_results(bucket, "out") == ORACLE
+
+
+def test_a_store_that_fails_for_a_while_costs_only_time(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter(["SlowDown", "InternalError", "ConditionalRequestConflict", "503", "RequestTimeout"])
+    put = ObjectPrefix._put
+
+    def failing(self: ObjectPrefix, *args: Any) -> None:
+        if code := next(failures, None):
+            raise OSError("sorry") from refused(code)
+        put(self, *args)
+
+    monkeypatch.setattr(ObjectPrefix, "_put", failing)
+    assert start_bucket_run(tmp_path / "s", bucket.url("out")).state == "completed_with_errors"
+    assert bucket.list() == WHOLE and bucket_results(bucket, "out") == ORACLE
+
+
+def refused(code: str) -> Exception:
+    from botocore.exceptions import ClientError
+
+    return ClientError({"Error": {"Code": code, "Message": f"no, {SECRET}"}}, "PutObject")
+
+
+def test_a_store_that_refuses_ends_the_run_after_all_rows_are_safe_and_the_next_start_goes_on(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: ObjectPrefix, *args: Any) -> None:
+        raise PermissionError("no") from refused("ExpiredToken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectPrefix, "_put", refuse)
+        with pytest.raises(RunError, match=r"part-00000\.parquet: uploading failed.*ExpiredToken") as raised:
+            start_bucket_run(tmp_path / "s", bucket.url("out"))
+    assert SECRET not in str(raised.value)
+    assert not RunDir(tmp_path / "s").success.exists() and len(RunDir(tmp_path / "s").parts()) == 3
+    assert SECRET not in (tmp_path / "s/.bulkrun/events.jsonl").read_text()
+    assert start_bucket_run(tmp_path / "s", bucket.url("out")).state == "completed_with_errors"
+    assert bucket_results(bucket, "out") == ORACLE
+
+
+def test_a_lost_reply_of_a_put_is_not_a_failure(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = ObjectPrefix._put
+    lost: set[str] = set()
+
+    def losing(self: ObjectPrefix, path: Path, name: str, *args: Any) -> None:
+        put(self, path, name, *args)
+        if name not in lost:
+            lost.add(name)
+            raise OSError("connection reset") from refused("InternalError")
+
+    monkeypatch.setattr(ObjectPrefix, "_put", losing)
+    assert start_bucket_run(tmp_path / "s", bucket.url("out")).state == "completed_with_errors"
+    assert bucket_results(bucket, "out") == ORACLE and len(lost) == 4
+
+
+def test_being_told_to_stop_while_the_store_fails_ends_it_soon(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    forget(tmp_path / "s")
+    run, record = RunDir(tmp_path / "s"), read_record(RunDir(tmp_path / "s"))
+    stop = threading.Event()
+
+    def fail(self: ObjectPrefix) -> dict[str, str]:
+        stop.set()
+        raise RunError("no answer") from refused("SlowDown")
+
+    monkeypatch.setattr(ObjectPrefix, "list", fail)
+    with pytest.raises(Interrupted, match=r"whole in .*run the same command again"):
+        deliver(run, record, stop.is_set)
+
+
+@pytest.mark.parametrize("key", ["out/other.parquet", "out/README.md", "out/part-00000.parquet"])
+def test_a_prefix_with_somebody_elses_objects_is_refused_before_anything_runs(
+    bucket: Bucket, tmp_path: Path, key: str
+) -> None:
+    bucket.put(key, b"mine")
+    with pytest.raises(ResumeError, match="holds objects that are not of a run"):
+        enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
+    assert not (tmp_path / "s").exists() and bucket.list() == [key] and bucket.get(key) == b"mine"
+
+
+def test_a_neighbour_that_begins_alike_is_not_in_the_way(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("out2/other.parquet", b"mine")
+    bucket.put("output", b"mine")
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    assert bucket.list("out/") == WHOLE
+
+
+def test_a_prefix_of_another_run_is_refused_with_where_that_run_is(bucket: Bucket, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    with pytest.raises(ResumeError, match=f"another run.*{tmp_path / 's'}"):
+        enter(tmp_path / "t", bucket_job(bucket.url("out"), tmp_path / "t"))
+    assert not (tmp_path / "t").exists()
+
+
+def test_the_state_of_one_bucket_is_not_taken_for_another(bucket: Bucket, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    with pytest.raises(ResumeError, match="holds the state of the results in"):
+        enter(tmp_path / "s", bucket_job(bucket.url("elsewhere"), tmp_path / "s"))
+
+
+def test_fresh_moves_no_objects_and_says_so(bucket: Bucket, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    spec = bucket_job(bucket.url("out"), tmp_path / "s")
+    with pytest.raises(ResumeError, match="--fresh moves directories aside, not objects"):
+        enter(tmp_path / "s", spec, fresh=True)
+    assert RunDir(tmp_path / "s").success.exists()
+    for key in bucket.list("out/"):
+        bucket.files.rm_file(f"{bucket.name}/{key}")
+    start(tmp_path / "s", ROWS, spec, shard_rows=8) if enter(tmp_path / "s", spec, fresh=True) else None
+    assert bucket.list() == WHOLE
+
+
+def test_a_missing_bucket_is_named_before_anything_runs(bucket: Bucket, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such bucket"):
+        enter(tmp_path / "s", bucket_job("s3://no-such-bucket-here/out", tmp_path / "s"))
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_store_without_conditional_puts_is_refused_before_anything_runs(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignoring = type(bucket.files).call_s3
+
+    def call_s3(self: Any, *args: Any, IfNoneMatch: str = "", **options: Any) -> Any:
+        return ignoring(self, *args, **options)
+
+    monkeypatch.setattr(type(bucket.files), "call_s3", call_s3)
+    with pytest.raises(RunError, match="does not know `If-None-Match"):
+        enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
+
+
+def test_anothers_object_under_a_parts_name_is_never_overwritten(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = bucket_job(bucket.url("out"), tmp_path / "s")
+    enter(tmp_path / "s", spec)
+    bucket.put(PARTS[1], b"mine")
+    with pytest.raises(RunError, match=r"part-00001\.parquet: another program put this"):
+        start_bucket_run(tmp_path / "s", bucket.url("out"))
+    assert bucket.get(PARTS[1]) == b"mine" and "out/_SUCCESS" not in bucket.list()
+
+
+def test_anothers_parquet_among_the_results_is_reported_not_removed(bucket: Bucket, tmp_path: Path) -> None:
+    enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
+    bucket.put("out/copy.parquet", b"mine")
+    with pytest.raises(RunError, match=r"copy\.parquet: not a part of this run"):
+        start_bucket_run(tmp_path / "s", bucket.url("out"))
+    assert bucket.get("out/copy.parquet") == b"mine"
+
+
+def new_generation(run: RunDir, keep: set[int]) -> None:
+    """Change a finished run as an update does: other contents for part 1, parts not in `keep` gone, new totals."""
+    from dataclasses import replace
+
+    import pyarrow as pa
+
+    from bulkrun.data.parts import read_part_columns
+
+    for shard, path in run.parts().items():
+        if shard not in keep:
+            path.unlink()
+    table = pa.concat_tables(read_part_columns(run.part(1)))
+    info = replace(read_part_info(run.part(1)), attempt="new", generation=1)
+    write_part(run.tmp / "new.tmp", table, info)
+    (run.tmp / "new.tmp").replace(run.part(1))
+    totals = json.loads(run.success.read_bytes())
+    run.success.write_text(json.dumps({**totals, "generation": 1, "nonce": "new"}))
+
+
+@pytest.mark.parametrize("keep", [{0, 1, 2}, {1}])
+def test_a_later_generation_replaces_objects_and_takes_success_away_meanwhile(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: set[int]
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run, record = RunDir(tmp_path / "s"), read_record(RunDir(tmp_path / "s"))
+    new_generation(run, keep)
+    assert not is_delivered(run)
+    put, seen = ObjectPrefix.put, []
+
+    def watched(self: ObjectPrefix, path: Path, name: str, nonce: str) -> None:
+        seen.append((name, "out/_SUCCESS" in bucket.list()))
+        put(self, path, name, nonce)
+
+    monkeypatch.setattr(ObjectPrefix, "put", watched)
+    deliver(run, record)
+    assert seen == [("part-00001.parquet", False), ("_SUCCESS", False)]
+    assert [key for key in bucket.list() if "part" in key] == [PARTS[number] for number in sorted(keep)]
+    assert bucket.get(PARTS[1]) == run.part(1).read_bytes()
+    assert json.loads(bucket.get("out/_SUCCESS"))["generation"] == 1 and is_delivered(run)
+
+
+def test_delivery_is_safe_to_repeat_after_the_ledger_was_lost(bucket: Bucket, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    before = {key: bucket.get(key) for key in bucket.list()}
+    forget(tmp_path / "s")
+    deliver(RunDir(tmp_path / "s"), read_record(RunDir(tmp_path / "s")))
+    assert {key: bucket.get(key) for key in bucket.list()} == before
+
+
+def test_a_part_in_several_pieces_is_invisible_until_it_is_whole(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulkrun.job.store.object_store._PIECE_BYTES", 5 * 2**20)
+    big = tmp_path / "big"
+    big.write_bytes(bytes(range(256)) * (12 * 2**12))
+    prefix = ObjectPrefix(bucket.url("out"))
+    calls: list[list[str]] = []
+    call_s3 = type(prefix._files)._call_s3
+
+    async def watched(self: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method in ("upload_part", "complete_multipart_upload"):
+            calls.append(await visible(self))
+        return await call_s3(self, method, *args, **options)
+
+    async def visible(files: Any) -> list[str]:
+        listed = await call_s3(files, "list_objects_v2", Bucket=bucket.name)
+        return [entry["Key"] for entry in listed.get("Contents", [])]
+
+    monkeypatch.setattr(type(prefix._files), "_call_s3", watched)
+    assert prefix.put_new(big, "big", "one")
+    assert len(calls) > 2 and not any(calls)
+    assert bucket.get("out/big") == big.read_bytes()
+    assert prefix.holds(big, "big", "one", prefix.list()["big"])
+    assert not prefix.put_new(big, "big", "two") and prefix.nonce("big") == "one"
+
+
+def test_a_local_run_needs_no_s3fs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    from tests.job.small_runs import job
+
+    assert start(tmp_path / "r", ROWS, job(tmp_path / "r"), shard_rows=8).state == "completed_with_errors"
+    with pytest.raises(RunError, match=r"pip install 'bulkrun\[s3\]'"):
+        enter(tmp_path / "s", bucket_job("s3://bucket/out", tmp_path / "s"))
+
+
+def test_pauses_between_tries_grow_and_end(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    forget(tmp_path / "s")
+    clock, pauses = [0.0], []
+
+    def wait(self: Any, pause: float) -> None:
+        pauses.append(pause)
+        clock[0] += pause
+
+    def fail(self: ObjectPrefix) -> dict[str, str]:
+        raise RunError("no answer") from refused("SlowDown")
+
+    monkeypatch.setattr(delivery, "FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr(delivery.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(delivery._Delivery, "_wait", wait)
+    monkeypatch.setattr(ObjectPrefix, "list", fail)
+    with pytest.raises(RunError, match="no answer"):
+        deliver(RunDir(tmp_path / "s"), read_record(RunDir(tmp_path / "s")))
+    assert pauses[:8] == [1, 2, 4, 8, 16, 32, 60, 60] and sum(pauses) <= 300
