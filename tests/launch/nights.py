@@ -42,6 +42,7 @@ class Nights:
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
     refuse: Callable[[Request], bool] = lambda request: False
+    make_engine: Callable[[], Any] | None = None  # in place of the fake one, which counts what ran
     ran: int = 0
 
     @property
@@ -89,7 +90,7 @@ class Nights:
         spec, run = JobSpec.model_validate(record.job), prepared.run
         with prepared.open_dataset(run.sql_snapshot) as dataset:
             Planner(run, spec, dataset, prepared.tokenizer, prepared.max_model_len).plan()
-        engine = FakeEngine(4, refuse=self.refuse)
+        engine = self.make_engine() if self.make_engine else FakeEngine(4, refuse=self.refuse)
         JobRunner(run, record, spec, engine, decode, rebuild_engine=lambda: engine).run()
         self.ran += len(engine.seen)
         totals = read_totals(run)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bulkrun.data.remote import is_remote
 from bulkrun.request import RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
 PER_ROW_SAMPLING = (
@@ -454,4 +455,6 @@ class JobSpec(_Section):
                 "run.incremental does not go with output.partition_by: a row that changes folders could not be seen "
                 "exactly once at every moment"
             )
+        if is_remote(self.output.path):
+            raise ValueError("run.incremental needs an output.path on a file system: objects are not replaced in place")
         return self
