@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bulkrun.data.query import run_query
-from bulkrun.errors import EXIT_ROW_ERRORS, JobFileError, RunError
+from bulkrun.errors import EXIT_ROW_ERRORS, JobFileError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
@@ -112,14 +112,6 @@ def test_rows_per_file_is_the_most_that_a_part_holds(tmp_path: Path, rows_per_fi
     counts = [pq.read_metadata(part).num_rows for part in RunDir(tmp_path / "out").parts().values()]
     assert sum(counts) == len(rows) and max(counts) == min(rows_per_file, max(counts))
     assert len(counts) == -(-len(rows) // rows_per_file) or rows_per_file == 33
-
-
-def test_two_parts_with_one_number_are_refused(tmp_path: Path) -> None:
-    for folder in ("lang=a", "lang=b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "part-00000.parquet").touch()
-    with pytest.raises(RunError, match=r"has the number of .*part-00000\.parquet; move away"):
-        RunDir(tmp_path).parts()
 
 
 def test_an_unknown_partition_column_stops_before_anything_is_planned(tmp_path: Path) -> None:

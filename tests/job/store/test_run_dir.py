@@ -1,0 +1,54 @@
+"""Where parts lie: found in folders and in the root, by number, without being told the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bulkrun.errors import RunError
+from bulkrun.job.store.run_dir import RunDir
+
+
+def put(run: RunDir, number: int, folder: str) -> Path:
+    path = run.part(number, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_a_part_is_found_in_its_folder_by_its_number_alone(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    paths = {number: put(run, number, folder) for number, folder in enumerate(["", "lang=en", "lang=de/year=1"])}
+    assert RunDir(tmp_path).parts() == paths and RunDir(tmp_path).committed_shards() == {0, 1, 2}
+    for number, path in paths.items():
+        assert RunDir(tmp_path).part(number) == path
+
+
+def test_a_part_that_appears_later_is_found_too(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert run.part(3) == tmp_path / "part-00003.parquet" and run.committed_shards() == set()
+    path = put(RunDir(tmp_path), 3, "lang=en")
+    assert run.part(3) == path and run.committed_shards() == {3}
+
+
+def test_runs_are_equal_by_their_place_whatever_they_have_seen(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    put(run, 1, "a=b")
+    run.parts()
+    assert run == RunDir(tmp_path) and hash(run) == hash(RunDir(tmp_path)) and "_seen" not in repr(run)
+
+
+def test_parts_of_a_staged_run_are_found_by_their_own_ending(tmp_path: Path) -> None:
+    staged = RunDir(tmp_path).staged
+    path = put(staged, 0, "lang=en")
+    assert path.name == "part-00000.staged" and staged.parts() == {0: path}
+    assert RunDir(tmp_path).parts() == {}
+
+
+def test_two_parts_with_one_number_are_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    put(run, 0, "lang=a")
+    put(run, 0, "lang=b")
+    with pytest.raises(RunError, match=r"has the number of .*part-00000\.parquet; move away"):
+        run.parts()
