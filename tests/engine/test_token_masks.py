@@ -302,6 +302,7 @@ def test_constraint_that_allows_all_changes_nothing(make_engine: EngineFactory) 
         [Request("free", PROMPT, params), Request("g", PROMPT, _grammar())],
     )
     assert list(completions["free"].token_ids) == generate_with_transformers("llama", PROMPT, 12, eos_token_id=None)
+    assert list(completions["g"].token_ids) == _constrained_by_transformers(PROMPT)
 
 
 def test_masks_are_filled_once_per_sampled_token_and_not_while_the_prompt_is_chunked(
