@@ -15,6 +15,7 @@ from bulkrun.errors import RunError
 from bulkrun.executors.local import DEATHS_IN_A_ROW, LocalWorkers
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import read_workers
 from tests.executors.fake_worker import job_of, rows_of
 from tests.job.small_runs import enter, oracle, results, write_plan
 
@@ -114,8 +115,9 @@ def test_stop_lets_workers_save_and_ends_those_that_do_not(tmp_path: Path) -> No
     while not list(RunDir(out).journal.glob("*.jsonl")):
         workers.tend()
         time.sleep(0.02)
-    processes = [place.process for place in workers._places if place.process is not None]
-    os.kill(processes[0].pid, signal.SIGSTOP)
+    frozen, other = sorted(workers._places, key=lambda place: not has_a_shard(RunDir(out), place.worker))
+    processes = [place.process for place in (frozen, other) if place.process is not None]
+    processes[0].send_signal(signal.SIGSTOP)
     assert workers.stop(grace_s=5.0) == []
     assert processes[0].returncode == -signal.SIGKILL
     assert processes[1].returncode in (75, -signal.SIGTERM), "SIGTERM before its handler was there ends it too"
@@ -145,3 +147,27 @@ def test_of_four_workers_one_is_frozen_past_its_claim_and_wakes_again(tmp_path: 
 def has_a_shard(run: RunDir, worker: str) -> bool:
     """Whether this worker has a shard open."""
     return any(run.journal.glob(f"shard-*.{worker}.jsonl"))
+
+
+def test_an_idle_worker_helps_with_the_tail_of_anothers_shard(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tend_to_the_end(workers_on(out, 200, 200, "--step-s", "0.02", "--max-num-seqs", "4", count=2))
+    assert results(out) == oracle(rows_of(200), job_of(out))
+    ran = [state.progress["num_generations"] for state in read_workers(RunDir(out))]
+    assert len(ran) == 2 and min(ran) > 40, "one shard, and both worked on it"
+    assert sum(ran) < 181 + 20, "181 rows can run: hardly any ran twice"
+
+
+def test_a_helper_that_is_killed_leaves_nothing_undone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    workers = workers_on(out, 200, 200, "--step-s", "0.02", "--max-num-seqs", "4", count=2)
+    run, killed = RunDir(out), False
+    while workers.tend():
+        processes = {place.worker: place.process for place in workers._places if place.process is not None}
+        journals = sorted(run.journal.glob("*.jsonl"), key=lambda path: path.stat().st_ctime_ns)
+        if not killed and len(journals) == 2 and all(path.stat().st_size > 1000 for path in journals):
+            os.kill(processes[journals[1].name.split(".")[1]].pid, signal.SIGKILL)
+            killed = True
+        time.sleep(0.01)
+    assert killed
+    assert results(out) == oracle(rows_of(200), job_of(out))

@@ -32,6 +32,15 @@ class Feed:
         self._opened: set[int] = set()
         self._next_look = clock()
 
+    @property
+    def shard(self) -> int:
+        """The shard whose generations come next, -1 before the first."""
+        return self._current_shard
+
+    def leave(self, shard: int) -> None:
+        """Never open this shard: the worker sees to it in another way (`tail`)."""
+        self._opened.add(shard)
+
     def next(self) -> Generation | None:
         """The next generation, None while no shard can be claimed (ask again later)."""
         while True:

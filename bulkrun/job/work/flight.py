@@ -147,7 +147,7 @@ def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
     for path in sorted(run.flight.glob("*.jsonl")):
         flight = read_flight(path)
         here = {key for key in flight.left if key[0] == shard}
-        if not here or (flight.died is None and _lives(run, path.stem, life)):
+        if not here or (flight.died is None and lives(run, path.stem, life)):
             continue
         unseen.update(here if flight.died is None else ())
         for key in here:
@@ -160,7 +160,8 @@ def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
     return found
 
 
-def _lives(run: RunDir, worker: str, life: LifeWatch) -> bool:
+def lives(run: RunDir, worker: str, life: LifeWatch) -> bool:
+    """Whether a worker, known by its id alone, must be taken for alive."""
     state = read_worker(run, worker)
     return state is not None and life.alive(state.worker)
 

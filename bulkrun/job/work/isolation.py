@@ -35,6 +35,11 @@ class Isolation:
         """Whether suspects wait for their turn."""
         return bool(self._groups)
 
+    @property
+    def undecided(self) -> bool:
+        """Whether generations that crashed the engine on their own wait for their conviction."""
+        return bool(self._unproven)
+
     def suspect(self, groups: list[list[Generation]]) -> None:
         """Generations that must not run with others, in the groups to run; the last group runs first."""
         self._groups += groups

@@ -38,6 +38,7 @@ class ProgressSnapshot:
     error_rows_open: int = 0
     prompt_tokens_open: int = 0
     completion_tokens_open: int = 0
+    num_generations: int = 0  # that ended in this worker
     remaining_tokens: int = 0
     rows_per_s: float = 0.0
     prompt_tokens_per_s: float = 0.0
@@ -109,6 +110,10 @@ class Progress:
         """A shard was opened, of which earlier attempts had done so many outputs."""
         self._open[shard] = Tally(rows=already_done)
 
+    def helps(self, shard: int) -> None:
+        """This worker does part of a shard that another one has open and counts."""
+        self._open.setdefault(shard, Tally())
+
     def refused(self, shard: int, rows: int) -> None:
         """Outputs of rows that the plan found unable to run."""
         self._open[shard] += Tally(rows=rows, errors=rows)
@@ -162,6 +167,7 @@ class Progress:
             error_rows_open=open_rows.errors,
             prompt_tokens_open=open_rows.prompt_tokens,
             completion_tokens_open=open_rows.completion_tokens,
+            num_generations=self._generations,
             remaining_tokens=remaining,
             rows_per_s=rows_per_s,
             prompt_tokens_per_s=prompt_rate,

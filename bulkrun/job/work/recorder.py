@@ -47,7 +47,22 @@ class Recorded(NamedTuple):
     late: bool
 
 
-_Item = Answer | _Saved | _Opened
+@dataclass(frozen=True)
+class _Helped:
+    """A shard on which several workers work: what this one journals no longer tells when it is whole."""
+
+    shard: int
+    refused: list[JournalRecord]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A shard whose every outcome was seen on disk."""
+
+    shard: int
+
+
+_Item = Answer | _Saved | _Opened | _Helped | _Whole
 
 
 class Recorder:
@@ -62,6 +77,7 @@ class Recorder:
         self._queue: queue.Queue[Sequence[_Item] | None] = queue.Queue(_QUEUE_STEPS)
         self._journals: dict[int, JournalWriter] = {}
         self._outstanding: dict[int, int] = {}
+        self._whole: set[int] = set()
         self._committed: queue.SimpleQueue[tuple[int, PartInfo]] = queue.SimpleQueue()
         self._recorded: queue.SimpleQueue[Recorded] = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -78,6 +94,24 @@ class Recorder:
         journal = JournalWriter(self._run.journal_file(work.shard, self._attempt))
         check_not_replaced(self._run, self._identity.run_id)  # now that the file exists, it moves with its run
         self._put([_Opened(work, journal)])
+
+    def help(self, shard: int, refused: list[JournalRecord]) -> None:
+        """Journal what this worker does for a shard that others work on too; `commit` says when it is whole."""
+        path = self._run.journal_file(shard, self._attempt)
+        if not path.exists() and not self._run.part(shard).exists():
+            items: list[_Item] = [_Opened(ShardWork(shard, 0, [], iter(()), {}), JournalWriter(path))]
+        else:
+            items = []
+        self._put([*items, _Helped(shard, refused)])
+
+    def commit(self, shard: int) -> None:
+        """Commit a shard of which every outcome was seen on disk."""
+        self._put([_Whole(shard)])
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything handed over is written and committed."""
+        return self._queue.unfinished_tasks == 0
 
     def record(self, answers: list[Answer]) -> None:
         """Journal what ended. Blocks when the disk is far behind."""
@@ -127,24 +161,29 @@ class Recorder:
         next_sync = time.monotonic() + self._checkpoint_every
         closing = False
         while not closing:
-            items, closing = self._take(next_sync)
+            items, closing, taken = self._take(next_sync)
             self._write(items)
             if closing or time.monotonic() >= next_sync:
                 self._sync()
                 next_sync = time.monotonic() + self._checkpoint_every
             self._commit_whole_shards()
+            for _ in range(taken):
+                self._queue.task_done()
 
-    def _take(self, deadline: float) -> tuple[list[_Item], bool]:
-        """Everything that waits, after waiting for the first of it until the deadline; and whether that is all."""
+    def _take(self, deadline: float) -> tuple[list[_Item], bool, int]:
+        """Everything that waits, after waiting for the first of it until the deadline; whether that is all; how often
+        it was handed over."""
         items: list[_Item] = []
+        taken = 0
         timeout = max(0.0, deadline - time.monotonic())
         while True:
             try:
                 handed_over = self._queue.get(timeout=timeout)
             except queue.Empty:
-                return items, False
+                return items, False, taken
+            taken += 1
             if handed_over is None:
-                return items, True
+                return items, True, taken
             items += handed_over
             timeout = 0.0
 
@@ -155,6 +194,11 @@ class Recorder:
                 self._journals[item.work.shard] = item.journal
                 self._outstanding[item.work.shard] = item.work.outstanding
                 records[item.work.shard] = [*item.work.refused]
+            elif isinstance(item, _Helped):
+                self._outstanding.pop(item.shard, None)
+                records.setdefault(item.shard, []).extend(item.refused)
+            elif isinstance(item, _Whole):
+                self._whole.add(item.shard)
             elif isinstance(item, _Saved):
                 records.setdefault(item.shard, []).append(item.partial)
         answers = [item for item in items if isinstance(item, Answer)]
@@ -166,16 +210,22 @@ class Recorder:
             self._append(shard, of_shard)
 
     def _append(self, shard: int, records: list[JournalRecord | PartialRecord]) -> None:
-        if records:
-            self._journals[shard].append(records)
-        self._outstanding[shard] -= sum(len(record.rows) for record in records if isinstance(record, JournalRecord))
+        """Nothing is written for a shard that is committed: another worker was faster with these."""
+        journal = self._journals.get(shard)
+        if records and journal is not None:
+            journal.append(records)
+        if shard in self._outstanding:
+            self._outstanding[shard] -= sum(len(record.rows) for record in records if isinstance(record, JournalRecord))
 
     def _sync(self) -> None:
         for journal in self._journals.values():
             journal.sync()
 
     def _commit_whole_shards(self) -> None:
-        for shard in [shard for shard, outstanding in self._outstanding.items() if outstanding == 0]:
-            del self._outstanding[shard]
-            self._journals.pop(shard).close()
+        whole = self._whole | {shard for shard, outstanding in self._outstanding.items() if outstanding == 0}
+        self._whole = set()
+        for shard in sorted(whole):
+            self._outstanding.pop(shard, None)
+            if journal := self._journals.pop(shard, None):
+                journal.close()
             self._committed.put((shard, commit_shard(self._run, shard, self._identity)))

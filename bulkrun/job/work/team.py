@@ -65,6 +65,7 @@ def add_up(team: list[ProgressSnapshot], *, elapsed_s: float) -> ProgressSnapsho
         error_rows=errors,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
+        num_generations=sum(one.num_generations for one in team),
         remaining_tokens=remaining,
         rows_per_s=sum(one.rows_per_s for one in team),
         prompt_tokens_per_s=prompt_rate,

@@ -1,0 +1,80 @@
+"""The tail of a run: a worker with nothing left to claim helps with the shards that others are still working on.
+
+It takes generations that are neither journaled nor in anybody's engine, from the end of the shard's run order, while
+the shard's owner goes on from the front and leaves out what is in other engines (their `flight` records say what that
+is). All of that is advice: a generation that two workers run costs time and nothing else, and the part is published
+once. Whoever finds every outcome of such a shard on disk commits it. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from bulkrun.job.store.journal import JournalRecord
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import LifeWatch
+from bulkrun.job.work.flight import Key, SetAside, key_of, lives, read_flight, set_aside, suspicion
+from bulkrun.job.work.shard_work import Generation, ShardWork
+
+
+@dataclass(frozen=True)
+class Help:
+    """What a look at a shard found: that it is whole, or generations to run with others and suspects to run alone."""
+
+    shard: int
+    whole: bool = False
+    generations: list[Generation] = field(default_factory=list)
+    aside: SetAside | None = None
+    refused: list[JournalRecord] = field(default_factory=list)
+
+    @property
+    def any(self) -> bool:
+        return self.whole or bool(self.generations or self.refused) or self.aside is not None
+
+
+class Tail:
+    """One worker's way to help. `open_shard` reads a shard and all that is journaled of it."""
+
+    def __init__(self, run: RunDir, worker: str, life: LifeWatch, open_shard: Callable[[int], ShardWork]) -> None:
+        self._run, self._worker, self._life, self._open_shard = run, worker, life, open_shard
+        self._turn = 0
+
+    def elsewhere(self, shard: int) -> set[Key]:
+        """What other living workers have, or had lately, of this shard in their engines."""
+        flights = [read_flight(self._run.flight / f"{other}.jsonl") for other in self._others(shard)]
+        return {key for flight in flights for key in flight.left if key[0] == shard}
+
+    def look(self, shards: Sequence[int], mine: Collection[Key], places: int) -> Help | None:
+        """Find something to do in the shards that this worker has begun, else in one of another, each in its turn.
+
+        `mine` is in this worker's engine; at most `places` generations are taken.
+        """
+        own = [shard for shard in shards if self._run.journal_file(shard, self._worker).exists()]
+        others = [shard for shard in shards if shard not in own and self._others(shard)]
+        self._turn += 1
+        turn = self._turn % max(1, len(others))
+        for shard in [*own, *others[turn : turn + 1]]:
+            found = self._look_at(shard, mine, places)
+            if found.any:
+                return found
+        return None
+
+    def _look_at(self, shard: int, mine: Collection[Key], places: int) -> Help:
+        others = self._others(shard)
+        taken = self.elsewhere(shard).union(mine)  # before the journals: what ends meanwhile is in one of them
+        work = self._open_shard(shard)
+        if work.outstanding == 0:
+            return Help(shard, whole=True)
+        aside = set_aside(work, suspicion(self._run, shard, self._life))
+        waiting = (generation for generation in aside.work.generations if key_of(generation) not in taken)
+        last = list(deque(waiting, maxlen=places))
+        # One of those who work on the shard sees to the suspects; all of them can tell who that is.
+        suspects = bool(aside.groups or aside.convicted) and self._worker <= min(others, default=self._worker)
+        refused = [] if others else work.refused  # whoever opened it did not live to journal them
+        return Help(shard, generations=last, aside=aside if suspects else None, refused=refused)
+
+    def _others(self, shard: int) -> list[str]:
+        attempts = {path.name.split(".")[1] for path in self._run.journals_of(shard)} - {self._worker}
+        return sorted(worker for worker in attempts if lives(self._run, worker, self._life))
