@@ -55,7 +55,8 @@ def export(
     done = export_run(RunDir(run), options, sys.stdout.buffer)
     sys.stdout.buffer.flush()
     if not done.finished:
-        note(f"{run} is not finished: only what is committed was exported; rows are missing (`bulkrun status {run}`)")
+        missing = "rows are" if done.missing is None else f"{count(done.missing)} rows are"
+        note(f"{run} is not finished: {missing} missing here (`bulkrun status {run}`)")
     lines = f": {count(done.output_lines)} output and {count(done.error_lines)} error lines"
     note(f"{count(done.rows)} rows" + (lines if format_ == "openai" else ""))
     for path in options.targets:

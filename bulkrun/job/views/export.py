@@ -23,7 +23,7 @@ from bulkrun.data.partitions import partition_columns
 from bulkrun.data.parts import read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
-from bulkrun.job.store.durable import disk_errors
+from bulkrun.job.store.durable import disk_errors, read_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.views.export_target import STDOUT, ExportOptions, check_targets, open_targets
@@ -38,9 +38,13 @@ _ERROR_COLUMNS = ("error_code", "error_message")
 
 @dataclass
 class ExportReport:
-    """What was written: output rows, and for openai lines of each kind. `finished`: no row can be missing."""
+    """What was written: output rows, and for openai lines of each kind.
+
+    `missing` are output rows that a run that is not `finished` has not committed; None while their number is not known.
+    """
 
     finished: bool
+    missing: int | None = 0
     rows: int = 0
     output_lines: int = 0
     error_lines: int = 0
@@ -67,6 +71,9 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
         else:
             _write_table(rows, options, streams[options.path], report)
         _check_count(run, rows.num_read, totals)
+    if totals is None:
+        planned = read_json(run.plan_complete)
+        report.missing = planned["rows"] * record.samples - rows.num_read if planned else None
     return report
 
 

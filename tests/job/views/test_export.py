@@ -129,7 +129,19 @@ def test_an_unfinished_run_is_refused_unless_its_part_is_wanted(tmp_path: Path) 
     with pytest.raises(RunError, match=r"not finished.*--partial"):
         export(run, "jsonl")
     text, report = export(run, "jsonl", partial=True)
-    assert (text, report.finished, report.rows) == ("", False, 0)
+    assert (text, report.finished, report.rows, report.missing) == ("", False, 0, 20)
+
+
+def test_how_many_rows_are_missing_is_counted_once_the_plan_is_complete(tmp_path: Path) -> None:
+    run, wanted = run_of(tmp_path)
+    run.success.unlink()
+    next(iter(run.parts().values())).unlink()
+    text, report = export(RunDir(run.root), "jsonl", partial=True)
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [row for row in wanted if row["row"] in {row["row"] for row in rows}] == known(rows, wanted)
+    assert (len(rows), report.missing) == (50, 10)
+    run.plan_complete.unlink()
+    assert export(RunDir(run.root), "jsonl", partial=True)[1].missing is None
 
 
 def test_rows_that_are_missing_are_found_before_the_file_gets_its_name(tmp_path: Path) -> None:
