@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bulkrun.errors import InputError, ResumeError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
+from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
 from tests.launch.nights import Nights
@@ -33,7 +35,7 @@ def whole(nights: Nights) -> None:
     assert report.ok, report.problems
 
 
-def test_append_1_row_runs_exactly_1_generation(nights: Nights) -> None:
+def test_whole_dataset_fingerprint_appending_1_row_runs_exactly_1_generation(nights: Nights) -> None:
     nights.write(rows_of(40))
     assert nights.submit().exit_code == 0
     before = nights.results()
@@ -57,7 +59,7 @@ def test_the_same_night_again_does_nothing_and_exits_0(nights: Nights) -> None:
     assert not RunDir(nights.out).staged.root.exists()
 
 
-def test_a_row_edited_under_the_same_file_name_runs_again(nights: Nights) -> None:
+def test_hash_of_file_paths_a_row_edited_under_the_same_name_runs_again(nights: Nights) -> None:
     rows = rows_of(20)
     nights.write(rows)
     nights.submit()
@@ -73,7 +75,7 @@ def test_a_row_edited_under_the_same_file_name_runs_again(nights: Nights) -> Non
     whole(nights)
 
 
-def test_a_shuffled_input_runs_nothing(nights: Nights) -> None:
+def test_skip_by_count_a_shuffled_input_runs_nothing(nights: Nights) -> None:
     rows = rows_of(30)
     nights.write(rows)
     nights.submit()
@@ -84,7 +86,7 @@ def test_a_shuffled_input_runs_nothing(nights: Nights) -> None:
 
 
 @pytest.mark.parametrize("key", ["sampling__max_tokens", "sampling__seed", "prompt__template"])
-def test_a_changed_template_or_sampling_is_no_stale_hit(nights: Nights, key: str) -> None:
+def test_cache_key_lacks_params_a_changed_template_or_sampling_is_no_stale_hit(nights: Nights, key: str) -> None:
     nights.write(rows_of(9))
     nights.submit()
     value = {"sampling__max_tokens": 5, "sampling__seed": 3, "prompt__template": "Say it: {{ text }}"}[key]
@@ -98,7 +100,30 @@ def test_a_changed_template_or_sampling_is_no_stale_hit(nights: Nights, key: str
     whole(nights)
 
 
-def test_an_engine_only_setting_is_still_a_hit(nights: Nights) -> None:
+def test_cache_key_lacks_model_other_weights_under_the_same_path_are_no_stale_hit(nights: Nights) -> None:
+    model = nights.folder / "model"
+    shutil.copytree(BUNDLED_ROOT / "tiny", model)
+    nights.settings["model"] = str(model)
+    nights.write(rows_of(4))
+    nights.submit()
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ResumeError, match=r"model.fingerprint"):
+        nights.submit()
+    assert nights.submit(flags={"full_refresh": True}).worked
+    assert nights.ran == 4
+
+
+def test_cached_value_carries_another_rows_id_rows_with_one_prompt_keep_their_own(nights: Nights) -> None:
+    nights.write([{"id": name, "text": "the same"} for name in "abcd"])
+    nights.submit()
+    nights.write([{"id": name, "text": "the same"} for name in "edcba"])
+    assert nights.submit().changes == {"new": 1, "changed": 0, "failed": 0, "unchanged": 4, "vanished": 0}
+    assert {name: row["id"] for name, row in nights.results().items()} == {name: name for name in "abcde"}
+
+
+def test_cache_key_an_engine_only_setting_is_still_a_hit(nights: Nights) -> None:
     nights.write(rows_of(9))
     nights.submit()
     assert not nights.submit(engine__max_num_seqs=3, run__checkpoint_every=1.0).worked
