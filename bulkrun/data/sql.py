@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from bulkrun.data.batch import MAX_BATCH_ROWS, InputBatch, Position, Source
 from bulkrun.data.duck import NotASelect, locked_connection, single_select, view_of_parquet
 from bulkrun.data.files import InputFile
+from bulkrun.data.new_name import take_name
 from bulkrun.data.parquet import ParquetSource, plain_type
 from bulkrun.data.remote import RemotePath
 from bulkrun.errors import InputError
@@ -186,7 +187,7 @@ def _publish(temporary: Path, path: Path) -> None:
     with temporary.open("rb+") as stream:
         os.fsync(stream.fileno())
     with suppress(FileExistsError):
-        os.link(temporary, path)
+        take_name(temporary, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,13 +1,13 @@
 """The few file-system verbs that everything durable is made of, each with its fsyncs in the right places.
 
 A file's bytes are safe after fsync(file), its name after fsync(directory). `publish_new` is the one exclusive step
-of a run: link() succeeds for exactly one of any number of writers, on local disks and on NFS. Knows nothing of
-runs, shards or parts. Every failing call is a RunError that names the file, the reason and the way out.
+of a run: link() succeeds for exactly one of any number of writers, on local disks and on NFS (`take_name` knows what
+to do where there is none). Knows nothing of runs, shards or parts. Every failing call is a RunError that names the
+file, the reason and the way out.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from bulkrun.data.new_name import renameat2, take_name
 from bulkrun.errors import RunError
 
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _ADVICE = {
     errno.ENOSPC: "free some space, then run the same command again",
     errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
@@ -30,7 +30,7 @@ _ADVICE = {
     errno.EFBIG: "a file size limit (ulimit -f) is in the way",
     errno.EIO: "the disk or network file system reports an error: check it, then run the same command again",
 }
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+_RENAME_EXCHANGE = 2  # of linux/fs.h
 _TAIL_BYTES = 8192  # holds the nonce of a JSON document and of a Parquet footer
 
 
@@ -109,11 +109,14 @@ def publish_new(tmp: Path, final: Path) -> bool:
 
     Returns whether the file under the final name is ours; `tmp` is gone afterwards. Content decides (the file must
     carry a nonce near its end), not the reply: a network file system may lose the reply of a link() that was done.
-    Raises RunError when it cannot be known, or when the file system has no hard links.
+    Raises RunError when it cannot be known, or when the file system has no exclusive step (a run's first file is
+    published before any work).
     """
     with disk_errors("publishing", final):
-        _link_if_absent(tmp, final)
-        ours = _is_same_file(tmp, final)
+        if not (mine := _own_tail(tmp, final)):
+            return False
+        _name_if_absent(tmp, final)
+        ours = _tail(final) == mine
         fsync_dir(final.parent)
         tmp.unlink(missing_ok=True)
         return ours
@@ -141,29 +144,29 @@ def _unless_gone(_function: object, _path: str, failure: tuple[Any, BaseExceptio
         raise error
 
 
-def _link_if_absent(tmp: Path, final: Path) -> None:
+def _name_if_absent(tmp: Path, final: Path) -> None:
     try:
-        os.link(tmp, final)
+        take_name(tmp, final)
     except FileExistsError:
         return
     except OSError as error:
         if final.exists():  # done (the reply was lost), or somebody else was first: the content tells
             return
-        if error.errno in _NO_HARD_LINKS:
+        if error.errno == errno.ENOTSUP:
             raise RunError(
-                f"{final.parent}: this file system has no hard links, which results are published with; "
-                "choose an output.path on another one"
+                f"{final.parent}: this file system has neither hard links nor exclusive renames, and results are "
+                "published with one of them; choose an output.path on another one"
             ) from error
         raise
 
 
-def _is_same_file(tmp: Path, final: Path) -> bool:
+def _own_tail(tmp: Path, final: Path) -> tuple[int, bytes] | None:
     try:
-        return _tail(tmp) == _tail(final)
+        return _tail(tmp)
     except FileNotFoundError:  # a rival finished the run meanwhile, and its clean-up took our late tmp
         if not final.exists():
             raise
-        return False
+        return None
 
 
 def _tail(path: Path) -> tuple[int, bytes]:
@@ -280,9 +283,5 @@ def can_exchange(folder: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """renameat2(2) with RENAME_EXCHANGE, which Python has no name for. Raises OSError."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:  # not Linux, or a C library older than 2018
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    """renameat2(2) with RENAME_EXCHANGE. Raises OSError."""
+    renameat2(one, other, _RENAME_EXCHANGE)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bulkrun.data import new_name
 from bulkrun.errors import RunError
 from bulkrun.job.store import durable
 from bulkrun.job.store.durable import (
@@ -75,15 +76,63 @@ def test_a_tmp_that_a_finished_runs_clean_up_took_is_a_lost_race(
     assert publish_new(tmp_path / "tmp", tmp_path / "final") is False
 
 
-def test_a_file_system_without_hard_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_file(tmp_path / "tmp", b"x")
-
+@pytest.fixture
+def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EPERM, "no")
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(RunError, match=r"no hard links.*output.path"):
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_without_hard_links_or_exclusive_renames_the_file_system_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(tmp_path / "tmp", b"x")
+    monkeypatch.setattr(new_name, "_RENAME_NOREPLACE", 1 << 20)  # as a file system that does not know the flag
+    with pytest.raises(RunError, match=r"neither hard links nor exclusive renames.*output.path"):
         publish_new(tmp_path / "tmp", tmp_path / "final")
+    assert (tmp_path / "tmp").exists() and not (tmp_path / "final").exists()
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_without_hard_links_of_many_writers_exactly_one_publishes(tmp_path: Path) -> None:
+    for round_ in range(20):
+        wins: list[int] = []
+
+        def publish(writer: int, round_: int = round_, wins: list[int] = wins) -> None:
+            tmp = tmp_path / f"tmp.{round_}.{writer}"
+            write_file(tmp, b"%d" % writer)
+            if publish_new(tmp, tmp_path / f"f{round_}"):
+                wins.append(writer)
+
+        threads = [threading.Thread(target=publish, args=(writer,)) for writer in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(wins) == 1 and (tmp_path / f"f{round_}").read_bytes() == b"%d" % wins[0]
+    assert len(list(tmp_path.iterdir())) == 20, "no temporary file stays"
+
+
+@pytest.mark.usefixtures("no_hard_links")
+@pytest.mark.parametrize("rival_first", [False, True])
+def test_a_lost_reply_of_an_exclusive_rename_is_told_from_a_lost_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rival_first: bool
+) -> None:
+    write_file(tmp_path / "tmp", b"mine")
+    if rival_first:
+        write_file(tmp_path / "final", b"theirs")
+    real = new_name.renameat2
+
+    def without_reply(source: Path, target: Path, flags: int) -> None:
+        if not rival_first:
+            real(source, target, flags)
+        raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(new_name, "renameat2", without_reply)
+    assert publish_new(tmp_path / "tmp", tmp_path / "final") is not rival_first
+    assert not (tmp_path / "tmp").exists()
 
 
 @pytest.mark.parametrize(
