@@ -74,15 +74,20 @@ def folder_values(folder: str) -> dict[str, str | None]:
 
 def find_parts(root: Path) -> Iterator[Path]:
     """Every part of a run, in its root and in its partition folders; the run's own state is not looked at."""
+    return map(Path, _find_parts(str(root)))
+
+
+def _find_parts(folder: str) -> Iterator[str]:
+    """Plain text: there may be thousands of folders, and workers look every second."""
     try:
-        entries = list(os.scandir(root))
+        entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
         if "=" in entry.name and entry.is_dir(follow_symlinks=False):
-            yield from find_parts(Path(entry.path))
+            yield from _find_parts(entry.path)
         elif PART_NAME.fullmatch(entry.name):
-            yield Path(entry.path)
+            yield entry.path
 
 
 def partition_columns(folder: str, types: Mapping[str, str], num_rows: int) -> dict[str, pa.Array]:

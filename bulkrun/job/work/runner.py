@@ -40,6 +40,7 @@ from bulkrun.job.work.uploads import Uploads
 from bulkrun.request import Completion, Engine, RowError
 
 _HOUSEKEEPING_S = 1.0
+_HOUSEKEEPING_PAUSE = 20  # times as long as it took
 _HELP_EVERY_S = 1.0
 _IDLE_S = 0.05  # between looks when there is nothing to run
 _SAVE_PARTIALS_S = 60.0
@@ -311,10 +312,12 @@ class JobRunner:
         self._recorder.check()
         now = time.monotonic()
         if now >= self._next_housekeeping or not self._in_flight:
-            self._next_housekeeping = now + _HOUSEKEEPING_S
             self._housekeep()
             self._elsewhere |= self._tail.elsewhere(self._feed.shard)
             self._check_world()
+            # Thousands of partition folders, or a slow network disk: looking must not take the engine's time.
+            took = time.monotonic() - now
+            self._next_housekeeping = now + max(_HOUSEKEEPING_S, _HOUSEKEEPING_PAUSE * took)
         if now >= self._next_partials:
             self._next_partials = now + _SAVE_PARTIALS_S
             self._recorder.save_partials(self._partials(at_least=_LONG_OUTPUT))
