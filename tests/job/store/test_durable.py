@@ -18,7 +18,9 @@ from bulkrun.job.store.durable import (
     make_dirs,
     publish_new,
     read_json,
+    remove_tree,
     replace_json,
+    swap_in,
     write_file,
     write_new_json,
 )
@@ -186,3 +188,21 @@ def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
         thread.join()
     lines = (tmp_path / "log").read_bytes().splitlines()
     assert len(lines) == 200 and all(len(set(line)) == 1 and len(line) == 50 for line in lines)
+
+
+def test_swap_in_shows_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    final, tmp = tmp_path / "part", tmp_path / "part.tmp"
+    final.write_bytes(b"old")
+    with final.open("rb") as reader:
+        write_file(tmp, b"new")
+        swap_in(tmp, final)
+        assert (reader.read(), final.read_bytes()) == (b"old", b"new")
+    assert not tmp.exists()
+
+
+def test_remove_tree_takes_all_and_may_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    (tmp_path / "tree" / "deep" / "file").write_text("x")
+    for _ in range(2):
+        remove_tree(tmp_path / "tree")
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,89 @@
+"""verify on a run that was changed after it finished: each kind of damage is found and named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bulkrun.data.parts import read_part_info, write_part
+from bulkrun.job.store.durable import write_new_json
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.views.verify import verify_run
+from tests.launch.nights import Nights
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Ten rows, then two more and an edited one."""
+    nights = Nights(tmp_path)
+    rows = [{"id": f"r{number}", "text": f"text {number}"} for number in range(12)]
+    nights.write(rows[:10])
+    nights.submit()
+    rows[3]["text"] = "other"
+    nights.write(rows)
+    nights.submit()
+    return RunDir(nights.out)
+
+
+def rewrite(path: Path, table: pa.Table, **footer: object) -> None:
+    info = replace(read_part_info(path), **{"rows": table.num_rows, "input_rows": table.num_rows, **footer})
+    path.unlink()
+    write_part(path, table, info)
+
+
+def problems(run: RunDir) -> str:
+    return "\n".join(verify_run(run).problems)
+
+
+def test_a_whole_run_has_no_problems(run: RunDir) -> None:
+    report = verify_run(run)
+    assert (report.ok, report.finished, report.rows, report.parts) == (True, True, 12, len(run.parts()))
+
+
+def test_a_row_that_is_there_twice_is_named(run: RunDir) -> None:
+    first, last = run.part(0), run.part(max(run.parts()))
+    rewrite(last, pa.concat_tables([pq.read_table(last), pq.read_table(first).slice(0, 1)]))
+    assert "1 rows are there twice, the first is" in problems(run)
+
+
+def test_a_row_that_is_gone_is_noticed(run: RunDir) -> None:
+    path = run.part(0)
+    rewrite(path, pq.read_table(path).slice(1))
+    assert "_SUCCESS: rows: 12, found 11" in problems(run)
+
+
+def test_a_part_under_another_number_is_named(run: RunDir) -> None:
+    run.part(0).rename(run.root / "part-00077.parquet")
+    assert "part-00077.parquet: wrong number" in problems(RunDir(run.root))
+
+
+def test_a_part_of_another_run_is_named(run: RunDir) -> None:
+    rewrite(run.part(0), pq.read_table(run.part(0)), run_id="somebody")
+    assert "part-00000.parquet: wrong run: 'somebody'" in problems(run)
+
+
+def test_a_flipped_bit_is_found(run: RunDir) -> None:
+    path = run.part(0)
+    data = bytearray(path.read_bytes())
+    data[60] ^= 4
+    path.write_bytes(data)
+    assert "part-00000.parquet: damaged" in problems(run)
+
+
+def test_a_row_number_that_was_never_given_is_noticed(run: RunDir) -> None:
+    document = json.loads(run.success.read_text())
+    run.success.write_text(json.dumps({**document, "next_row": 11}))
+    assert "row 11 is there, but rows end before 11" in problems(run)
+
+
+def test_a_merge_under_way_is_said_and_its_totals_are_not_compared(run: RunDir) -> None:
+    run.staged.state.mkdir(parents=True)
+    write_new_json(run.staged.state / "merge.json", {"shards": []})
+    report = verify_run(run)
+    assert not report.finished
+    assert report.problems == [f"{run.staged.root}: rows are being put into the results; the same command finishes it"]
