@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
@@ -34,6 +34,8 @@ from bulkrun.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Mapping[str, Any]
+_P = TypeVar("_P", bound=Prompt)  # a list[str] is no list[str | Sequence[int]]
+_C = TypeVar("_C", bound=Sequence[Message])
 
 _COLUMNS = [pa.field(name, pa.null()) for name in ("reasoning", "logprobs", "prompt_logprobs", "cumulative_logprob")]
 _NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matter
@@ -85,7 +87,7 @@ class LLM:
 
     @overload  # a list is an iterable too: the first overload that fits says what comes
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: list[Prompt] | str, sampling_params: Sampling | Sequence[Sampling] | None = None
+        self, prompts: list[_P] | str, sampling_params: Sampling | Sequence[Sampling] | None = None
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -114,7 +116,7 @@ class LLM:
 
     @overload
     def chat(  # type: ignore[overload-overlap]
-        self, messages: list[Sequence[Message]], sampling_params: Sampling | Sequence[Sampling] | None = None
+        self, messages: list[_C], sampling_params: Sampling | Sequence[Sampling] | None = None
     ) -> list[RequestOutput]: ...
 
     @overload
