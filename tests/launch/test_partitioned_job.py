@@ -50,6 +50,7 @@ def test_results_lie_in_folders_failed_rows_are_mended_there_and_parts_become_fe
     run = RunDir(folder / "out" / "by_letter")
     folders = {str(path.parent.relative_to(run.root)) for path in run.parts().values()}
     assert folders == {f"letter={letter}/documented={kind}" for letter in "abq" for kind in ("true", "false")}
+    assert bulkrun("compact", str(run.root)).exit_code == 0
     assert bulkrun("retry", str(run.root), "--failed", "--set", "run.on_too_long=truncate_right").exit_code == 0
     before = run_query(run.root, "SELECT * FROM results ORDER BY row")
     compacted = bulkrun("compact", str(run.root), "--json")

@@ -62,6 +62,7 @@ class UpdatedParts:
         pairs = {
             "run": (self._record.run_id, info.run_id),
             "number": (number, info.shard),
+            "folder": (str(self._run.root / info.folder), str(path.parent)),
             "errors": (dict(codes), info.errors),
             "columns": (self._schema.names, read_part_schema(path).names),
             "input rows": (len(self._keys[-1]), info.input_rows * self._record.samples),

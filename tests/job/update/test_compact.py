@@ -27,6 +27,7 @@ from bulkrun.job.update.compact import compact
 from bulkrun.job.update.hold import hold
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
+from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.finish import read_totals
 from tests.job.planned_runs import COUNT, spec_for, submit, write_input
 
@@ -93,6 +94,17 @@ def test_each_partition_is_compacted_in_its_own_folder(tmp_path: Path) -> None:
     assert {path.parent for path in RunDir(run.root).parts().values()} == folders
     table = run_query(run.root, "SELECT row, lang, ok FROM results")
     assert table.schema.field("ok").type == "bool" and table.num_rows == COUNT
+
+
+def test_verify_finds_all_well_and_a_part_in_the_wrong_folder(tmp_path: Path) -> None:
+    run = finished(tmp_path, partition_by=["lang"])
+    compact(run, grace_s=0)
+    report = verify_run(RunDir(run.root))
+    assert report.ok and report.finished and (report.parts, report.rows) == (7, COUNT)
+    part = next(iter(RunDir(run.root).parts().values()))
+    other = next(folder for folder in run.root.glob("lang=*") if folder != part.parent)
+    part.rename(other / part.name)
+    assert any("wrong folder" in problem for problem in verify_run(RunDir(run.root)).problems)
 
 
 def test_samples_of_a_row_stay_in_one_file_in_order(tmp_path: Path) -> None:
