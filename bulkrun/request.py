@@ -253,7 +253,8 @@ class TokenConstraint(Protocol):
     def fill_mask(self, mask: memoryview) -> bool:
         """Write the allowed tokens into `mask` (int32 words, bit k of word w: token 32 w + k); False: all are allowed.
 
-        `mask` is not touched when the answer is False. Releases the GIL where it takes long.
+        `mask` is not touched when the answer is False. Releases the GIL where it takes long. Raises ValueError where it
+        cannot say what may follow: `grammar_failed` for this sequence, nothing for the others.
         """
 
     def accept(self, token_id: int) -> str | None:

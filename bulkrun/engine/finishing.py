@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bulkrun.engine.repetition import RepetitionWatch
 from bulkrun.engine.sequence import Sequence
-from bulkrun.request import Completion, FinishReason, Request, RowError, TokenLogprob
+from bulkrun.request import Completion, FinishReason, Request, RowError, TokenConstraint, TokenLogprob
 
 
 class Ending(NamedTuple):
@@ -60,9 +61,13 @@ def ending_of(seq: Sequence) -> Ending | None:
     Of several reasons the first of these counts: a grammar that failed, an end the model chose, running in circles,
     the limit.
     """
-    ending = _grammar_failure_of(seq) or _stop_of(seq) or _runaway_of(seq)
+    ending = _grammar_failure_of(seq, seq.constraint) if seq.constraint is not None else None
+    if ending is None:
+        ending = _stop_of(seq)
+    if ending is None and seq.repetition is not None:
+        ending = _runaway_of(seq, seq.repetition)
     if ending is None and seq.num_tokens >= seq.max_num_tokens:
-        return Ending("length")
+        ending = Ending("length")
     return ending
 
 
@@ -81,10 +86,10 @@ def timeout_of(seq: Sequence) -> Ending:
     return Ending("timeout", error=RowError("timeout", message))
 
 
-def _grammar_failure_of(seq: Sequence) -> Ending | None:
+def _grammar_failure_of(seq: Sequence, constraint: TokenConstraint) -> Ending | None:
     """A constraint sees the ending token too: one that failed may have allowed nothing else."""
     token_id = seq.token_ids[-1]
-    reason = seq.constraint.accept(token_id) if seq.constraint is not None else None
+    reason = constraint.accept(token_id)
     return None if reason is None else grammar_failure(reason, drop_last=token_id in seq.stop_token_ids)
 
 
@@ -99,9 +104,8 @@ def _stop_of(seq: Sequence) -> Ending | None:
     return Ending("stop", matched) if matched is not None and not is_early else None
 
 
-def _runaway_of(seq: Sequence) -> Ending | None:
-    token_id = seq.token_ids[-1]
-    circles = seq.repetition.append(token_id) if seq.repetition is not None else None
+def _runaway_of(seq: Sequence, repetition: RepetitionWatch) -> Ending | None:
+    circles = repetition.append(seq.token_ids[-1])
     if circles is None:
         return None
     length, repeats = circles

@@ -76,7 +76,7 @@ class LLMEngine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stop_matcher_factory = stop_matcher_factory
         self._constraint_factory = constraint_factory
-        self._mask_filler = None if constraint_factory is None else MaskFiller(self._vocab_size)
+        self._mask_filler: MaskFiller | None = None  # as long as nothing is constrained
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # ended without a step; the next step returns them
         self._num_added = 0
@@ -205,6 +205,8 @@ class LLMEngine:
         if needs_constraint(request):
             assert self._constraint_factory is not None, "such a request was refused"
             constraint = self._constraint_factory(request.sampling, request.prompt_token_ids)
+        if constraint is not None and self._mask_filler is None:
+            self._mask_filler = MaskFiller(self._vocab_size)
         self._num_added += 1
         return Sequence(
             request,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bulkrun.request import Completion, Request, SamplingParams
@@ -78,12 +80,13 @@ def test_time_starts_with_the_first_scheduled_step_not_with_waiting(
 def test_request_that_is_only_prefilling_times_out(make_engine: EngineFactory, free: list[int]) -> None:
     clock = Clock()
     engine = make_engine(clock=clock, max_num_seqs=2, max_num_batched_tokens=8)
-    engine.add_request(Request("long", list(range(3, 103)), _limited(1.0)))
+    engine.add_request(Request("long", list(range(3, 103)), replace(_limited(1.0), prompt_logprobs=1)))
     engine.add_request(Request("next", PROMPT, _limited(None)))
     _steps(engine, 2)
     clock.now += 1.0
     completions = _steps(engine, 1)
     assert (completions["long"].finish_reason, completions["long"].token_ids) == ("timeout", ())
+    assert completions["long"].prompt_logprobs is None  # half a prompt's would look like a whole one's
     assert list(_steps(engine)["next"].token_ids) == free
     assert engine.stats().kv_cache_usage == 0
 

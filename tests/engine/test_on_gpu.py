@@ -5,11 +5,14 @@ Skipped where there is no GPU (CI has none). `python -m pytest -m gpu` runs them
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
-from bulkrun.request import Request, SamplingParams
+from bulkrun.request import Request, SamplingParams, StructuredOutput
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.engine.test_token_masks import STEPS, steps_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 pytestmark = [
@@ -50,6 +53,29 @@ def test_bfloat16_first_tokens_are_near_the_best_of_float32(make_engine: EngineF
         likely = dict(completion.logprobs[0].top)
         best = completion.logprobs[0].logprob
         assert likely.get(rounded[request_id].token_ids[0], -99.0) > best - 0.3
+
+
+def test_constrained_tokens_and_prompt_logprobs_equal_those_of_the_cpu(make_engine: EngineFactory) -> None:
+    """Samples of one prompt too: the copied end of a prompt is the same on both."""
+    params = SamplingParams(
+        max_tokens=12,
+        temperature=0.0,
+        prompt_logprobs=2,
+        structured_outputs=StructuredOutput("grammar", json.dumps(STEPS)),
+    )
+    free = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    requests = [Request(f"c{i}", prompt, params) for i, prompt in enumerate(prompts())]
+    requests += [Request(f"f{n}", prompts()[-1], free) for n in range(4)]
+    on_cpu = run(make_engine(constraint_factory=steps_factory), requests)
+    engine = make_engine(device="cuda", constraint_factory=steps_factory)
+    for request_id, completion in run(engine, requests).items():
+        assert completion.token_ids == on_cpu[request_id].token_ids
+        assert len(completion.prompt_logprobs or ()) == len(on_cpu[request_id].prompt_logprobs or ())
+        pairs = zip((completion.prompt_logprobs or ())[1:], (on_cpu[request_id].prompt_logprobs or ())[1:], strict=True)
+        for got, expected in pairs:
+            assert got is not None
+            assert expected is not None
+            assert got.logprob == pytest.approx(expected.logprob, abs=1e-3)
 
 
 def test_sampled_tokens_do_not_depend_on_the_crowd(make_engine: EngineFactory) -> None:
