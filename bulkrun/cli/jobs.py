@@ -162,7 +162,8 @@ def _print_summary(done: Submitted) -> None:
     if done.changes:
         note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
     if not done.worked:
-        note(f"{root} is finished already ({totals.status}); nothing to do. --fresh runs it again.")
+        state = "is finished already" if done.changes is None else "has nothing to run"
+        note(f"{root} {state} ({totals.status}); nothing to do. --fresh runs it again.")
         return
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
     rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
@@ -172,8 +173,16 @@ def _print_summary(done: Submitted) -> None:
     for code, rows_with in totals.errors.items():
         note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
     deep = "" if all(path.parent == root for path in done.run.parts().values()) else "**/"
-    note(f"results  {root}/{deep}*.parquet ({totals.parts} parts)")
+    note(f"results  {_results_place(done)}/{deep}*.parquet ({totals.parts} parts)")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def _results_place(done: Submitted) -> str:
+    """The directory or the bucket that other tools read the results from."""
+    from bulkrun.job.store.run_record import read_record
+
+    path = str(read_record(done.run).job["output"]["path"]).rstrip("/")
+    return path if path.startswith("s3://") else str(done.run.root)
 
 
 def _saved(totals: RunTotals) -> str:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from bulkrun.data.reader import Dataset
-from bulkrun.data.remote import is_remote
 from bulkrun.data.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError
 from bulkrun.job.jobfile.spec import JobSpec
@@ -58,14 +57,12 @@ def retry(
     with drain_on_signal() as drain:
         run = RunDir(root)
         record, totals = read_record(run), read_totals(run)
-        if is_remote(str(record.job["output"]["path"])):
-            raise UsageError(f"{root}: results in a bucket are not replaced in place; run the job anew")
         if totals is None:
             raise UsageError(f"{root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
         request: dict[str, object] = {"kind": "retry", "set": list(overrides), "codes": sorted(codes)}
         with hold(run):
             if not _is_staged(run, record, totals, request, view, begin_anew):
-                return Submitted(run, totals, worked=False)
+                return Submitted(run, totals, worked=False, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)
 
 

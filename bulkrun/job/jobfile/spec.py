@@ -303,7 +303,7 @@ class OutputSpec(_Section):
     def _place(self) -> OutputSpec:
         if "://" in self.path and not re.match(r"s3://[^/@:*?\[]+(/|$)", self.path):
             raise ValueError("path: a directory or s3://BUCKET/PREFIX, without keys (they come from the environment)")
-        if self.state is not None and not self.path.startswith("s3://"):
+        if self.state is not None and not is_remote(self.path):
             raise ValueError("state: only with path: s3://...; a result directory holds its own state")
         return self
 
@@ -455,6 +455,4 @@ class JobSpec(_Section):
                 "run.incremental does not go with output.partition_by: a row that changes folders could not be seen "
                 "exactly once at every moment"
             )
-        if is_remote(self.output.path):
-            raise ValueError("run.incremental needs an output.path on a file system: objects are not replaced in place")
         return self
