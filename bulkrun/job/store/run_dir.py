@@ -20,6 +20,7 @@
       .bulkrun/tmp/                     files that are not whole yet
       .bulkrun/delivered.json           with results in a bucket: what it holds of them
       .bulkrun/next/                    a whole run of its own: the rows of a retry or an incremental night
+      .bulkrun/settling.json            an unfinished incremental run is being ended with the rows it has
 
 Nothing under .bulkrun ends in .parquet (DuckDB's `**` globs enter dot folders), and
 `<output.path>/*.parquet` (with partitions `<output.path>/**/*.parquet`) matches parts alone.
