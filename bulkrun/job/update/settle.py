@@ -57,6 +57,7 @@ def _commit_answered(run: RunDir, record: RunRecord) -> None:
         extra=extra_fields(JobSpec.model_validate(record.job)),
         best_of=record.job["sampling"].get("best_of"),
         key_salt=record.key_salt,
+        compression=record.job["output"]["compression"],
     )
     for shard in sorted(run.planned_shards() - run.committed_shards()):
         commit_answered(run, shard, identity)

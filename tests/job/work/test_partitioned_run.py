@@ -105,13 +105,14 @@ def test_parts_are_written_with_the_codec_of_the_job_now(tmp_path: Path, codec: 
     assert run_query(tmp_path / "out", "SELECT id FROM results").num_rows == len(rows)
 
 
-@pytest.mark.parametrize("rows_per_file", [1, 33, 1000])
+@pytest.mark.parametrize("rows_per_file", [10, 33, 1000])
 def test_rows_per_file_is_the_most_that_a_part_holds(tmp_path: Path, rows_per_file: int) -> None:
     path, rows = write_input(tmp_path)
     submit(spec_for(path, tmp_path / "out", rows_per_file=rows_per_file))
     counts = [pq.read_metadata(part).num_rows for part in RunDir(tmp_path / "out").parts().values()]
-    assert sum(counts) == len(rows) and max(counts) == min(rows_per_file, max(counts))
-    assert len(counts) == -(-len(rows) // rows_per_file) or rows_per_file == 33
+    fewest = -(-len(rows) // rows_per_file)
+    assert sum(counts) == len(rows) and max(counts) <= rows_per_file
+    assert fewest <= len(counts) <= 1.3 * fewest, "files are cut by cost, so some are not full"
 
 
 def test_an_unknown_partition_column_stops_before_anything_is_planned(tmp_path: Path) -> None:
