@@ -1,11 +1,12 @@
 """The kill campaign on the real thing: `bulkrun submit` with the bundled model, killed at random moments, resumed.
 
-    python -m tests.campaigns.kill_submit --kills 30 --rows 1200 [--second-worker] [--seed 7] [--work DIR]
+    python -m tests.campaigns.kill_submit --kills 30 --rows 1200 [--workers 2] [--second-worker] [--seed 7] [--work DIR]
 
 One unbroken run is the truth. A second run of the same job is killed with -9 (and, every third time, with SIGTERM,
 which must exit 75) at random times and right after chosen files appear, so that planning, running, committing and
-finishing are all hit. All the while a reader counts rows with DuckDB over `<out>/*.parquet`. In the end every row must
-be there exactly once, equal to the unbroken run's, and no read may have failed. Prints one JSON line.
+finishing are all hit. Every fifth time a worker is killed first, which its parent must survive. All the while a reader
+counts rows with DuckDB over `<out>/*.parquet`. In the end every row must be there exactly once, equal to the unbroken
+run's, and no read may have failed. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import read_workers
 
 JOB = """\
 name: killed
@@ -95,8 +99,8 @@ def job_file(folder: Path, name: str, args: argparse.Namespace) -> Path:
     return path
 
 
-def start(job: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bulkrun", "submit", str(job)]
+def start(job: Path, workers: int = 1) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bulkrun", "submit", str(job), "--workers", str(workers)]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # two workers with two threads each would only get in their way
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=one_thread)
 
@@ -139,6 +143,18 @@ def end_by_signal(process: subprocess.Popen[str], number: signal.Signals, age_s:
     return code
 
 
+def kill_a_worker(out: Path, rng: random.Random) -> bool:
+    """Kill -9 one of the workers that are at work, and let its parent notice."""
+    states = [state for state in read_workers(RunDir(out)) if state.role == "runner"]
+    alive = [state.worker for state in states if not (state.ended or state.worker.gone)]
+    if not alive:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rng.choice(alive).pid, signal.SIGKILL)
+    time.sleep(rng.uniform(0.0, 3.0))
+    return True
+
+
 def campaign(folder: Path, args: argparse.Namespace) -> dict[str, object]:
     """Run it; returns what to report. Raises AssertionError for anything that is wrong."""
     rng = random.Random(args.seed)
@@ -149,16 +165,17 @@ def campaign(folder: Path, args: argparse.Namespace) -> dict[str, object]:
     truth = results(folder / "unbroken")
     parts = len(list((folder / "unbroken").glob("part-*.parquet")))
 
-    runs = 1
+    runs, workers_killed = 1, 0
     job, out = job_file(folder, "killed-1", args), folder / "killed-1"
     reader = Reader(out)
     reader.start()
     moments: dict[str, int] = {}
     exits: dict[int, int] = {}
     for kill in range(args.kills):
-        began, process = time.monotonic(), start(job)
+        began, process = time.monotonic(), start(job, args.workers)
         helper = start(job) if args.second_worker and kill % 2 else None
         moment = wait_for_moment(process, out, rng, parts)
+        workers_killed += kill % 5 == 4 and kill_a_worker(out, rng)
         number = signal.SIGTERM if kill % 3 == 2 else signal.SIGKILL
         code = end_by_signal(process, number, time.monotonic() - began)
         if helper:
@@ -182,6 +199,7 @@ def campaign(folder: Path, args: argparse.Namespace) -> dict[str, object]:
         "kills": args.kills,
         "rows": len(truth),
         "runs_finished": runs,
+        "workers_killed": workers_killed,
         "moments": moments,
         "exits": {str(code): times for code, times in exits.items()},
         "duckdb_reads": reader.reads,
@@ -195,6 +213,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=1200)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--workers", type=int, default=1, help="processes of each submit")
     parser.add_argument("--second-worker", action="store_true", help="every other time a second process works along")
     parser.add_argument("--work", type=Path, help="keep everything in this folder")
     return parser.parse_args(argv)

@@ -98,7 +98,14 @@ def test_two_workers_share_a_run_and_a_third_joins_by_hand(
     assert "finished already" in again.communicate()[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_the_parent_drains_all_workers_and_the_run_continues(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
@@ -147,6 +154,7 @@ def test_workers_of_a_killed_parent_save_and_end(folder: Path, bulkrun: Callable
     assert rows_of(folder) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_a_worker_killed_by_hand_is_replaced(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
     parent = bulkrun("submit", "job.yaml")
     wait_until(working(folder, 1), "work")
