@@ -74,3 +74,16 @@ def test_while_starting_a_signal_ends_the_start() -> None:
     process.send_signal(signal.SIGTERM)
     assert "while starting" in process.communicate(timeout=20)[0]
     assert process.returncode == 75
+
+
+def test_a_supervised_process_hears_the_same_signal_twice_as_once() -> None:
+    script = SCRIPT.replace("drain_on_signal()", "drain_on_signal(supervised=True)")
+    process = subprocess.Popen([sys.executable, "-c", script, "started", "hang"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()

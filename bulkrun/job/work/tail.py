@@ -65,6 +65,8 @@ class Tail:
         others = self._others(shard)
         taken = self.elsewhere(shard).union(mine)  # before the journals: what ends meanwhile is in one of them
         work = self._open_shard(shard)
+        if self._run.part(shard).exists():  # and the journals went with that: the plan's view is a second old
+            return Help(shard)
         if work.outstanding == 0:
             return Help(shard, whole=True)
         aside = set_aside(work, suspicion(self._run, shard, self._life))
