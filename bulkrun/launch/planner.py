@@ -95,6 +95,7 @@ def main(root: Path) -> None:
     try:
         created = datetime.fromisoformat(record.created).astimezone()
         prepared = prepare(JobSpec.model_validate(record.job), now=lambda: created)
+        prepared.check_input(record)
         plan_run(run, record, prepared, worker)
         ended = "completed" if run.plan_complete.exists() else "interrupted"
     except BulkrunError as error:

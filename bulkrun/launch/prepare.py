@@ -66,11 +66,20 @@ class PreparedJob:
             json_text=partial(json_text_columns, self.spec.prompt),
         )
 
+    def input_facts(self) -> dict[str, Any]:
+        """What tells these input files from any others, wherever they are."""
+        return {"files": [[file.size, file.mtime_ns, file.fingerprint()] for file in self.files]}
+
+    def check_input(self, record: RunRecord) -> None:
+        """Raise InputError when the files are no longer those that the run was entered with."""
+        if self.files and self.input_facts()["files"] != record.identity["input"].get("files"):
+            raise InputError("input.path: the files changed since the run began; give it an input that stays as it is")
+
     def record(self, job_file: Path | None) -> RunRecord:
         """What a new run of this job would be recorded as."""
         return new_record(
             self.spec.model_dump(mode="json"),
-            input_facts={"files": [[file.size, file.mtime_ns, file.fingerprint()] for file in self.files]},
+            input_facts=self.input_facts(),
             model_facts={"fingerprint": model_fingerprint(self.model_dir)},
             versions=versions(),
             job_file=str(job_file) if job_file else None,

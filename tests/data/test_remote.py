@@ -69,13 +69,14 @@ def test_csv_reads_from_an_object(bucket: Bucket) -> None:
         ("in/_hidden/d.jsonl", ["in/_hidden/d.jsonl"]),
         ("in/_hidden/*.jsonl", ["in/_hidden/d.jsonl"]),
         ("odd/[x] y.jsonl", ["odd/[x] y.jsonl"]),
+        ("odd/p=a%20b+c/*.jsonl", ["odd/p=a%20b+c/é.jsonl"]),
     ],
 )
 def test_a_pattern_means_the_same_objects_as_it_would_mean_files(
     bucket: Bucket, tmp_path: Path, pattern: str, expected: list[str]
 ) -> None:
     keys = ["in/a.jsonl", "in/b.jsonl", "in/sub/c.jsonl", "in/_hidden/d.jsonl", "in/.e.jsonl", "in/README"]
-    for key in [*keys, "inner.jsonl", "odd/[x] y.jsonl"]:
+    for key in [*keys, "inner.jsonl", "odd/[x] y.jsonl", "odd/p=a%20b+c/é.jsonl"]:
         bucket.put(key, lines(ROWS[:1]))
         (tmp_path / key).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / key).write_bytes(lines(ROWS[:1]))

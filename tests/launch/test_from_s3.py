@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -78,6 +79,24 @@ def test_input_that_changed_in_the_bucket_is_noticed_on_resume(store: Bucket) ->
     store.put("functions/0.parquet", store.get("functions/1.parquet"))
     changed = submit(store)
     assert changed.exit_code == 4 and "input.files" in changed.stderr
+
+
+def test_input_that_changes_between_submit_and_planning_is_noticed(
+    store: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bulkrun.launch import run
+
+    enter = run.open_run
+
+    def enter_then_change(*args: Any, **options: Any) -> Any:
+        record = enter(*args, **options)
+        store.put("functions/0.parquet", store.get("functions/1.parquet"))
+        return record
+
+    monkeypatch.setattr(run, "open_run", enter_then_change)
+    changed = submit(store)
+    assert changed.exit_code == 2 and "the files changed since the run began" in changed.stderr
+    assert not rows_in_bucket(store)
 
 
 def test_incremental_nights_bring_the_bucket_up_to_date(store: Bucket) -> None:

@@ -335,6 +335,17 @@ def test_a_part_in_several_pieces_is_invisible_until_it_is_whole(
     assert not prefix.put_new(big, "big", "two") and prefix.nonce("big") == "one"
 
 
+@pytest.mark.parametrize("name", ["lang=en%20us/part-00000.parquet", "a b+c&d=é/part-00001.parquet", "x/[y]*?.parquet"])
+def test_names_of_partitions_come_back_as_they_are(bucket: Bucket, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"rows")
+    prefix = ObjectPrefix(bucket.url("out"))
+    assert prefix.put_new(tmp_path / "file", name, "one") and prefix.put_new(tmp_path / "file", name, "one")
+    assert list(prefix.list()) == [name]
+    assert prefix.holds(tmp_path / "file", name, "one", prefix.list()[name])
+    prefix.remove(name)
+    assert not prefix.list()
+
+
 def test_a_local_run_needs_no_s3fs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     from tests.job.small_runs import job
