@@ -4,7 +4,9 @@ Callers import ops from here. An op with a Triton twin (`<op>_triton.py`, same s
 """
 
 from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
+from bulkrun.ops.gelu_mul import gelu_mul
 from bulkrun.ops.linear import linear, pack_linear_weight
+from bulkrun.ops.moe import fused_experts, route_top_k
 from bulkrun.ops.paged_attention import copy_kv, paged_attention, store_kv
 from bulkrun.ops.rms_norm import add_rms_norm, rms_norm
 from bulkrun.ops.rotary import apply_rotary, rotary_cos_sin
@@ -33,12 +35,15 @@ __all__ = [
     "apply_top_k_top_p",
     "chosen_logprobs",
     "copy_kv",
+    "fused_experts",
+    "gelu_mul",
     "gumbel_noise",
     "linear",
     "pack_linear_weight",
     "paged_attention",
     "rms_norm",
     "rotary_cos_sin",
+    "route_top_k",
     "sample",
     "silu_mul",
     "store_kv",

@@ -49,12 +49,14 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of each query over its own sequence's keys in the cache; returns [T, H, D] in q's dtype.
 
     q_THD: [T, H, D], H a multiple of K; query head h reads key head h // (H / K). k_cache, v_cache: [N, B, K, D], with
     this step's tokens already stored. A query at position p sees (p - sliding_window, p], or [0, p] where it is
-    None. Rows that belong to no sequence come out as zeros.
+    None. Before the softmax a scaled score s becomes `soft_cap * tanh(s / soft_cap)`, unless soft_cap is None. Rows
+    that belong to no sequence come out as zeros.
     """
     if sliding_window not in meta.groups:
         meta.groups[sliding_window] = group_sequences(
@@ -70,7 +72,7 @@ def paged_attention(
     for group in groups:
         attend = _attend_folded if _pays_to_fold(group, q_THD, k_cache) else _attend_by_head
         k_sKLD, v_sKLD = _gather(k_cache, group, workspace[0]), _gather(v_cache, group, workspace[1])
-        out_THD.index_copy_(0, group.output_index, attend(q_THD, k_sKLD, v_sKLD, group, scale))
+        out_THD.index_copy_(0, group.output_index, attend(q_THD, k_sKLD, v_sKLD, group, scale, soft_cap))
     return out_THD[:num_tokens]
 
 
@@ -98,21 +100,49 @@ def _pays_to_fold(group: SequenceGroup, q_THD: torch.Tensor, k_cache: torch.Tens
 
 
 def _attend_folded(
-    q_THD: torch.Tensor, k_sKLD: torch.Tensor, v_sKLD: torch.Tensor, group: SequenceGroup, scale: float
+    q_THD: torch.Tensor,
+    k_sKLD: torch.Tensor,
+    v_sKLD: torch.Tensor,
+    group: SequenceGroup,
+    scale: float,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     """One query per sequence: the query heads of one key head become the rows of one matrix product."""
     num_heads, num_kv_heads = q_THD.shape[1], k_sKLD.shape[1]
     q_sKGD = q_THD.index_select(0, group.query_index).unflatten(1, (num_kv_heads, num_heads // num_kv_heads))
     mask = group.mask.expand(-1, -1, q_sKGD.shape[2], -1)
-    return F.scaled_dot_product_attention(q_sKGD, k_sKLD, v_sKLD, attn_mask=mask, scale=scale).flatten(1, 2)
+    return _attend(q_sKGD, k_sKLD, v_sKLD, mask, scale, soft_cap).flatten(1, 2)
 
 
 def _attend_by_head(
-    q_THD: torch.Tensor, k_sKLD: torch.Tensor, v_sKLD: torch.Tensor, group: SequenceGroup, scale: float
+    q_THD: torch.Tensor,
+    k_sKLD: torch.Tensor,
+    v_sKLD: torch.Tensor,
+    group: SequenceGroup,
+    scale: float,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     """Q queries per sequence, padded; causality and windows are in the mask."""
     q_sHQD = q_THD.index_select(0, group.query_index).unflatten(0, (group.num_seqs, -1)).transpose(1, 2)
-    out_sHQD = F.scaled_dot_product_attention(
-        q_sHQD, k_sKLD, v_sKLD, attn_mask=group.mask, scale=scale, enable_gqa=q_sHQD.shape[1] != k_sKLD.shape[1]
-    )
+    out_sHQD = _attend(q_sHQD, k_sKLD, v_sKLD, group.mask, scale, soft_cap)
     return out_sHQD.transpose(1, 2).flatten(0, 1)
+
+
+def _attend(
+    q_sHQD: torch.Tensor,
+    k_sKLD: torch.Tensor,
+    v_sKLD: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Dense attention [s, H, Q, D]; torch's own has no soft-cap, so that one is spelled out, softmax in float32."""
+    num_heads, num_kv_heads = q_sHQD.shape[1], k_sKLD.shape[1]
+    if soft_cap is None:
+        return F.scaled_dot_product_attention(
+            q_sHQD, k_sKLD, v_sKLD, attn_mask=mask, scale=scale, enable_gqa=num_heads != num_kv_heads
+        )
+    q_sKGQD = q_sHQD.unflatten(1, (num_kv_heads, num_heads // num_kv_heads))
+    scores = (q_sKGQD @ k_sKLD.transpose(-1, -2).unsqueeze(2)).float().mul_(scale / soft_cap).tanh_().mul_(soft_cap)
+    weights = scores.add_(mask.unsqueeze(1)).softmax(-1).to(q_sHQD.dtype)
+    return (weights @ v_sKLD.unsqueeze(2)).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""Rotary position embedding, half-rotation layout: dimension i of a head turns with dimension i + D/2."""
+"""Rotary position embedding, half-rotation layout: dimension i of a head turns with dimension i + R/2, R <= D."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ def rotary_cos_sin(
 def apply_rotary(x_TND: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turn every head of every token by its position; x_TND: [T, N heads, D], any strides.
 
-    cos, sin: [T, 1, D] from `rotary_cos_sin`.
+    cos, sin: [T, 1, R] from `rotary_cos_sin`. Where R < D, only the first R dimensions turn (dimension i with i + R/2).
     """
+    rotary_dim = cos.shape[-1]
+    if rotary_dim < x_TND.shape[-1]:
+        turned_TNR = apply_rotary(x_TND[..., :rotary_dim], cos, sin)
+        return torch.cat((turned_TNR, x_TND[..., rotary_dim:]), dim=-1)
     return (x_TND * cos).addcmul_(x_TND.roll(x_TND.shape[-1] // 2, dims=-1), sin)

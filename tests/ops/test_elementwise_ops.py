@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from bulkrun import ops
@@ -25,6 +26,16 @@ def test_rms_norm_takes_a_weight_per_head() -> None:
     x, weight = torch.randn(5, 4, 16), torch.rand(4, 16)
     per_head = torch.stack([ops.rms_norm(x[:, head], weight[head], 1e-6) for head in range(4)], dim=1)
     torch.testing.assert_close(ops.rms_norm(x, weight, 1e-6), per_head)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_with_a_float32_weight_rounds_once_as_gemma_does(dtype: torch.dtype) -> None:
+    x = (torch.randn(7, 33) * 5).to(dtype)
+    reference = Gemma2RMSNorm(33, eps=1e-3)
+    reference.weight.data.uniform_(-0.5, 4.5)
+    normed = ops.rms_norm(x, 1.0 + reference.weight.data, 1e-3)
+    assert normed.dtype == dtype
+    torch.testing.assert_close(normed, reference(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -49,6 +60,20 @@ def test_rotary_equals_transformers(head_dim: int) -> None:
     ours = ops.apply_rotary(torch.cat((q[0], k[0])).transpose(0, 1), cos, sin)
     torch.testing.assert_close(ours[:, :6], expected_q[0].transpose(0, 1))
     torch.testing.assert_close(ours[:, 6:], expected_k[0].transpose(0, 1))
+
+
+def test_partial_rotary_turns_the_first_dimensions_only() -> None:
+    cos, sin = ops.rotary_cos_sin(torch.arange(5), torch.rand(6), 1.0, torch.float32)
+    x = torch.randn(5, 3, 20)
+    ours = ops.apply_rotary(x, cos, sin)
+    assert torch.equal(ours[..., 12:], x[..., 12:])
+    torch.testing.assert_close(ours[..., :12], ops.apply_rotary(x[..., :12].contiguous(), cos, sin))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_mul_gates_the_second_half_with_the_first(dtype: torch.dtype) -> None:
+    gate, up = torch.randn(2, 5, 23).to(dtype)
+    torch.testing.assert_close(ops.gelu_mul(torch.cat((gate, up), dim=-1)), F.gelu(gate, approximate="tanh") * up)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

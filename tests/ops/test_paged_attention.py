@@ -46,6 +46,7 @@ def naive_attention(
     slots: list[list[int]],
     scale: float,
     window: int | None,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     num_heads, num_kv_heads = q_THD.shape[1], k_cache.shape[2]
     k_slots, v_slots = k_cache.double().flatten(0, 1), v_cache.double().flatten(0, 1)
@@ -57,6 +58,8 @@ def naive_attention(
             for head in range(num_heads):
                 kv_head = head * num_kv_heads // num_heads
                 scores = k_slots[seen, kv_head] @ q_THD[token, head].double() * scale
+                if soft_cap is not None:
+                    scores = soft_cap * torch.tanh(scores / soft_cap)
                 out.append(scores.softmax(0) @ v_slots[seen, kv_head])
             token += 1
     return torch.stack(out).view(q_THD.shape)
@@ -69,6 +72,7 @@ def check_against_oracle(
     heads: tuple[int, int, int] = (6, 2, 16),
     block_size: int = 4,
     window: int | None = None,
+    soft_cap: float | None = None,
     dtype: torch.dtype = torch.float32,
     tolerance: float = 2e-6,
     seed: int = 0,
@@ -83,8 +87,8 @@ def check_against_oracle(
             cache.flatten(0, 1)[own] = torch.randn(len(own), num_kv_heads, head_dim, generator=generator).to(dtype)
     q_THD = torch.randn(sum(query_lens), num_heads, head_dim, generator=generator).to(dtype)
     scale = head_dim**-0.5
-    ours = paged_attention(q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=window)
-    oracle = naive_attention(q_THD, k_cache, v_cache, query_lens, slots, scale, window)
+    ours = paged_attention(q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=window, soft_cap=soft_cap)
+    oracle = naive_attention(q_THD, k_cache, v_cache, query_lens, slots, scale, window, soft_cap)
     assert ours.dtype == dtype
     torch.testing.assert_close(ours.double(), oracle, atol=tolerance, rtol=tolerance)
 
@@ -93,6 +97,12 @@ def check_against_oracle(
 @pytest.mark.parametrize("heads", [(4, 4, 16), (6, 2, 80), (5, 1, 16), (8, 2, 128)], ids=str)
 def test_mixed_steps_equal_the_oracle(heads: tuple[int, int, int], window: int | None) -> None:
     check_against_oracle([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], heads=heads, window=window)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("heads", [(4, 4, 16), (6, 2, 80), (5, 1, 16)], ids=str)
+def test_soft_capped_scores_equal_the_oracle(heads: tuple[int, int, int], window: int | None) -> None:
+    check_against_oracle([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], heads=heads, window=window, soft_cap=0.7)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

@@ -1,0 +1,45 @@
+"""Mixture of experts: which experts a token goes to, and the experts' gated MLPs over the tokens they got.
+
+This is the contract and the pure-torch reference, which is also what runs on a CPU: tokens are sorted by expert and go
+through torch's grouped product, which reads the weights of the experts that were chosen, each once. Knows no model.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from bulkrun.ops.silu_mul import silu_mul
+
+
+def route_top_k(logits_TX: torch.Tensor, top_k: int, *, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `top_k` likeliest of X experts for each token: weights float32 [T, k], ids int64 [T, k].
+
+    The softmax is over all experts, in float32; `renormalize` makes the kept weights sum to 1.
+    """
+    weights_Tk, ids_Tk = logits_TX.float().softmax(-1).topk(top_k, dim=-1)
+    if renormalize:
+        weights_Tk = weights_Tk / weights_Tk.sum(-1, keepdim=True)
+    return weights_Tk, ids_Tk
+
+
+def fused_experts(
+    x_TE: torch.Tensor,
+    gate_up_XIE: torch.Tensor,
+    down_XEI: torch.Tensor,
+    weights_Tk: torch.Tensor,
+    ids_Tk: torch.Tensor,
+) -> torch.Tensor:
+    """Each token through its k experts, summed with its weights in float32; returns [T, E] in x's dtype.
+
+    gate_up_XIE: [X, 2 I, E], gate in the first half of an expert's rows. down_XEI: [X, E, I]. weights_Tk: float32.
+    ids_Tk: int64, the k experts of a token all different. E and I are multiples of 8, which torch's product asks for.
+    """
+    num_tokens, top_k = ids_Tk.shape
+    order_P = ids_Tk.flatten().argsort(stable=True)  # P = T * k (token, expert) pairs, expert by expert
+    ends_X = ids_Tk.flatten().bincount(minlength=gate_up_XIE.shape[0]).cumsum(0).int()
+    gate_up_PI = F.grouped_mm(x_TE[order_P // top_k], gate_up_XIE.transpose(1, 2), offs=ends_X)
+    down_PE = F.grouped_mm(silu_mul(gate_up_PI), down_XEI.transpose(1, 2), offs=ends_X)
+    out_PE = torch.empty_like(down_PE).index_copy_(0, order_P, down_PE)
+    out_TkE = out_PE.unflatten(0, (num_tokens, top_k)).float()
+    return (out_TkE * weights_Tk.unsqueeze(-1)).sum(1).to(x_TE.dtype)

@@ -1,0 +1,65 @@
+"""Experts beside a naive loop over tokens and their experts, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bulkrun import ops
+
+
+def naive_experts(
+    x_TE: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights_Tk: torch.Tensor, ids_Tk: torch.Tensor
+) -> torch.Tensor:
+    x_TE, gate_up, down = x_TE.double(), gate_up.double(), down.double()
+    out_TE = torch.zeros_like(x_TE)
+    for token in range(x_TE.shape[0]):
+        for weight, expert in zip(weights_Tk[token].tolist(), ids_Tk[token].tolist(), strict=True):
+            gate, up = (gate_up[expert] @ x_TE[token]).chunk(2)
+            out_TE[token] += weight * (down[expert] @ (F.silu(gate) * up))
+    return out_TE
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k"), [(1, 4, 2), (17, 4, 1), (33, 7, 3), (5, 64, 8), (3, 3, 3)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_equal_the_naive_loop(num_tokens: int, num_experts: int, top_k: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    x_TE = torch.randn(num_tokens, 24, generator=generator).to(dtype)
+    gate_up = (torch.randn(num_experts, 2 * 16, 24, generator=generator) / 5).to(dtype)
+    down = (torch.randn(num_experts, 24, 16, generator=generator) / 3).to(dtype)
+    logits_TX = torch.randn(num_tokens, num_experts, generator=generator)
+    weights_Tk, ids_Tk = ops.route_top_k(logits_TX, top_k, renormalize=True)
+    ours = ops.fused_experts(x_TE, gate_up, down, weights_Tk, ids_Tk)
+    exact = naive_experts(x_TE, gate_up, down, weights_Tk, ids_Tk)
+    assert ours.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(ours.double(), exact, atol=tolerance, rtol=tolerance)
+
+
+def test_no_tokens_give_no_rows() -> None:
+    weights_Tk, ids_Tk = ops.route_top_k(torch.empty(0, 4), 2, renormalize=True)
+    assert ops.fused_experts(torch.empty(0, 8), torch.ones(4, 8, 8), torch.ones(4, 8, 4), weights_Tk, ids_Tk).shape == (
+        0,
+        8,
+    )
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_routing_keeps_the_likeliest_experts_and_their_probabilities(renormalize: bool) -> None:
+    probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]])
+    weights_Tk, ids_Tk = ops.route_top_k(probabilities.log(), 2, renormalize=renormalize)
+    assert ids_Tk.tolist() == [[1, 3], [0, 2]]
+    expected = torch.tensor([[0.4, 0.3], [0.7, 0.15]])
+    torch.testing.assert_close(weights_Tk, expected / expected.sum(1, keepdim=True) if renormalize else expected)
+
+
+def test_a_tokens_result_does_not_depend_on_its_neighbours() -> None:
+    x_TE, gate_up, down = torch.randn(40, 16), torch.randn(6, 16, 16), torch.randn(6, 16, 8)
+    weights_Tk, ids_Tk = ops.route_top_k(torch.randn(40, 6), 2, renormalize=True)
+    together = ops.fused_experts(x_TE, gate_up, down, weights_Tk, ids_Tk)
+    alone = torch.cat([ops.fused_experts(x_TE[i : i + 1], gate_up, down, weights_Tk[i : i + 1], ids_Tk[i : i + 1])
+                       for i in range(40)])  # fmt: skip
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
