@@ -364,7 +364,9 @@ class JobRunner:
         """On a disk that fails nothing can be said; the error that stopped the run matters more."""
         with suppress(BulkrunError):
             self._heartbeat.stop(ended, message)
-            self._log(ended, rows=self._latest.rows_done)
+            stats = self._engine.stats()
+            computed = {"prompt_tokens": stats.num_prompt_tokens, "output_tokens": stats.num_output_tokens}
+            self._log(ended, rows=self._latest.rows_done, **computed)
 
     def _log(self, event: str, **numbers: str | int | float | bool | None) -> None:
         log_event(self._run, self._worker.id, event, **numbers)
