@@ -1,0 +1,6 @@
+"""Triton kernels, one module per op, each with the signature of its torch reference one floor up.
+
+Nothing here is imported where tensors are not on a CUDA device (or a test asks for the interpreter): see
+`bulkrun.ops.dispatch`. Block sizes come from shapes and dtypes alone, never from the batch and never from timing, so a
+row's result does not depend on the rows beside it.
+"""

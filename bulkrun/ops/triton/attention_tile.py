@@ -1,0 +1,112 @@
+"""What the attention kernels share: one tile of keys folded into a running softmax, and who owns a tile of queries.
+
+M query rows (tokens x query heads of one key head), N keys, D the head dim padded to a power of two. Scores are kept in
+base 2 and float32. Knows the paged cache's layout [N, B, K, D]; knows no grid and no output.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attend_tile(
+    q_MD,
+    acc_MD,
+    max_M,
+    sum_M,
+    k_ptr,  # at the key head's first element, as v_ptr
+    v_ptr,
+    block_table_ptr,  # at the sequence's row
+    tile_start,  # position of the tile's first key
+    first_key,  # only keys at [first_key, end_key) are read: others may be anything, NaN included
+    end_key,
+    position_M,
+    scale,
+    SLOT_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,  # 0: none
+    SOFT_CAP: tl.constexpr,  # 0.0: none
+    MASKED: tl.constexpr,  # False: every row sees every key of the tile
+):
+    """Returns (acc_MD, max_M, sum_M) with the tile's keys added; rows that see none of them stay exactly as they are."""
+    key_N = tile_start + tl.arange(0, BLOCK_N)
+    dim_D = tl.arange(0, PADDED_DIM)
+    is_read_ND = (dim_D < HEAD_DIM)[None, :]
+    if MASKED:
+        in_range_N = (key_N >= first_key) & (key_N < end_key)
+        block_N = tl.load(block_table_ptr + key_N // BLOCK_SIZE, mask=in_range_N, other=0)
+        is_read_ND = is_read_ND & in_range_N[:, None]
+    else:
+        block_N = tl.load(block_table_ptr + key_N // BLOCK_SIZE)
+    slot_N = block_N.to(tl.int64) * BLOCK_SIZE + key_N % BLOCK_SIZE
+    offset_ND = slot_N[:, None] * SLOT_STRIDE + dim_D[None, :]
+    if MASKED or HEAD_DIM != PADDED_DIM:
+        k_ND = tl.load(k_ptr + offset_ND, mask=is_read_ND, other=0.0)
+        v_ND = tl.load(v_ptr + offset_ND, mask=is_read_ND, other=0.0)
+    else:
+        k_ND = tl.load(k_ptr + offset_ND)
+        v_ND = tl.load(v_ptr + offset_ND)
+
+    score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
+    if SOFT_CAP > 0.0:
+        capped_MN = 2.0 * tl.sigmoid(score_MN * (2.0 * scale / SOFT_CAP)) - 1.0  # tanh, which Triton lacks
+        score_MN = capped_MN * (SOFT_CAP * _LOG2_E)
+    else:
+        score_MN = score_MN * (scale * _LOG2_E)
+    if MASKED:
+        sees_MN = in_range_N[None, :] & (key_N[None, :] <= position_M[:, None])
+        if SLIDING_WINDOW > 0:
+            sees_MN = sees_MN & (key_N[None, :] > position_M[:, None] - SLIDING_WINDOW)
+        score_MN = tl.where(sees_MN, score_MN, float("-inf"))
+
+    new_max_M = tl.maximum(max_M, tl.max(score_MN, 1))
+    base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)  # a row that has seen nothing: not inf - inf
+    weight_MN = tl.exp2(score_MN - base_M[:, None])
+    decay_M = tl.exp2(max_M - base_M)
+    acc_MD = tl.dot(weight_MN.to(v_ND.dtype), v_ND, acc_MD * decay_M[:, None], input_precision="ieee")
+    return acc_MD, new_max_M, sum_M * decay_M + tl.sum(weight_MN, 1)
+
+
+@triton.jit
+def find_owner(tile, cu_lens_ptr, num_owners, TILE: tl.constexpr):
+    """The owner of a tile of a ragged batch, and the owner's first tile.
+
+    Owner o has the items cu_lens[o] to cu_lens[o + 1] and the tiles from (cu_lens[o] - cu_lens[0]) // TILE + o on:
+    enough for its items, perhaps one too many. So the grid's size is known without knowing the lengths: see `num_tiles`.
+    """
+    first_item = tl.load(cu_lens_ptr)
+    low, high = 0, num_owners
+    while low < high:
+        middle = (low + high) // 2
+        if (tl.load(cu_lens_ptr + middle) - first_item) // TILE + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    owner = low - 1
+    return owner, (tl.load(cu_lens_ptr + owner) - first_item) // TILE + owner
+
+
+def num_tiles(num_items: int, num_owners: int, tile: int) -> int:
+    """Tiles that surely suffice for `num_items` ragged items of `num_owners` owners."""
+    return num_items // tile + num_owners
+
+
+def padded_dim(head_dim: int) -> int:
+    """The head dim as a tile's side: a power of two, at least the 16 that a matrix product needs."""
+    return max(triton.next_power_of_2(head_dim), 16)
+
+
+def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
+    wide = padded_dim(head_dim) * dtype.itemsize
+    if wide <= 256:
+        return 128, 64
+    return (64, 64) if wide <= 512 else (64, 32)

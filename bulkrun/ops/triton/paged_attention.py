@@ -1,0 +1,51 @@
+"""Attention over a paged KV cache in Triton: the contract of `bulkrun.ops.paged_attention`, prefill and decode apart.
+
+One kernel per problem: a kernel that branches between the two pipelines neither. Nothing here asks the device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.triton.decode_attention import PartialResults, decode_attention, max_chunks
+from bulkrun.ops.triton.prefill_attention import prefill_attention
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """As the reference. Heads of a token must be contiguous in `q_THD`, blocks of a sequence in `block_tables_SM`."""
+    assert q_THD.stride(1) == q_THD.shape[2] and q_THD.stride(2) == 1 and meta.block_tables_SM.stride(1) == 1
+    assert k_cache.is_contiguous() and v_cache.is_contiguous()
+    num_decode, num_seqs = meta.num_decode_seqs, meta.context_lens_S.numel()
+    all_rows_written = q_THD.shape[0] == num_decode
+    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    if not all_rows_written:
+        out_THD.zero_()
+    if num_decode:
+        num_chunks = max_chunks(meta.max_context_len, sliding_window)
+        partial = PartialResults.allocate(q_THD[:num_decode], num_chunks)
+        decode_attention(
+            q_THD,
+            k_cache,
+            v_cache,
+            meta,
+            out_THD,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            partial=partial,
+        )
+    if num_seqs > num_decode:
+        prefill_attention(
+            q_THD, k_cache, v_cache, meta, out_THD, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+        )
+    return out_THD

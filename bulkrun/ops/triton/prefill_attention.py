@@ -1,0 +1,172 @@
+"""Attention of prompt chunks over a paged cache: large tiles of (query tokens x query heads of one key head).
+
+Large enough for the wide matrix instructions of current GPUs, which take 64 rows. Tiles of keys lie at multiples of
+their size and a tile that a row does not see leaves it exactly as it is, so how a prompt is cut into chunks does not
+change a row's result. Knows no decode.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_tiles, padded_dim, tile_shape
+
+
+def prefill_attention(
+    q_THD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    out_THD: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """Write the rows of the step's prompt chunks, which come after its decode sequences, into `out_THD`."""
+    num_tokens, num_heads, head_dim = q_THD.shape
+    num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
+    padded_group = triton.next_power_of_2(num_heads // num_kv_heads)
+    rows, keys = tile_shape(head_dim, q_THD.dtype)
+    block_q = max(rows // padded_group, 1)
+    num_seqs = meta.context_lens_S.numel() - meta.num_decode_seqs
+    tiles = num_tiles(num_tokens - meta.num_decode_seqs, num_seqs, block_q)
+    _prefill_kernel[(tiles, num_kv_heads)](
+        q_THD,
+        k_cache,
+        v_cache,
+        meta.block_tables_SM,
+        meta.context_lens_S,
+        meta.cu_seqlens_q,
+        out_THD,
+        scale,
+        q_THD.stride(0),
+        meta.block_tables_SM.stride(0),
+        meta.num_decode_seqs,
+        num_seqs,
+        NUM_HEADS=num_heads,
+        GROUP=num_heads // num_kv_heads,
+        PADDED_GROUP=padded_group,
+        SLOT_STRIDE=num_kv_heads * head_dim,
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=padded_dim(head_dim),
+        BLOCK_Q=block_q,
+        BLOCK_N=keys,
+        SLIDING_WINDOW=sliding_window or 0,
+        SOFT_CAP=soft_cap or 0.0,
+        num_warps=8 if rows == 128 else 4,
+        num_stages=3 if padded_dim(head_dim) * q_THD.element_size() <= 256 else 2,
+    )
+
+
+@triton.jit(do_not_specialize=["q_stride", "table_stride", "first_seq", "num_seqs"])
+def _prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    block_tables_ptr,
+    context_lens_ptr,
+    cu_seqlens_ptr,
+    out_ptr,
+    scale,
+    q_stride,
+    table_stride,
+    first_seq,
+    num_seqs,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+):
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last tiles see the most keys: they start first
+    kv_head = tl.program_id(1)
+    index, first_tile = find_owner(tile, cu_seqlens_ptr + first_seq, num_seqs, BLOCK_Q)
+    seq = (first_seq + index).to(tl.int64)
+    first_token = tl.load(cu_seqlens_ptr + seq)
+    query_len = tl.load(cu_seqlens_ptr + seq + 1) - first_token
+    first_query = (tile - first_tile) * BLOCK_Q
+    if first_query >= query_len:
+        return
+
+    BLOCK_M: tl.constexpr = BLOCK_Q * PADDED_GROUP
+    row_M = tl.arange(0, BLOCK_M)
+    query_M = first_query + row_M // PADDED_GROUP
+    head_M = row_M % PADDED_GROUP
+    dim_D = tl.arange(0, PADDED_DIM)
+    is_real_MD = ((query_M < query_len) & (head_M < GROUP))[:, None] & (dim_D < HEAD_DIM)[None, :]
+    token_M = (first_token + query_M).to(tl.int64)
+    offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
+    q_MD = tl.load(q_ptr + token_M[:, None] * q_stride + offset_MD, mask=is_real_MD, other=0.0)
+    acc_MD = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+
+    context_len = tl.load(context_lens_ptr + seq)
+    first_position = context_len - query_len + first_query
+    position_M = context_len - query_len + query_M
+    end = tl.minimum(first_position + BLOCK_Q, context_len)
+    first_key = 0
+    masked_start = (first_position + 1) // BLOCK_N * BLOCK_N  # every row sees every key before
+    if SLIDING_WINDOW > 0:
+        first_key = tl.maximum(first_position - SLIDING_WINDOW + 1, 0)
+        masked_start = first_key // BLOCK_N * BLOCK_N
+    else:
+        for tile_start in range(0, masked_start, BLOCK_N):
+            acc_MD, max_M, sum_M = attend_tile(
+                q_MD,
+                acc_MD,
+                max_M,
+                sum_M,
+                k_ptr + kv_head * HEAD_DIM,
+                v_ptr + kv_head * HEAD_DIM,
+                block_tables_ptr + seq * table_stride,
+                tile_start,
+                first_key,
+                end,
+                position_M,
+                scale,
+                SLOT_STRIDE,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                PADDED_DIM,
+                BLOCK_N,
+                SLIDING_WINDOW,
+                SOFT_CAP,
+                False,
+            )
+    for tile_start in range(masked_start, end, BLOCK_N):
+        acc_MD, max_M, sum_M = attend_tile(
+            q_MD,
+            acc_MD,
+            max_M,
+            sum_M,
+            k_ptr + kv_head * HEAD_DIM,
+            v_ptr + kv_head * HEAD_DIM,
+            block_tables_ptr + seq * table_stride,
+            tile_start,
+            first_key,
+            end,
+            position_M,
+            scale,
+            SLOT_STRIDE,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            PADDED_DIM,
+            BLOCK_N,
+            SLIDING_WINDOW,
+            SOFT_CAP,
+            True,
+        )
+    out_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
+    tl.store(out_ptr + token_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD, out_MD, mask=is_real_MD)

@@ -1,0 +1,99 @@
+"""Steps over a poisoned paged cache, and their exact attention: dense, one sequence at a time, in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from bulkrun.ops import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A step with everything `paged_attention` takes; slots that no query may read hold NaN."""
+
+    q_THD: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    meta: AttentionMetadata
+    slots: list[torch.Tensor]  # per sequence: the slot of every position
+    query_lens: list[int]
+
+
+def make_case(
+    query_lens: list[int],
+    context_lens: list[int],
+    heads: tuple[int, int, int],
+    *,
+    device: str,
+    num_decode_seqs: int | None = None,
+    block_size: int = 4,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    shared_blocks: int = 0,
+    seed: int = 0,
+) -> Case:
+    """heads: (H, K, D). The first `shared_blocks` blocks are the same for all sequences; blocks are in random order."""
+    num_heads, num_kv_heads, head_dim = heads
+    generator = torch.Generator().manual_seed(seed)
+    own_blocks = [max(-(-length // block_size) - shared_blocks, 0) for length in context_lens]
+    pool = (torch.randperm(sum(own_blocks) + shared_blocks, generator=generator) + 1).tolist()
+    shared = [pool.pop() for _ in range(shared_blocks)]
+    tables = [
+        shared[: -(-n // block_size)] + [pool.pop() for _ in range(k)]
+        for n, k in zip(context_lens, own_blocks, strict=True)
+    ]
+    slots = [
+        torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(n)], dtype=torch.int64)
+        for table, n in zip(tables, context_lens, strict=True)
+    ]
+    k_cache, v_cache = torch.full(
+        (2, sum(own_blocks) + shared_blocks + 1, block_size, num_kv_heads, head_dim), math.nan
+    )
+    for own, query_len in zip(slots, query_lens, strict=True):
+        seen = own if window is None else own[max(len(own) - query_len - window + 1, 0) :]
+        for cache in (k_cache, v_cache):
+            cache.flatten(0, 1)[seen] = torch.randn(len(seen), num_kv_heads, head_dim, generator=generator)
+    q_THD = torch.randn(sum(query_lens), num_heads, head_dim, generator=generator)
+    width = max((len(table) for table in tables), default=0) + 2
+    meta = AttentionMetadata(
+        slot_mapping_T=torch.cat([own[len(own) - q :] for own, q in zip(slots, query_lens, strict=True)]).to(device),
+        block_tables_SM=torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32, device=device),
+        context_lens_S=torch.tensor(context_lens, dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
+        num_decode_seqs=_leading_ones(query_lens) if num_decode_seqs is None else num_decode_seqs,
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
+    )
+    q_THD, k_cache, v_cache = (tensor.to(device, dtype) for tensor in (q_THD, k_cache, v_cache))
+    return Case(q_THD, k_cache, v_cache, meta, slots, query_lens)
+
+
+def exact_attention(case: Case, scale: float, window: int | None, soft_cap: float | None) -> torch.Tensor:
+    """[T, H, D] float64 on the CPU; torch's own attention where it can (it knows no soft-cap)."""
+    group = case.q_THD.shape[1] // case.k_cache.shape[2]
+    out = []
+    for q_QHD, slots in zip(case.q_THD.double().cpu().split(case.query_lens), case.slots, strict=True):
+        k_HLD, v_HLD = (
+            cache.cpu().flatten(0, 1)[slots].double().transpose(0, 1).repeat_interleave(group, 0)
+            for cache in (case.k_cache, case.v_cache)
+        )
+        position = torch.arange(len(slots) - len(q_QHD), len(slots))[:, None]
+        key = torch.arange(len(slots))
+        sees = (key <= position) & (key > position - (window or len(slots) + 1))
+        k_HLD, v_HLD = (x.masked_fill(~sees.any(0)[:, None], 0.0) for x in (k_HLD, v_HLD))
+        q_HQD = q_QHD.transpose(0, 1)
+        if soft_cap is None:
+            attended = F.scaled_dot_product_attention(q_HQD, k_HLD, v_HLD, attn_mask=sees, scale=scale)
+        else:
+            scores = soft_cap * torch.tanh(q_HQD @ k_HLD.mT * scale / soft_cap)
+            attended = scores.masked_fill(~sees, -math.inf).softmax(-1) @ v_HLD
+        out.append(attended.transpose(0, 1))
+    return torch.cat(out)
+
+
+def _leading_ones(query_lens: list[int]) -> int:
+    return next((i for i, q in enumerate(query_lens) if q != 1), len(query_lens))

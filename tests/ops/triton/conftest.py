@@ -1,0 +1,27 @@
+"""Kernels run on the GPU where there is one, else through Triton's interpreter (which is wrong for bf16: not used)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before any module of bulkrun.ops.triton
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))

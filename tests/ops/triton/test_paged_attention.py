@@ -1,0 +1,135 @@
+"""Paged attention in Triton beside exact dense attention, over caches in which every slot that must not be read is NaN."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from bulkrun.ops.triton import decode_attention
+from bulkrun.ops.triton.paged_attention import paged_attention
+from tests.ops.triton.attention_cases import Case, exact_attention, make_case
+
+ERROR = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # a few roundings of values near one
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of one tile, so that a short context has several."""
+    monkeypatch.setattr(decode_attention, "CHUNK", 64)
+
+
+def attend(case: Case, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
+    scale = case.q_THD.shape[-1] ** -0.5
+    return paged_attention(
+        case.q_THD, case.k_cache, case.v_cache, case.meta, scale=scale, sliding_window=window, soft_cap=soft_cap
+    )
+
+
+def check(case: Case, window: int | None = None, soft_cap: float | None = None) -> None:
+    ours, error = attend(case, window, soft_cap), ERROR[case.q_THD.dtype]
+    exact = exact_attention(case, case.q_THD.shape[-1] ** -0.5, window, soft_cap)
+    assert ours.dtype == case.q_THD.dtype
+    torch.testing.assert_close(ours.double().cpu(), exact, atol=error, rtol=error)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("window", [None, 1, 70])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_decode_over_several_chunks(device: str, window: int | None, soft_cap: float | None) -> None:
+    case = make_case([1] * 4, [200, 1, 64, 65], (6, 2, 16), window=window, device=device)
+    check(case, window, soft_cap)
+
+
+def test_decode_in_one_chunk(device: str) -> None:
+    check(make_case([1] * 3, [1, 130, 17], (4, 1, 16), block_size=3, device=device))
+
+
+def test_decode_over_chunks_of_the_real_size(device: str) -> None:
+    check(make_case([1, 1], [1030, 512], (2, 1, 16), block_size=16, device=device))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_prompt_chunks(device: str, window: int | None, soft_cap: float | None) -> None:
+    case = make_case([70, 3, 1], [70, 100, 9], (6, 2, 16), num_decode_seqs=0, window=window, device=device)
+    check(case, window, soft_cap)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_mixed_steps_of_every_head_dim(device: str, head_dim: int) -> None:
+    check(make_case([1, 9, 2], [33, 9, 40], (5, 1, head_dim), block_size=16, device=device))
+
+
+def test_half_precision(device: str) -> None:
+    check(make_case([1, 40], [90, 70], (8, 2, 64), dtype=torch.float16, device=device))
+
+
+def test_rows_of_no_sequence_and_sequences_without_context_are_zeros(device: str) -> None:
+    case = make_case([1, 1, 4], [9, 0, 4], (4, 2, 16), num_decode_seqs=2, device=device)
+    padded_meta = dataclasses.replace(
+        case.meta,
+        block_tables_SM=torch.cat((case.meta.block_tables_SM, torch.zeros_like(case.meta.block_tables_SM[:2]))),
+        context_lens_S=torch.cat((case.meta.context_lens_S, case.meta.context_lens_S.new_zeros(2))),
+        cu_seqlens_q=torch.cat((case.meta.cu_seqlens_q, case.meta.cu_seqlens_q.new_full((2,), 6))),
+    )
+    plain = attend(case)
+    q_padded = torch.cat((case.q_THD, torch.randn(3, 4, 16, device=device)))
+    padded = attend(dataclasses.replace(case, q_THD=q_padded, meta=padded_meta))
+    assert torch.equal(padded[:6], plain)
+    assert plain[0].any() and plain[2:].any()
+    assert not padded[6:].any() and not padded[1].any()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_sequence_has_the_same_bits_alone_and_in_a_crowd(device: str) -> None:
+    crowd = make_case([1, 1, 1], [60, 40, 200], (2, 1, 16), device=device)
+    meta = dataclasses.replace(
+        crowd.meta,
+        block_tables_SM=crowd.meta.block_tables_SM[:1],
+        context_lens_S=crowd.meta.context_lens_S[:1],
+        cu_seqlens_q=crowd.meta.cu_seqlens_q[:2],
+        num_decode_seqs=1,
+        max_context_len=60,  # so that it is written without a merge
+    )
+    alone = dataclasses.replace(crowd, q_THD=crowd.q_THD[:1], meta=meta)
+    assert torch.equal(attend(alone), attend(crowd)[:1])
+
+
+def test_how_a_prompt_is_cut_changes_no_bit(device: str) -> None:
+    whole = make_case([90], [90], (2, 1, 16), device=device)
+    meta = dataclasses.replace(
+        whole.meta,
+        block_tables_SM=whole.meta.block_tables_SM.repeat(2, 1),
+        context_lens_S=torch.tensor([37, 90], dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor([0, 37, 90], dtype=torch.int32, device=device),
+        max_query_len=53,
+    )
+    assert torch.equal(attend(dataclasses.replace(whole, meta=meta)), attend(whole))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (8, 8, 80), (12, 4, 96), (16, 8, 256)], ids=str)
+def test_large_bfloat16_steps(heads: tuple[int, int, int], window: int | None) -> None:
+    query_lens, context_lens = [1] * 6 + [700, 129, 5], [1, 2011, 523, 37, 512, 4000, 700, 463, 1328]
+    case = make_case(query_lens, context_lens, heads, block_size=16, window=window, dtype=torch.bfloat16, device="cuda")
+    check(case, window)
+    check(case, window, soft_cap=30.0)
+
+
+@pytest.mark.gpu
+def test_addresses_beyond_32_bits() -> None:
+    """The last blocks of a cache of more than 2^31 elements are read, not those 2^32 elements before."""
+    case = make_case([1, 20], [100, 60], (8, 8, 128), block_size=16, dtype=torch.bfloat16, device="cuda")
+    num_used = case.k_cache.shape[0]
+    num_blocks = 2**31 // case.k_cache[0].numel() + num_used
+    far = []
+    for cache in (case.k_cache, case.v_cache):
+        far.append(torch.full((num_blocks, *cache.shape[1:]), torch.nan, dtype=cache.dtype, device="cuda"))
+        far[-1][-num_used:] = cache
+    tables = case.meta.block_tables_SM + (num_blocks - num_used)
+    meta = dataclasses.replace(case.meta, block_tables_SM=tables)
+    moved = dataclasses.replace(case, k_cache=far[0], v_cache=far[1], meta=meta)
+    assert torch.equal(attend(moved), attend(case))
