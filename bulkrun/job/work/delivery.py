@@ -25,6 +25,7 @@ from bulkrun.data.remote import is_remote
 from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.bucket_owner import SUCCESS
 from bulkrun.job.store.durable import read_json, replace_json
+from bulkrun.job.store.events import log_event
 from bulkrun.job.store.object_store import ObjectPrefix, is_transient
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
@@ -89,15 +90,16 @@ class _Delivery:
         """Parts, then out with those that are no more, then `_SUCCESS` if the run is finished."""
         self._refuse_foreign()
         digest = _digest(self._run.success) if self._run.success.exists() else None
+        self._withdraw_old_success(digest)
         self._note(dict.fromkeys(self._parts, "") | self._known)
         delivered = {name: self._bring(name, path) for name, path in sorted(self._parts.items())}
         for name in sorted((self._known.keys() & self._there.keys()) - self._parts.keys()):
-            self._withdraw_success()
             self._try(partial(self._prefix.remove, name))
         self._note(delivered)
         if digest is not None:
             self._try(lambda: self._prefix.put(self._run.success, SUCCESS, digest))
             self._note(delivered, digest)
+            log_event(self._run, "-", "delivered", parts=len(delivered))
 
     def _note(self, parts: dict[str, str], success: str | None = None) -> None:
         replace_json(self._run.delivered, {"success": success, "parts": parts})
@@ -121,13 +123,12 @@ class _Delivery:
             return attempt
         if not info.generation:
             raise RunError(f"{self._prefix.url}/{name}: another program put this; move it away, then run it again")
-        self._withdraw_success()
         self._try(lambda: self._prefix.put(path, name, attempt))
         return attempt
 
-    def _withdraw_success(self) -> None:
+    def _withdraw_old_success(self, digest: str | None) -> None:
         """Before the first change that a reader could see half of."""
-        if self._there.pop(SUCCESS, None) is not None:
+        if SUCCESS in self._there and self._try(lambda: self._prefix.nonce(SUCCESS)) != digest:
             self._try(lambda: self._prefix.remove(SUCCESS))
 
     def _try(self, request: Callable[[], _T]) -> _T:

@@ -17,6 +17,7 @@ from bulkrun.errors import Interrupted, ResumeError, RunError
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.update.compact import compact
 from bulkrun.job.work import delivery
 from bulkrun.job.work.delivery import deliver, is_delivered
 from tests.job.bucket_runs import ROWS, bucket_job, bucket_results, start_bucket_run
@@ -286,18 +287,73 @@ def test_a_later_generation_replaces_objects_and_takes_success_away_meanwhile(
     run, record = RunDir(tmp_path / "s"), read_record(RunDir(tmp_path / "s"))
     new_generation(run, keep)
     assert not is_delivered(run)
-    put, seen = ObjectPrefix.put, []
+    seen = []
 
-    def watched(self: ObjectPrefix, path: Path, name: str, nonce: str) -> None:
-        seen.append((name, "out/_SUCCESS" in bucket.list()))
-        put(self, path, name, nonce)
+    def watch(change: Any) -> Any:
+        def changed(self: ObjectPrefix, *args: Any) -> Any:
+            seen.append((args[-2] if len(args) == 3 else args[0], "out/_SUCCESS" in bucket.list()))
+            return change(self, *args)
 
-    monkeypatch.setattr(ObjectPrefix, "put", watched)
+        return changed
+
+    for verb in ("put", "put_new", "remove"):
+        monkeypatch.setattr(ObjectPrefix, verb, watch(getattr(ObjectPrefix, verb)))
     deliver(run, record)
-    assert seen == [("part-00001.parquet", False), ("_SUCCESS", False)]
+    gone = [(f"part-{number:05d}.parquet", False) for number in sorted({0, 1, 2} - keep)]
+    put_and_put_new = [("part-00001.parquet", False)] * 2
+    assert seen == [("_SUCCESS", True), *put_and_put_new, *gone, ("_SUCCESS", False)]
     assert [key for key in bucket.list() if "part" in key] == [PARTS[number] for number in sorted(keep)]
     assert bucket.get(PARTS[1]) == run.part(1).read_bytes()
     assert json.loads(bucket.get("out/_SUCCESS"))["generation"] == 1 and is_delivered(run)
+
+
+def test_compact_brings_its_parts_into_the_bucket_and_the_old_ones_out(bucket: Bucket, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run = RunDir(tmp_path / "s")
+    assert compact(run, grace_s=0.0).worked
+    (part,) = RunDir(run.root).parts().values()
+    assert bucket.list("out/") == ["out/_SUCCESS", "out/_bulkrun.json", f"out/{part.name}"]
+    assert sorted(bucket_results(bucket, "out"), key=lambda row: (row["row"], row["sample"])) == ORACLE
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_later_generation_whose_delivery_is_broken_off_anywhere_is_brought_by_the_next(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(20):
+        folder, url = tmp_path / str(step), bucket.url(str(step))
+        start_bucket_run(folder, url)
+        run, record = RunDir(folder), read_record(RunDir(folder))
+        new_generation(run, {1, 2})
+        with monkeypatch.context() as patch:
+            left = iter(range(step))
+
+            def mortal(change: Any, left: Any = left) -> Any:
+                def changed(*args: Any) -> Any:
+                    if next(left, None) is None:
+                        raise Killed
+                    return change(*args)
+
+                return changed
+
+            for verb in ("put", "put_new", "remove"):
+                patch.setattr(ObjectPrefix, verb, mortal(getattr(ObjectPrefix, verb)))
+            patch.setattr(delivery, "replace_json", mortal(delivery.replace_json))
+            try:
+                deliver(run, record)
+                break
+            except Killed:
+                pass
+        deliver(run, record)
+        assert is_delivered(run)
+        names = ["_SUCCESS", "_bulkrun.json", "part-00001.parquet", "part-00002.parquet"]
+        assert bucket.list(f"{step}/") == [f"{step}/{name}" for name in names]
+        assert bucket.get(f"{step}/part-00001.parquet") == run.part(1).read_bytes()
+        assert bucket.get(f"{step}/_SUCCESS") == run.success.read_bytes()
+    assert 5 < step < 20
 
 
 def test_delivery_is_safe_to_repeat_after_the_ledger_was_lost(bucket: Bucket, tmp_path: Path) -> None:
