@@ -69,7 +69,7 @@ def cancel(run: Path, as_json: bool) -> None:
     again continues it.
     """
     from bulkrun.job.store.run_dir import RunDir
-    from bulkrun.launch.cancel import cancel_run
+    from bulkrun.launch.control import cancel_run
 
     stopped = cancel_run(RunDir(run))
     if as_json:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +15,6 @@ from bulkrun.cli.output import cell_text, count, duration, json_option, note, pr
 from bulkrun.cli.run_path import RunPath
 
 if TYPE_CHECKING:
-    from bulkrun.executors.slurm import QueuedJob
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.views.status import RunStatus
 
@@ -32,8 +32,8 @@ def _run_dir(path: Path) -> RunDir:
 @json_option
 def status(run: Path, as_json: bool) -> None:
     """How far RUN is: rows, speed, time left, workers. Reads files only, from any terminal or node."""
-    from bulkrun.executors.slurm import queue_of
     from bulkrun.job.views.status import read_status
+    from bulkrun.launch.control import queue_of
 
     found, queue = read_status(_run_dir(run)), queue_of(_run_dir(run))
     if as_json:
@@ -42,7 +42,7 @@ def status(run: Path, as_json: bool) -> None:
         _print_status(found, queue)
 
 
-def _print_status(found: RunStatus, queue: list[QueuedJob]) -> None:
+def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
     shards = found.shards_total if found.shards_total is not None else "?"
     total = count(found.rows_total) if found.rows_total is not None else "? (still planning)"
     facts = {

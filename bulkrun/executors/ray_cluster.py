@@ -19,7 +19,7 @@ from typing import Any
 from bulkrun import errors
 from bulkrun.errors import BulkrunError, ExecutorError
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
-from bulkrun.job.jobfile.spec import RaySpec
+from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.job.store.run_dir import RunDir
 
 WorkerCommand = Callable[[RunDir, str, int], list[str]]  # of a run, a worker's id and its supervisor's process id

@@ -17,7 +17,8 @@ from datetime import datetime
 from pathlib import Path
 
 from bulkrun.errors import ExecutorError
-from bulkrun.job.jobfile.spec import JobSpec, SlurmSpec
+from bulkrun.job.jobfile.cluster import SlurmSpec
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.durable import append_line, make_dirs, write_file
 from bulkrun.job.store.run_dir import RunDir
 
@@ -103,14 +104,6 @@ def queued_jobs(run: RunDir) -> list[QueuedJob]:
     lines = _slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r").splitlines()
     rows = [line.split("|", 5) for line in lines if line.count("|") >= 5]
     return [QueuedJob(row[2], row[3], row[4], row[5]) for row in rows if row[0] in ids or row[1] in ids]
-
-
-def queue_of(run: RunDir) -> list[QueuedJob]:
-    """The same for showing: nothing where the queue cannot be asked (another machine, a controller that is down)."""
-    try:
-        return queued_jobs(run)
-    except ExecutorError:
-        return []
 
 
 def cancel_jobs(run: RunDir) -> list[str]:

@@ -19,7 +19,8 @@ from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.data.subset import open_subset
 from bulkrun.errors import InputError
-from bulkrun.job.jobfile.spec import JobSpec, SamplingSpec
+from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir

@@ -11,7 +11,8 @@ from typing import Any
 
 from bulkrun.data.schema_check import check_schema
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.spec import JobSpec, StructuredOutputsSpec
+from bulkrun.job.jobfile.sampling import StructuredOutputsSpec
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.thinking import ThinkingMarkers
 from bulkrun.text.tokenizer import Tokenizer

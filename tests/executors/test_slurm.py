@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from bulkrun.errors import ExecutorError
 from bulkrun.executors.allocation import Allocation, current_allocation, deadline_of
 from bulkrun.executors.slurm import batch_script, submit_array, submitted_jobs
-from bulkrun.job.jobfile.spec import JobSpec, SlurmSpec
+from bulkrun.job.jobfile.cluster import SlurmSpec
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bulkrun.data.json_types import is_unicode
-from bulkrun.job.jobfile.spec import SamplingSpec
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.conversations import shown
 
 # For OpenAI's service, or hints to OpenAI's own models: no answer of another model depends on them.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bulkrun.job.jobfile.spec import SamplingSpec
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.body_params import BadBody, BodyParams
 from bulkrun.job.prompts.conversations import Ask, BadMessages, Conversation, RowToAsk, read_messages, shown
 from bulkrun.request import RowError

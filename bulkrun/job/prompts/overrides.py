@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bulkrun.data.schema_check import check_schema
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.spec import SamplingSpec
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 

@@ -18,9 +18,8 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
-from bulkrun.job.work.commit import RunIdentity, commit_answered
+from bulkrun.job.work.commit import commit_answered, identity_of
 from bulkrun.job.work.finish import RunTotals, sum_parts, totals_document
-from bulkrun.job.work.result_columns import extra_fields
 
 _MARKER = "settling.json"
 
@@ -49,16 +48,7 @@ def settle_update(run: RunDir) -> RunTotals:
 
 
 def _commit_answered(run: RunDir, record: RunRecord) -> None:
-    identity = RunIdentity(
-        record.run_id,
-        record.plan_hash,
-        record.samples,
-        record.versions,
-        extra=extra_fields(JobSpec.model_validate(record.job)),
-        best_of=record.job["sampling"].get("best_of"),
-        key_salt=record.key_salt,
-        compression=record.job["output"]["compression"],
-    )
+    identity = identity_of(record, JobSpec.model_validate(record.job))
     for shard in sorted(run.planned_shards() - run.committed_shards()):
         commit_answered(run, shard, identity)
 

@@ -20,6 +20,7 @@ class Closing:
     def __init__(self, deadline: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._deadline, self._clock = deadline, clock
         self._step_s = 0.0
+        self.left_some = False  # whether a row was found that could not finish
 
     def observe(self, step_s: float) -> None:
         """A step of the engine took so long; it gave each running sequence one token."""
@@ -34,4 +35,6 @@ class Closing:
         """Whether a row that starts now and generates so many tokens would finish in time."""
         if self._deadline is None:
             return True
-        return self._clock() + output_tokens * self._step_s <= self._deadline - SAVE_S
+        fits = self._clock() + output_tokens * self._step_s <= self._deadline - SAVE_S
+        self.left_some |= not fits
+        return fits

@@ -19,12 +19,14 @@ from bulkrun.data.partitions import folder_values
 from bulkrun.data.parts import PartInfo, read_part_info, write_part
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
 from bulkrun.job.store.durable import disk_errors, make_dirs, publish_new
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import check_not_replaced
+from bulkrun.job.store.run_record import RunRecord, check_not_replaced
+from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
 
 
@@ -45,6 +47,20 @@ class RunIdentity:
     def generations(self) -> int:
         """Outputs generated per row, of which `samples` are kept."""
         return self.best_of or self.samples
+
+
+def identity_of(record: RunRecord, spec: JobSpec) -> RunIdentity:
+    """The identity of a run whose resolved job is `spec`."""
+    return RunIdentity(
+        record.run_id,
+        record.plan_hash,
+        record.samples,
+        record.versions,
+        extra_fields(spec),
+        spec.sampling.best_of,
+        record.key_salt,
+        spec.output.compression,
+    )
 
 
 def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:

@@ -23,21 +23,20 @@ from bulkrun.job.store.run_record import RunRecord, check_not_replaced
 from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.closing import Closing
-from bulkrun.job.work.commit import RunIdentity
+from bulkrun.job.work.commit import identity_of
 from bulkrun.job.work.delivery import deliver
+from bulkrun.job.work.engine_room import EngineRoom, engine_error
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
 from bulkrun.job.work.flight import FlightLog, Key, SetAside, key_of, set_aside, suspicion
-from bulkrun.job.work.isolation import Isolation
 from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.progress import Progress, ProgressSnapshot
 from bulkrun.job.work.recorder import Recorder
-from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
 from bulkrun.job.work.uploads import Uploads
-from bulkrun.request import Completion, Engine, RowError
+from bulkrun.request import Engine
 
 _HOUSEKEEPING_S = 1.0
 _HOUSEKEEPING_PAUSE = 20  # times as long as it took
@@ -81,25 +80,15 @@ class JobRunner:
         ttl_s: float = TTL_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        self._run, self._record, self._spec, self._engine = run, record, spec, engine
-        self._rebuild_engine, self._should_stop = rebuild_engine, should_stop
-        self._check_planner, self._on_progress = check_planner, on_progress
+        self._run, self._record, self._spec = run, record, spec
+        self._should_stop, self._check_planner, self._on_progress = should_stop, check_planner, on_progress
         self._worker = worker or Worker.this_process()
         self._plan = PlanView(run)
         self._life = LifeWatch(run, ttl_s=ttl_s)
         self._feed = Feed(self._plan, Claims(run, self._worker, self._life), self._open_shard)
         self._recorder = Recorder(
             run,
-            RunIdentity(
-                record.run_id,
-                record.plan_hash,
-                record.samples,
-                record.versions,
-                extra_fields(spec),
-                spec.sampling.best_of,
-                record.key_salt,
-                spec.output.compression,
-            ),
+            identity_of(record, spec),
             decode,
             attempt=self._worker.id,
             checkpoint_every=spec.run.checkpoint_every,
@@ -112,12 +101,10 @@ class JobRunner:
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
         self._error_rate = ErrorRate(spec.run.max_error_rate)
         self._closing = Closing(deadline)
-        self._left_for_later = 0  # generations that could not finish before the deadline
-        self._isolation = Isolation()
-        self._flight = FlightLog(run, self._worker.id)
+        flight = FlightLog(run, self._worker.id)
+        self._room = EngineRoom(engine, rebuild_engine, flight, self._closing, self._engine_failed)
         self._tail = Tail(run, self._worker.id, self._life, self._read_shard)
         self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
-        self._in_flight: dict[str, Generation] = {}
         self._counted: set[int] = set()  # committed shards that the progress knows of
         self._next_housekeeping = self._next_partials = self._next_help = 0.0
 
@@ -151,9 +138,9 @@ class JobRunner:
         try:
             self._loop()
         finally:
-            self._recorder.save_partials(self._partials(at_least=1))
+            self._recorder.save_partials(self._room.partials(at_least=1))
             self._recorder.close()
-            self._flight.close()
+            self._room.close()
             self._uploads.stop()
         self._housekeep()
         if not self._plan.finished:
@@ -174,35 +161,37 @@ class JobRunner:
         while not self._should_stop() and not self._closing.over:
             self._housekeep_now_and_then()
             self._top_up()
-            if self._in_flight:
-                self._record_answers(self._step())
-            elif not self._finish_suspects() and (self._plan.finished or self._left_for_later):
+            if self._room.in_flight:
+                self._record_answers(self._room.step())
+                self._progress.engine(self._room.stats)
+            elif not self._finish_suspects() and (self._plan.finished or self._closing.left_some):
                 break
-            elif not self._in_flight:
+            elif not self._room.in_flight:
                 time.sleep(_IDLE_S)
 
     def _top_up(self) -> None:
         """Keep as many requests waiting as can run at once; suspects of a crash run alone."""
-        if self._isolation.active:
-            if not self._in_flight:
-                self._admit(self._isolation.next_group())
+        if self._room.isolation.active:
+            if not self._room.in_flight:
+                self._room.admit(self._room.isolation.next_group())
             return
         generations: list[Generation] = []
-        places = 2 * self._engine.max_num_seqs - len(self._in_flight)
-        while len(generations) < places and not self._isolation.active and (generation := self._feed.next()):
+        places = 2 * self._room.max_num_seqs - len(self._room.in_flight)
+        while len(generations) < places and not self._room.isolation.active and (generation := self._feed.next()):
             if key_of(generation) not in self._elsewhere and self._fits(generation):
                 generations.append(generation)
-        if not generations and len(self._in_flight) < self._engine.max_num_seqs:
+        if not generations and len(self._room.in_flight) < self._room.max_num_seqs:
             generations = self._help(places)
-        self._admit(generations)
+        self._room.admit(generations)
 
     def _help(self, places: int) -> list[Generation]:
         """Nothing is left to claim: what others will not get to for a while, about once a second."""
         now = time.monotonic()
-        if now < self._next_help or self._isolation.undecided or not (self._recorder.idle and self._plan.open_shards):
+        idle = self._recorder.idle and bool(self._plan.open_shards)
+        if now < self._next_help or self._room.isolation.undecided or not idle:
             return []
         self._next_help = now + _HELP_EVERY_S
-        found = self._tail.look(self._plan.open_shards, set(map(key_of, self._in_flight.values())), places)
+        found = self._tail.look(self._plan.open_shards, set(map(key_of, self._room.in_flight.values())), places)
         if found is None:
             return []
         if found.whole:
@@ -218,60 +207,22 @@ class JobRunner:
     def _fits(self, generation: Generation) -> bool:
         """Whether it can finish before this worker's end; if not, the next start finds it as it is."""
         tokens = min(generation.request.sampling.max_tokens, self._progress.mean_output)
-        fits = self._closing.fits(tokens - len(generation.request.output_token_ids))
-        self._left_for_later += not fits
-        return fits
+        return self._closing.fits(tokens - len(generation.request.output_token_ids))
 
-    def _admit(self, generations: list[Generation]) -> None:
-        if not generations:
-            return
-        self._in_flight |= {generation.request.request_id: generation for generation in generations}
-        self._flight.admit(generations, self._in_flight.values())
-        for generation in generations:
-            self._engine.add_request(generation.request)
-
-    def _step(self) -> list[Completion]:
-        """One step of the engine; when it fails, a new engine and no completions."""
-        began = time.monotonic()
-        try:
-            completions = self._engine.step()
-            self._closing.observe(time.monotonic() - began)
-            return completions
-        except BulkrunError:
-            raise
-        except Exception as error:
-            self._replace_engine(error)
-            return []
-
-    def _replace_engine(self, error: Exception) -> None:
-        in_flight = list(self._in_flight.values())
-        self._in_flight.clear()
-        self._log("engine_failed", error=type(error).__name__, in_flight=len(in_flight))
-        self._isolation.crashed(in_flight, error)
-        self._engine = self._rebuild_engine()
+    def _engine_failed(self, kind: str, in_flight: int) -> None:
+        self._log("engine_failed", error=kind, in_flight=in_flight)
         self._progress.engine_replaced()
 
-    def _record_answers(self, completions: list[Completion]) -> None:
-        answers = [Answer(self._in_flight.pop(done.request_id), done) for done in completions]
-        if any(done.error is None for done in completions):
-            self._flight.finished()
+    def _record_answers(self, answers: list[Answer]) -> None:
         if answers:
-            answers += self._convicted()
             self._count(answers)
             self._recorder.record(answers)
-        self._progress.engine(self._engine.stats())
 
     def _finish_suspects(self) -> bool:
         """With nothing left to run, rows that crashed the engine alone are error rows. Whether there were any."""
-        answers = [] if self._isolation.active else self._convicted()
-        if answers:
-            self._count(answers)
-            self._recorder.record(answers)
+        answers = [] if self._room.isolation.active else self._room.convicted()
+        self._record_answers(answers)
         return bool(answers)
-
-    def _convicted(self) -> list[Answer]:
-        convicted = self._isolation.convicted()
-        return [_engine_error(generation, f"the engine fail: {reason}") for generation, reason in convicted]
 
     def _count(self, answers: list[Answer]) -> None:
         for generation, done in ((answer.generation, answer.completion) for answer in answers):
@@ -301,17 +252,16 @@ class JobRunner:
 
     def _mind_the_dead(self, shard: int, aside: SetAside) -> None:
         """What was in the engine of a process that died runs alone, or not at all if it is the cause."""
-        self._isolation.suspect(aside.groups)
-        answers = [_engine_error(generation, f"the engine process die: {how}") for generation, how in aside.convicted]
+        self._room.isolation.suspect(aside.groups)
+        answers = [engine_error(generation, f"the engine process die: {how}") for generation, how in aside.convicted]
         if answers:
             self._log("rows_convicted", shard=shard, rows=len(answers))
-            self._count(answers)
-            self._recorder.record(answers)
+            self._record_answers(answers)
 
     def _housekeep_now_and_then(self) -> None:
         self._recorder.check()
         now = time.monotonic()
-        if now >= self._next_housekeeping or not self._in_flight:
+        if now >= self._next_housekeeping or not self._room.in_flight:
             self._housekeep()
             self._elsewhere |= self._tail.elsewhere(self._feed.shard)
             self._check_world()
@@ -320,7 +270,7 @@ class JobRunner:
             self._next_housekeeping = now + max(_HOUSEKEEPING_S, _HOUSEKEEPING_PAUSE * took)
         if now >= self._next_partials:
             self._next_partials = now + _SAVE_PARTIALS_S
-            self._recorder.save_partials(self._partials(at_least=_LONG_OUTPUT))
+            self._recorder.save_partials(self._room.partials(at_least=_LONG_OUTPUT))
 
     def _housekeep(self) -> None:
         """See what was committed, here and by others, and publish the progress."""
@@ -334,7 +284,7 @@ class JobRunner:
             self._log("committed", shard=shard, rows=info.rows, errors=info.error_rows)
         for shard in self._plan.committed - self._counted:
             self._counted.add(shard)
-            self._drop_generations_of(shard)
+            self._room.drop(shard)
             self._progress.committed(shard, read_part_info(self._run.part(shard)))
         self._latest = self._progress.snapshot()
         self._on_progress(self._latest)
@@ -347,31 +297,13 @@ class JobRunner:
         if not self._plan.finished:
             self._error_rate.check(self._plan.planned)
 
-    def _drop_generations_of(self, shard: int) -> None:
-        """Another worker was faster: what is still running of this shard is wasted."""
-        wasted = [request_id for request_id, generation in self._in_flight.items() if generation.shard == shard]
-        if wasted:
-            self._engine.abort(wasted)
-            for request_id in wasted:
-                del self._in_flight[request_id]
-
-    def _partials(self, at_least: int) -> list[tuple[Generation, tuple[int, ...]]]:
-        outputs = self._engine.partial_outputs() if self._in_flight else []
-        known = [output for output in outputs if output.request_id in self._in_flight]
-        return [(self._in_flight[out.request_id], out.token_ids) for out in known if len(out.token_ids) >= at_least]
-
     def _say_goodbye(self, ended: str, message: str | None) -> None:
         """On a disk that fails nothing can be said; the error that stopped the run matters more."""
         with suppress(BulkrunError):
             self._heartbeat.stop(ended, message)
-            stats = self._engine.stats()
+            stats = self._room.stats
             computed = {"prompt_tokens": stats.num_prompt_tokens, "output_tokens": stats.num_output_tokens}
             self._log(ended, rows=self._latest.rows_done, **computed)
 
     def _log(self, event: str, **numbers: str | int | float | bool | None) -> None:
         log_event(self._run, self._worker.id, event, **numbers)
-
-
-def _engine_error(generation: Generation, what: str) -> Answer:
-    error = RowError("engine_error", f"this row alone makes {what}")
-    return Answer(generation, Completion(generation.request.request_id, (), "error", error=error))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bulkrun.job.jobfile.spec import SamplingSpec
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.journal import JournalRecord, ShardOutcomes, read_outcomes
 from bulkrun.job.store.run_dir import RunDir

@@ -98,8 +98,7 @@ run:
         "x.yaml:18:10: run.limit: YAML does not read 12:30 as the number it looks like; write plain digits, "
         'or quote it ("12:30")',
         'x.yaml:19:3: run.on_too_long: "eror" is not one of error, truncate_left, truncate_right; did you mean error?',
-        "x.yaml:20:3: run.gpus: unknown key; these are known here: "
-        + ", ".join(JobSpec.model_fields["run"].annotation.model_fields),  # type: ignore[union-attr]
+        "x.yaml:20:3: run.gpus: unknown key here; gpus belongs to slurm: or ray:",
         "x.yaml:21:3: run.temperature: unknown key here; temperature belongs to sampling:",
     ]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulkrun.job.jobfile.spec import SamplingSpec
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.budget import RowBudget
 from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
 from bulkrun.job.prompts.overrides import RowSampling

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.spec import SamplingSpec
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.overrides import Overrides, RowSampling
 from bulkrun.request import RowError
 

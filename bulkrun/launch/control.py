@@ -1,10 +1,11 @@
-"""`cancel`: ask every living worker of a run to stop, wherever it is, and empty the queue of it."""
+"""Workers that somebody else started: what the queue says of them, and how all of them are told to stop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bulkrun.executors.slurm import cancel_jobs, submitted_jobs
+from bulkrun.errors import ExecutorError
+from bulkrun.executors.slurm import QueuedJob, cancel_jobs, queued_jobs, submitted_jobs
 from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
@@ -24,6 +25,14 @@ def cancel_run(run: RunDir) -> Cancelled:
     read_record(run)
     workers = _ask(run) + (_ask(run.staged) if run.staged.state.is_dir() else [])
     return Cancelled(workers, cancel_jobs(run) if submitted_jobs(run) else [])
+
+
+def queue_of(run: RunDir) -> list[QueuedJob]:
+    """What of a run waits or runs in Slurm's queue; nothing where that cannot be asked (another machine)."""
+    try:
+        return queued_jobs(run)
+    except ExecutorError:
+        return []
 
 
 def _ask(run: RunDir) -> list[str]:

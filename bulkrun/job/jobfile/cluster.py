@@ -1,0 +1,44 @@
+"""The sections `slurm` and `ray`: what to ask of a cluster. Names are the cluster's own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from bulkrun.job.jobfile.section import Section
+
+_LINE = Field(pattern=r"^[^\r\n]+$")
+
+
+class SlurmSpec(Section):
+    """How `submit --executor slurm` asks for machines: an array of identical workers. Names are sbatch's."""
+
+    array: int | None = Field(None, ge=1, le=4096, description="Workers (array elements). Default: run.workers.")
+    partition: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --partition.")
+    account: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --account.")
+    qos: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --qos.")
+    time: str | None = Field(None, pattern=r"^[0-9:-]+$", description='sbatch --time, in quotes: "04:00:00".')
+    gpus: int | str | None = Field(None, description="GPUs per element (1), or type and count (a100:1).")
+    cpus: int | None = Field(None, ge=1, description="CPUs per element.")
+    mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="Memory per node: 64G.")
+    constraint: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --constraint.")
+    warn: int = Field(
+        120, ge=10, le=3600, description="Seconds before the time limit at which Slurm says so (SIGUSR1)."
+    )
+    extra: list[Annotated[str, _LINE]] = Field(
+        default_factory=list, description="More sbatch options, one a line: --exclude=node7."
+    )
+    setup: list[Annotated[str, _LINE]] = Field(
+        default_factory=list, description="Shell lines before the worker starts: module load cuda."
+    )
+
+
+class RaySpec(Section):
+    """How `submit --executor ray` places its workers: one Ray actor each (Ray Core, the extra `bulkrun[ray]`)."""
+
+    address: str | None = Field(
+        None, description="An existing cluster: auto, HOST:PORT or ray://HOST:10001. Default: a local one of its own."
+    )
+    gpus: float | None = Field(None, ge=0, description="GPUs per worker. Default: 1 where the cluster has any, else 0.")
+    cpus: float = Field(1, ge=0, description="CPUs per worker.")

@@ -1,0 +1,207 @@
+"""The section `sampling`: its keys, and how they become the engine's parameters. Names are vLLM's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ConfigDict, Field, model_validator
+
+from bulkrun.job.jobfile.section import Section
+from bulkrun.request import RepetitionStop, SamplingParams, StructuredOutput, Thinking
+
+PER_ROW_SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "structured_outputs",
+)
+
+# Sampling keys that go to the engine as they are.
+_PLAIN_SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+class StructuredOutputsSpec(Section):
+    """What every output must look like: exactly one of `json`, `regex`, `choice`, `grammar`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, serialize_by_alias=True)
+
+    # `json` is vLLM's name; as an attribute it would hide a method of pydantic's models.
+    json_schema: dict[str, Any] | str | None = Field(
+        None,
+        alias="json",
+        description="A JSON schema, or the path of a .json file with one. The result gets a typed column `parsed`. "
+        "Objects have the properties that they declare, and others only where additionalProperties says so.",
+    )
+    regex: str | None = Field(None, description="A regular expression that the whole output matches.")
+    choice: list[str] | None = Field(None, min_length=1, description="The output is one of these texts.")
+    grammar: str | None = Field(None, description="A Lark grammar whose `start` rule is the whole output.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> StructuredOutputsSpec:
+        given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if len(given) != 1:
+            have = " and ".join(given).replace("json_schema", "json") or "none of them"
+            raise ValueError(f"needs exactly one of json, regex, choice, grammar; has {have}")
+        return self
+
+    def to_param(self) -> StructuredOutput:
+        """The engine's parameter. A schema that is a path must have been read before (`launch.prepare` does)."""
+        if self.json_schema is not None:
+            assert isinstance(self.json_schema, dict), "a schema's path is read when the job is prepared"
+            return StructuredOutput("json", json.dumps(self.json_schema))
+        if self.regex is not None:
+            return StructuredOutput("regex", self.regex)
+        if self.choice is not None:
+            return StructuredOutput("choice", json.dumps(self.choice))
+        assert self.grammar is not None, "one of the four is given"
+        return StructuredOutput("grammar", self.grammar)
+
+
+class ThinkingSpec(Section):
+    """How a reasoning model marks its thoughts; they go into the column `reasoning`, the rest into `response`."""
+
+    start: str = Field("<think>", min_length=1, description="What begins the thoughts (it may stand in the prompt).")
+    end: str = Field("</think>", min_length=1, description="What ends them.")
+    max_tokens: int | None = Field(
+        None, ge=1, description="Most tokens to think; then the end is written for the model, and it answers."
+    )
+
+
+class RepetitionStopSpec(Section):
+    """End an output that runs in circles: an error row `runaway` that keeps the text so far."""
+
+    max_pattern: int = Field(64, ge=1, le=512, description="Longest pattern to look for, in tokens.")
+    repeats: int = Field(4, ge=2, description="How often it stands at the end, one after the other.")
+    min_tokens: int = Field(48, ge=2, description="How many tokens the repetitions have at least.")
+
+
+class SamplingSpec(Section):
+    """How tokens are chosen. Names are vLLM's; what is not set comes from the model's generation_config.json."""
+
+    n: int = Field(1, ge=1, le=1024, description="Samples per row; each is an output row of its own.")
+    best_of: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Generate so many samples and keep the n with the highest cumulative log-probability, best first.",
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate. Default: the model's, else 256.")
+    min_tokens: int = Field(0, ge=0, description="Fewest tokens to generate before an end or stop counts.")
+    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default: the model's, else 1.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
+    top_k: int | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1: all.")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Drop tokens less likely than this share of the likeliest."
+    )
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="Subtracted from tokens that were generated already.")
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="The same, times how often.")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=10, description="Above 1: tokens of the prompt and the output become less likely."
+    )
+    stop: str | list[str] | None = Field(None, description="Text that ends the output; it is not part of it.")
+    stop_token_ids: list[int] = Field(default_factory=list, description="Token ids that end the output.")
+    ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token (for benchmarks).")
+    seed: int = Field(0, description="The job's seed. A row's noise depends on this, its id and the sample only.")
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="A column `logprobs`: each token's, and so many of the likeliest alternatives'."
+    )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=20, description="A column `prompt_logprobs`: the same for the tokens of the prompt."
+    )
+    structured_outputs: StructuredOutputsSpec | None = Field(
+        None, description="What every output must look like: a JSON schema, a regex, one of several texts, a grammar."
+    )
+    thinking: ThinkingSpec | None = Field(
+        None, description="For reasoning models: thoughts in a column of their own, and a budget for them."
+    )
+    repetition_stop: RepetitionStopSpec | None = Field(
+        None, description="End outputs that run in circles ({}: as usual)."
+    )
+    per_row: dict[str, str] = Field(
+        default_factory=dict,
+        description="Sampling key -> input column that overrides it where the column is not null: "
+        f"any of {', '.join(PER_ROW_SAMPLING)}.",
+    )
+
+    @model_validator(mode="after")
+    def _per_row_names(self) -> SamplingSpec:
+        for key in self.per_row:
+            if key not in PER_ROW_SAMPLING:
+                raise ValueError(f"per_row: {key!r} cannot be set per row; these can: {', '.join(PER_ROW_SAMPLING)}")
+        return self
+
+    @model_validator(mode="after")
+    def _best_of(self) -> SamplingSpec:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of: {self.best_of} is less than n ({self.n}); generate at least what is kept")
+        return self
+
+    @property
+    def generations(self) -> int:
+        """How many outputs are generated for a row; `n` of them are kept."""
+        return self.best_of or self.n
+
+    @model_validator(mode="after")
+    def _ranges(self) -> SamplingSpec:
+        SamplingParams(**self._plain_params({}))
+        return self
+
+    @model_validator(mode="after")
+    def _ends_when_whole(self) -> SamplingSpec:
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ValueError("ignore_eos: a structured output ends when it is whole; leave out one of the two")
+        return self
+
+    def to_params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:
+        """The engine's parameters; `overrides` (a row's own values) win over the job's. Raises ValueError."""
+        values = self._plain_params(overrides or {})
+        return SamplingParams(**self._structured_params(values.pop("structured_outputs", None)), **values)
+
+    def _plain_params(self, overrides: dict[str, Any]) -> dict[str, Any]:
+        """The parameters that are numbers and texts; and a row's `structured_outputs` as it is."""
+        values: dict[str, Any] = {name: value for name in _PLAIN_SAMPLING if (value := getattr(self, name)) is not None}
+        if self.best_of is not None:
+            values.setdefault("logprobs", 0)  # to compare samples by
+        values |= overrides
+        values.pop("seed", None)
+        stop = values.get("stop", ())
+        values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
+        return values
+
+    def _structured_params(self, row_schema: str | None) -> dict[str, Any]:
+        """The parameters that are values of their own; `row_schema` is a row's own JSON schema."""
+        given: dict[str, Any] = {}
+        if row_schema is not None:
+            given["structured_outputs"] = StructuredOutput("json", row_schema)
+        elif self.structured_outputs is not None:
+            given["structured_outputs"] = self.structured_outputs.to_param()
+        if self.thinking is not None:
+            given["thinking"] = Thinking(self.thinking.start, self.thinking.end, self.thinking.max_tokens)
+        if (circles := self.repetition_stop) is not None:
+            given["repetition_stop"] = RepetitionStop(circles.max_pattern, circles.repeats, circles.min_tokens)
+        return given

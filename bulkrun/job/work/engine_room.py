@@ -1,0 +1,108 @@
+"""The engine and what is in it: which generations run, what became of them, what to do when the engine breaks.
+
+After a failure there is a new engine, and what was in the old one runs again in ever smaller groups until the row that
+breaks it is alone (`isolation`). The flight log says the same to a process that comes after this one. Knows no shards'
+files, no journal and no plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from bulkrun.errors import BulkrunError
+from bulkrun.job.work.answers import Answer
+from bulkrun.job.work.closing import Closing
+from bulkrun.job.work.flight import FlightLog
+from bulkrun.job.work.isolation import Isolation
+from bulkrun.job.work.shard_work import Generation
+from bulkrun.request import Completion, Engine, EngineStats, RowError
+
+Failed = Callable[[str, int], None]  # told the kind of error and how many generations were in the engine
+
+
+class EngineRoom:
+    """One engine at a time. `rebuild` makes the next one; `failed` is told of each that broke."""
+
+    def __init__(
+        self, engine: Engine, rebuild: Callable[[], Engine], flight: FlightLog, closing: Closing, failed: Failed
+    ) -> None:
+        self._engine, self._rebuild, self._flight = engine, rebuild, flight
+        self._closing, self._failed = closing, failed
+        self.isolation = Isolation()
+        self.in_flight: dict[str, Generation] = {}
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most generations that run at once."""
+        return self._engine.max_num_seqs
+
+    @property
+    def stats(self) -> EngineStats:
+        """Those of the engine that is there now; a new one counts from zero."""
+        return self._engine.stats()
+
+    def admit(self, generations: Sequence[Generation]) -> None:
+        """Queue them, and say so in the flight log first."""
+        if not generations:
+            return
+        self.in_flight |= {generation.request.request_id: generation for generation in generations}
+        self._flight.admit(generations, self.in_flight.values())
+        for generation in generations:
+            self._engine.add_request(generation.request)
+
+    def step(self) -> list[Answer]:
+        """One step of the engine: what ended in it, and the rows that are now known to break it.
+
+        When it fails, a new engine takes its place and nothing ended. Raises BulkrunError where the engine says that no
+        row is to blame.
+        """
+        began = time.monotonic()
+        try:
+            completions = self._engine.step()
+        except BulkrunError:
+            raise
+        except Exception as error:  # whatever it is: the rows that were in it are the suspects
+            self._replace_engine(error)
+            return []
+        self._closing.observe(time.monotonic() - began)
+        if any(done.error is None for done in completions):
+            self._flight.finished()
+        answers = [Answer(self.in_flight.pop(done.request_id), done) for done in completions]
+        return answers + self.convicted() if answers else []
+
+    def convicted(self) -> list[Answer]:
+        """Rows that broke the engine alone, while others run well."""
+        convicted = self.isolation.convicted()
+        return [engine_error(generation, f"the engine fail: {reason}") for generation, reason in convicted]
+
+    def drop(self, shard: int) -> None:
+        """Another worker was faster with this shard: what still runs of it is wasted."""
+        wasted = [request_id for request_id, generation in self.in_flight.items() if generation.shard == shard]
+        if wasted:
+            self._engine.abort(wasted)
+            for request_id in wasted:
+                del self.in_flight[request_id]
+
+    def partials(self, at_least: int) -> list[tuple[Generation, tuple[int, ...]]]:
+        """The output tokens so far of generations that have at least so many."""
+        outputs = self._engine.partial_outputs() if self.in_flight else []
+        known = [output for output in outputs if output.request_id in self.in_flight]
+        return [(self.in_flight[out.request_id], out.token_ids) for out in known if len(out.token_ids) >= at_least]
+
+    def close(self) -> None:
+        """Nothing is in the engine any more that a later process would have to suspect."""
+        self._flight.close()
+
+    def _replace_engine(self, error: Exception) -> None:
+        in_flight = list(self.in_flight.values())
+        self.in_flight.clear()
+        self._failed(type(error).__name__, len(in_flight))
+        self.isolation.crashed(in_flight, error)
+        self._engine = self._rebuild()
+
+
+def engine_error(generation: Generation, what: str) -> Answer:
+    """The answer of rows that alone make `what` happen."""
+    error = RowError("engine_error", f"this row alone makes {what}")
+    return Answer(generation, Completion(generation.request.request_id, (), "error", error=error))
