@@ -16,12 +16,13 @@ from bulkrun.cli import main
 from tests.s3_server import SECRET, Bucket
 
 JOB = Path(__file__).parent.parent.parent / "jobs" / "from_s3.yaml"
+BODY = "    # what it is for is not said\n    # anywhere in this function\n"
 ROWS = [
     {
         "id": f"m.f{number}",
         "module": "m",
         "name": f"f{number}",
-        "source": f"def f{number}(self):\n    # what it is for is not said at all\n    return self.items[{number}]",
+        "source": f"def f{number}(self):\n{BODY}    return self.items[{number}]\n",
     }
     for number in range(12)
 ]
