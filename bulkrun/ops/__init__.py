@@ -1,14 +1,18 @@
 """Functions of tensors: each op's contract and pure-torch reference; Triton kernels sit beside them. Knows no model.
 
-Callers import ops from here. An op with a Triton twin (`<op>_triton.py`, same signature) is chosen here, by device.
+Callers import ops from here. An op with a Triton twin (`triton/<op>.py`, same signature) is chosen here, by device.
 """
 
 from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
-from bulkrun.ops.gelu_mul import gelu_mul
+from bulkrun.ops.dispatch import by_device
+from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
 from bulkrun.ops.linear import linear, pack_linear_weight
 from bulkrun.ops.moe import fused_experts, route_top_k
-from bulkrun.ops.paged_attention import copy_kv, paged_attention, store_kv
-from bulkrun.ops.rms_norm import add_rms_norm, rms_norm
+from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
+from bulkrun.ops.paged_attention import copy_kv, store_kv
+from bulkrun.ops.paged_attention import paged_attention as _paged_attention
+from bulkrun.ops.rms_norm import add_rms_norm as _add_rms_norm
+from bulkrun.ops.rms_norm import rms_norm as _rms_norm
 from bulkrun.ops.rotary import apply_rotary, rotary_cos_sin
 from bulkrun.ops.sampling import (
     apply_min_p,
@@ -21,7 +25,14 @@ from bulkrun.ops.sampling import (
     sample,
     top_logprobs,
 )
-from bulkrun.ops.silu_mul import silu_mul
+from bulkrun.ops.silu_mul import silu_mul as _silu_mul
+
+add_rms_norm = by_device(_add_rms_norm)
+gelu_mul = by_device(_gelu_mul)
+norm_rotary_store = by_device(_norm_rotary_store)
+paged_attention = by_device(_paged_attention)
+rms_norm = by_device(_rms_norm)
+silu_mul = by_device(_silu_mul)
 
 __all__ = [
     "NULL_BLOCK",
@@ -39,6 +50,7 @@ __all__ = [
     "gelu_mul",
     "gumbel_noise",
     "linear",
+    "norm_rotary_store",
     "pack_linear_weight",
     "paged_attention",
     "rms_norm",

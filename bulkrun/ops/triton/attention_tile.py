@@ -36,7 +36,7 @@ def attend_tile(
     SOFT_CAP: tl.constexpr,  # 0.0: none
     MASKED: tl.constexpr,  # False: every row sees every key of the tile
 ):
-    """Returns (acc_MD, max_M, sum_M) with the tile's keys added; rows that see none of them stay exactly as they are."""
+    """(acc_MD, max_M, sum_M) with the tile's keys added; rows that see none of them stay exactly as they are."""
     key_N = tile_start + tl.arange(0, BLOCK_N)
     dim_D = tl.arange(0, PADDED_DIM)
     is_read_ND = (dim_D < HEAD_DIM)[None, :]
@@ -55,7 +55,7 @@ def attend_tile(
         k_ND = tl.load(k_ptr + offset_ND)
         v_ND = tl.load(v_ptr + offset_ND)
 
-    score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
+    score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="tf32x3")
     if SOFT_CAP > 0.0:
         capped_MN = 2.0 * tl.sigmoid(score_MN * (2.0 * scale / SOFT_CAP)) - 1.0  # tanh, which Triton lacks
         score_MN = capped_MN * (SOFT_CAP * _LOG2_E)
@@ -71,7 +71,7 @@ def attend_tile(
     base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)  # a row that has seen nothing: not inf - inf
     weight_MN = tl.exp2(score_MN - base_M[:, None])
     decay_M = tl.exp2(max_M - base_M)
-    acc_MD = tl.dot(weight_MN.to(v_ND.dtype), v_ND, acc_MD * decay_M[:, None], input_precision="ieee")
+    acc_MD = tl.dot(weight_MN.to(v_ND.dtype), v_ND, acc_MD * decay_M[:, None], input_precision="tf32x3")
     return acc_MD, new_max_M, sum_M * decay_M + tl.sum(weight_MN, 1)
 
 
@@ -80,7 +80,7 @@ def find_owner(tile, cu_lens_ptr, num_owners, TILE: tl.constexpr):
     """The owner of a tile of a ragged batch, and the owner's first tile.
 
     Owner o has the items cu_lens[o] to cu_lens[o + 1] and the tiles from (cu_lens[o] - cu_lens[0]) // TILE + o on:
-    enough for its items, perhaps one too many. So the grid's size is known without knowing the lengths: see `num_tiles`.
+    enough for its items, perhaps one too many. So the grid's size is known without the lengths: see `num_tiles`.
     """
     first_item = tl.load(cu_lens_ptr)
     low, high = 0, num_owners
@@ -106,7 +106,12 @@ def padded_dim(head_dim: int) -> int:
 
 def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
-    wide = padded_dim(head_dim) * dtype.itemsize
-    if wide <= 256:
+    if padded_dim(head_dim) * dtype.itemsize <= 256:
         return 128, 64
-    return (64, 64) if wide <= 512 else (64, 32)
+    return 64, 32
+
+
+def num_stages(head_dim: int, dtype: torch.dtype) -> int:
+    """Tiles of keys and values in flight, by shared memory (float32 is for comparisons: not fast, but it fits)."""
+    row_bytes = padded_dim(head_dim) * dtype.itemsize
+    return 3 if row_bytes <= 256 else 2 if row_bytes <= 512 else 1

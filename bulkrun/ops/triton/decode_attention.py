@@ -1,8 +1,8 @@
 """Attention of one query token per sequence over a paged cache: long contexts are cut into chunks of a fixed size.
 
-One program takes all query heads of one key head over one chunk, so keys and values are read once; the partial results
-are merged by their log-sum-exp, in order. The cuts lie at multiples of `CHUNK` positions, whatever else is in the batch,
-so a sequence's result does not depend on it. Knows no prefill; a shared prefix's partial results may be there already.
+One program takes all query heads of one key head over one chunk, so keys and values are read once; partial results are
+merged by their log-sum-exp, in order. The cuts lie at multiples of `CHUNK` positions, so a sequence's result does not
+depend on the rest of the batch. Knows no prefill; a shared prefix's partial results may be there already.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def decode_attention(
         HAS_PREFIX=prefix_lens_S is not None,
         IN_ONE=num_chunks == 1,
         num_warps=4,
-        num_stages=3 if dim * q_THD.element_size() <= 256 else 2,
+        num_stages=5,  # half of them for the block ids, which keys wait for: keys and values are two tiles deep
     )
     if num_chunks > 1:
         _merge_kernel[(meta.num_decode_seqs, num_heads)](
@@ -151,12 +151,10 @@ def _decode_kernel(
     chunk = first_key // CHUNK + index
     begin = tl.maximum(chunk * CHUNK, first_key)
     end = tl.minimum(chunk * CHUNK + CHUNK, context_len)
-    if HAS_PREFIX:
-        if chunk < tl.load(prefix_lens_ptr + seq) // CHUNK:
-            return
-    if not IN_ONE:
-        if begin >= end:
-            return
+    if HAS_PREFIX and chunk < tl.load(prefix_lens_ptr + seq) // CHUNK:
+        return
+    if begin >= end and not IN_ONE:
+        return
 
     head_M = tl.arange(0, PADDED_GROUP)
     dim_D = tl.arange(0, PADDED_DIM)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
-from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_tiles, padded_dim, tile_shape
+from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, num_tiles, padded_dim, tile_shape
 
 
 def prefill_attention(
@@ -59,7 +59,7 @@ def prefill_attention(
         SLIDING_WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
         num_warps=8 if rows == 128 else 4,
-        num_stages=3 if padded_dim(head_dim) * q_THD.element_size() <= 256 else 2,
+        num_stages=num_stages(head_dim, q_THD.dtype),
     )
 
 

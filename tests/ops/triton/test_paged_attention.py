@@ -1,4 +1,4 @@
-"""Paged attention in Triton beside exact dense attention, over caches in which every slot that must not be read is NaN."""
+"""Paged attention in Triton beside exact dense attention; in every cache, slots that must not be read are NaN."""
 
 from __future__ import annotations
 

@@ -1,0 +1,72 @@
+"""QK-norm, rotary and KV write in one kernel beside the ops it replaces; slots that are nobody's stay as they are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bulkrun.ops import rotary_cos_sin
+from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
+from bulkrun.ops.triton.norm_rotary_store import norm_rotary_store
+
+ERROR = {torch.float32: 2e-6, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # the reference rounds once more in between
+
+
+def check(
+    heads: tuple[int, int, int],
+    *,
+    device: str,
+    rotary_dim: int | None = None,
+    norm: bool,
+    dtype: torch.dtype,
+    num_tokens: int = 3,
+) -> None:
+    num_heads, num_kv_heads, head_dim = heads
+    rotary_dim = rotary_dim or head_dim
+    qkv_TND = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(device, dtype)
+    weight = torch.rand(num_heads + num_kv_heads, head_dim).to(device, dtype) if norm else None
+    positions = torch.randint(0, 9000, (num_tokens,), device=device)
+    inv_freq = 1.0 / 10_000 ** (torch.arange(0, rotary_dim, 2, device=device) / rotary_dim)
+    cos, sin = rotary_cos_sin(positions, inv_freq, 1.1, dtype)
+    slots = torch.randperm(4 * num_tokens + 2)[:num_tokens].to(device) + 3
+    slots[1] = -1
+    caches = [
+        torch.full((2 * num_tokens + 2, 3, num_kv_heads, head_dim), math.nan, device=device, dtype=dtype)
+        for _ in range(4)
+    ]
+    ours = norm_rotary_store(qkv_TND, weight, 1e-6, cos, sin, caches[0], caches[1], slots)
+    expected = reference(qkv_TND, weight, 1e-6, cos, sin, caches[2], caches[3], slots)
+    error = ERROR[dtype]
+    torch.testing.assert_close(ours, expected, atol=error, rtol=error)
+    torch.testing.assert_close(caches[0], caches[2], atol=error, rtol=error, equal_nan=True)
+    assert torch.equal(caches[1].nan_to_num(nan=7.0), caches[3].nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("heads", [(6, 2, 16), (4, 4, 80), (5, 1, 96)], ids=str)
+def test_equals_its_parts(device: str, heads: tuple[int, int, int], norm: bool) -> None:
+    check(heads, device=device, norm=norm, dtype=torch.float32)
+
+
+def test_turns_only_the_first_dimensions(device: str) -> None:
+    check((3, 1, 32), device=device, rotary_dim=12, norm=True, dtype=torch.float32)
+
+
+def test_half_precision(device: str) -> None:
+    check((3, 1, 32), device=device, norm=True, dtype=torch.float16)
+
+
+def test_no_tokens(device: str) -> None:
+    cache, angles = torch.zeros(2, 4, 1, 8, device=device), torch.zeros(0, 1, 8, device=device)
+    slots = torch.zeros(0, dtype=torch.int64, device=device)
+    q_THD = norm_rotary_store(torch.empty(0, 4, 8, device=device), None, 1e-6, angles, angles, cache, cache, slots)
+    assert q_THD.shape == (0, 2, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (8, 8, 80), (16, 8, 256)], ids=str)
+def test_large_bfloat16_steps(heads: tuple[int, int, int], norm: bool) -> None:
+    check(heads, device="cuda", norm=norm, dtype=torch.bfloat16, num_tokens=2048)
