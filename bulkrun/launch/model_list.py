@@ -5,23 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from bulkrun.launch.prepare import BUNDLED_ROOT
-from bulkrun.models.config import FAMILIES, ModelConfig
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.families import FAMILIES
 from bulkrun.models.model_dir import BUNDLED_PREFIX, generation_defaults, model_fingerprint, resolve_model
-
-_NOTES = {
-    "LlamaForCausalLM": (
-        "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",
-        "RoPE: default, linear, llama3, yarn",
-    ),
-    "MistralForCausalLM": ("Mistral", "sliding window"),
-    "Qwen2ForCausalLM": ("Qwen2, Qwen2.5", "biases, sliding window layers"),
-    "Qwen3ForCausalLM": ("Qwen3 (dense)", "QK-norm"),
-}
 
 
 def supported_models() -> dict[str, Any]:
     """The architectures that run and the models that come with bulkrun."""
-    rows = [(name, *_NOTES[name]) for name in FAMILIES]
+    rows = [(name, family.models, family.notes) for name, family in FAMILIES.items()]
     return {
         "architectures": [dict(zip(("architecture", "family", "notes"), row, strict=True)) for row in rows],
         "bundled": sorted(BUNDLED_PREFIX + path.parent.name for path in BUNDLED_ROOT.glob("*/config.json")),

@@ -1,44 +1,38 @@
-"""What a checkpoint's config.json says, as flags of the one decoder; what the decoder cannot do is refused by name.
+"""What a checkpoint's config.json says: the sizes every model has, and for a family of the decoder its flags.
 
-Torch-free. One table row per architecture; everything else about a family is a flag. Keys that a config.json
-leaves out have transformers' defaults.
+Torch-free. What a family is stands in `families`; what none of them is goes the general way (`general_config`). What
+cannot run at all is refused by name.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.rope import RopeConfig
+from bulkrun.models.families import (
+    Family,
+    NormPlacement,
+    QKNorm,
+    find_family,
+    read_keys,
+    rope_layers,
+    sliding_windows,
+)
+from bulkrun.models.general_config import refuse_impossible, sizes_of
+from bulkrun.models.rope import RopeConfig, rope_keys
 
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What an architecture fixes or defaults beyond its config.json."""
-
-    head_dim: int | None = None  # default; None: hidden_size / num_attention_heads
-    qkv_bias: bool = False  # always has biases on q, k, v
-    qk_norm: bool = False
-    window_switch: bool = False  # `sliding_window` counts only with `use_sliding_window`, from `max_window_layers` on
-    sliding_window: int | None = None  # default
-
-
-FAMILIES: Mapping[str, _Family] = {
-    "LlamaForCausalLM": _Family(),
-    "MistralForCausalLM": _Family(sliding_window=4096),
-    "Qwen2ForCausalLM": _Family(qkv_bias=True, window_switch=True, sliding_window=4096),
-    "Qwen3ForCausalLM": _Family(head_dim=128, qk_norm=True, window_switch=True, sliding_window=4096),
-}
 _DTYPES = ("bfloat16", "float16", "float32")
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One decoder-only transformer of the Llama family."""
+    """What the engine must know of any decoder-only transformer."""
 
     architecture: str
     vocab_size: int
@@ -48,21 +42,13 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
     max_position_embeddings: int
-    tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
-    rope: RopeConfig
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # bfloat16, float16 or float32: what the weights are stored in
 
-    @classmethod
-    def from_dir(cls, path: Path | str) -> ModelConfig:
+    @staticmethod
+    def from_dir(path: Path | str) -> ModelConfig:
         """Read `path`/config.json. Raises ModelError for a missing or broken file and for anything unsupported."""
         file = Path(path) / "config.json"
         try:
@@ -74,62 +60,104 @@ class ModelConfig:
         if not isinstance(raw, dict):
             raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; download the model again")
         try:
-            return cls.from_dict(raw)
+            return ModelConfig.from_dict(raw)
         except KeyError as error:
             raise ModelError(f"{file}: key {error} is missing; download the model again") from None
         except ModelError as error:
             raise ModelError(f"{file}: {error}") from None
 
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> ModelConfig:
+        """Read a parsed config.json: a DecoderConfig for the decoder's families, a plain one for the general path.
+
+        Raises ModelError for anything unsupported, KeyError for a missing size.
+        """
+        found = find_family(raw)
+        if found is not None:
+            _refuse_quantized(raw)
+            return DecoderConfig.of_family(*found, raw)
+        refuse_impossible(raw)
+        _refuse_quantized(raw)
+        return ModelConfig(**sizes_of(raw), **_common_facts(raw))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEConfig:
+    """The mixture of experts of a model's sparse layers."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    renormalize: bool  # the weights of a token's experts sum to 1
+    sparse_layers: tuple[bool, ...]  # per layer; the others have a dense MLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(ModelConfig):
+    """One model of the decoder's families: everything in which they differ."""
+
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: QKNorm
+    norms: NormPlacement
+    norm_offset: float
+    norm_rounds_once: bool
+    activation: str  # silu or gelu_tanh
+    attention_scale: float
+    attention_soft_cap: float | None
+    logits_soft_cap: float | None
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_divisor: float
+    sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
+    ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
+    moe: MoEConfig | None
+
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
-        """Read a parsed config.json. Raises ModelError for anything unsupported, KeyError for a missing size."""
-        architecture, family = _family(raw)
-        _refuse_unsupported(raw)
-        num_heads = raw["num_attention_heads"]
-        head_dim = raw.get("head_dim") or family.head_dim or raw["hidden_size"] // num_heads
-        num_kv_heads = raw.get("num_key_value_heads") or num_heads
-        if num_heads % num_kv_heads or head_dim % 2:
-            raise ModelError(
-                f"{num_heads} query heads over {num_kv_heads} key heads of {head_dim} dimensions is not supported; "
-                "query heads must be a multiple of key heads, and the dimension even"
-            )
-        attention_bias = bool(raw.get("attention_bias", False))
-        max_positions = raw.get("max_position_embeddings", 2048)
+    def of_family(cls, architecture: str, family: Family, raw: Mapping[str, Any]) -> DecoderConfig:
+        """Read a parsed config.json of the family. Raises ModelError for what the decoder cannot do."""
+        keys = read_keys(raw, family)
+        num_heads, num_kv_heads, head_dim = _heads(keys)
+        windows = sliding_windows(keys)
+        ropes = _ropes(raw, keys, windows)
+        attention_bias = bool(keys.get("attention_bias", False))
         return cls(
             architecture=architecture,
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_layers=raw["num_hidden_layers"],
+            vocab_size=keys["vocab_size"],
+            hidden_size=keys["hidden_size"],
+            intermediate_size=keys["intermediate_size"],
+            num_layers=keys["num_hidden_layers"],
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            max_position_embeddings=max_positions,
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            max_position_embeddings=_max_positions(keys, ropes),
+            rms_norm_eps=keys["rms_norm_eps"],
+            tie_word_embeddings=bool(keys["tie_word_embeddings"]),
             qkv_bias=family.qkv_bias or attention_bias,
-            o_bias=attention_bias and not family.qkv_bias,
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            o_bias=attention_bias,
+            mlp_bias=bool(keys.get("mlp_bias", False)),
             qk_norm=family.qk_norm,
-            sliding_windows=_sliding_windows(raw, family),
-            rope=RopeConfig.from_dict(raw, max_positions),
-            bos_token_id=raw.get("bos_token_id"),
-            eos_token_ids=_as_ids(raw.get("eos_token_id")),
-            dtype=_dtype(raw),
+            norms=family.norms,
+            norm_offset=family.norm_offset,
+            norm_rounds_once=family.norm_rounds_once,
+            activation=_activation(keys),
+            attention_scale=_attention_scale(keys, head_dim),
+            attention_soft_cap=keys.get("attn_logit_softcapping"),
+            logits_soft_cap=keys.get("final_logit_softcapping"),
+            embedding_multiplier=_embedding_multiplier(keys, family),
+            residual_multiplier=keys.get("residual_multiplier", 1.0),
+            logits_divisor=keys.get("logits_scaling", 1.0),
+            sliding_windows=windows,
+            ropes=ropes,
+            moe=_moe(keys),
+            **_common_facts(raw),
         )
 
 
-def _family(raw: Mapping[str, Any]) -> tuple[str, _Family]:
-    names = raw.get("architectures") or [raw.get("model_type", "unknown")]
-    for name in names:
-        if name in FAMILIES:
-            return name, FAMILIES[name]
-    raise ModelError(f"architecture {', '.join(map(str, names))} is not supported; these are: {', '.join(FAMILIES)}")
-
-
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"hidden_act {raw['hidden_act']!r} is not supported; silu is")
+def _refuse_quantized(raw: Mapping[str, Any]) -> None:
     quantization = raw.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown")
@@ -138,36 +166,89 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         )
 
 
-def _sliding_windows(raw: Mapping[str, Any], family: _Family) -> tuple[int | None, ...]:
-    num_layers = raw["num_hidden_layers"]
-    window = raw.get("sliding_window", family.sliding_window)
-    if family.window_switch and not raw.get("use_sliding_window", False):
-        window = None
-    if family.sliding_window is None:  # the architecture has no windows, whatever its config says
-        window = None
-    if not family.window_switch:
-        return (window,) * num_layers
-    first = raw.get("max_window_layers", 28)
-    sliding = [i >= first for i in range(num_layers)]
-    if raw.get("layer_types") is not None:
-        sliding = [_is_sliding(kind) for kind in raw["layer_types"]]
-    return tuple(window if slides else None for slides in sliding)
-
-
-def _is_sliding(layer_type: str) -> bool:
-    if layer_type not in ("full_attention", "sliding_attention"):
-        raise ModelError(f"layer type {layer_type!r} is not supported; full_attention and sliding_attention are")
-    return layer_type == "sliding_attention"
-
-
-def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _dtype(raw: Mapping[str, Any]) -> str:
+def _common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
     name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in _DTYPES:
         raise ModelError(f"dtype {name} is not supported; these are: {', '.join(_DTYPES)}")
-    return name
+    eos = raw.get("eos_token_id")
+    eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    return {"bos_token_id": raw.get("bos_token_id"), "eos_token_ids": eos_token_ids, "dtype": name}
+
+
+def _heads(keys: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Query heads, key heads, dimensions of a head."""
+    num_heads = keys["num_attention_heads"]
+    head_dim = keys["head_dim"] or keys["hidden_size"] // num_heads
+    num_kv_heads = keys["num_key_value_heads"] or num_heads
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelError(
+            f"{num_heads} query heads over {num_kv_heads} key heads of {head_dim} dimensions is not supported; "
+            "query heads must be a multiple of key heads, and the dimension even"
+        )
+    if keys.get("use_bidirectional_attention"):
+        raise ModelError("use_bidirectional_attention makes this an encoder; models that generate text are supported")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _ropes(
+    raw: Mapping[str, Any], keys: Mapping[str, Any], windows: tuple[int | None, ...]
+) -> tuple[RopeConfig | None, ...]:
+    """Each layer's rotary embedding: one for all, except where windowed layers have their own or layers have none."""
+    has_rope = rope_layers(keys)
+    if "rope_local_base_freq" not in keys:
+        rope = _rope(rope_keys(raw), keys, keys["rope_theta"])
+        return tuple(rope if has else None for has in has_rope)
+    nested = raw.get("rope_parameters") or {}
+    full = _rope(nested.get("full_attention") or rope_keys(raw), keys, keys["rope_theta"])
+    local = _rope(nested.get("sliding_attention") or {}, keys, keys["rope_local_base_freq"])
+    return tuple(full if window is None else local for window in windows)
+
+
+def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> RopeConfig:
+    config = RopeConfig.from_dict(rope, theta=theta, max_position_embeddings=keys["max_position_embeddings"])
+    if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
+        raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
+    return config
+
+
+def _max_positions(keys: Mapping[str, Any], ropes: tuple[RopeConfig | None, ...]) -> int:
+    limits = [rope.max_positions for rope in ropes if rope is not None and rope.max_positions is not None]
+    return min([int(keys["max_position_embeddings"]), *limits])
+
+
+def _activation(keys: Mapping[str, Any]) -> str:
+    name = "hidden_activation" if "hidden_activation" in keys else "hidden_act"
+    given = keys[name] or "gelu_pytorch_tanh"  # Gemma's files may say null
+    family_default = "gelu_pytorch_tanh" if name == "hidden_activation" else "silu"
+    if given != family_default:
+        raise ModelError(f"{name} {given!r} is not supported; {family_default} is")
+    return _ACTIVATIONS[given]
+
+
+def _attention_scale(keys: Mapping[str, Any], head_dim: int) -> float:
+    if "attention_multiplier" in keys:
+        return float(keys["attention_multiplier"])
+    return 1.0 / math.sqrt(keys.get("query_pre_attn_scalar", head_dim))
+
+
+def _embedding_multiplier(keys: Mapping[str, Any], family: Family) -> float:
+    return float(keys["hidden_size"] ** 0.5 if family.scales_embeddings else keys.get("embedding_multiplier", 1.0))
+
+
+def _moe(keys: Mapping[str, Any]) -> MoEConfig | None:
+    num_experts = keys.get("num_experts")
+    if not num_experts:
+        return None
+    size, step = keys.get("moe_intermediate_size", keys["intermediate_size"]), keys.get("decoder_sparse_step", 1)
+    if size % 8 or keys["hidden_size"] % 8:
+        raise ModelError(f"experts of {keys['hidden_size']} by {size} are not supported; multiples of 8 are")
+    dense = keys.get("mlp_only_layers") or ()
+    return MoEConfig(
+        num_experts=num_experts,
+        num_experts_per_tok=keys["num_experts_per_tok"],
+        intermediate_size=size,
+        renormalize=bool(keys.get("norm_topk_prob", True)),
+        sparse_layers=tuple(
+            layer not in dense and (layer + 1) % step == 0 for layer in range(keys["num_hidden_layers"])
+        ),
+    )

@@ -1,4 +1,4 @@
-"""One decoder for the whole Llama family: Llama, Mistral, Qwen2 and Qwen3 differ by flags of `ModelConfig`.
+"""One decoder for every family of `families`: they differ by flags of `DecoderConfig`.
 
 Knows weights and the order of ops. Knows no request, no scheduling and no sampling. The caller holds
 `torch.inference_mode()`.
@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from bulkrun import ops
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config import DecoderConfig
+from bulkrun.models.decoder_layer import DecoderLayer, Rotary
 from bulkrun.models.kv_cache import KVCache
-from bulkrun.models.layers import DecoderLayer, Linear, RMSNorm, empty_parameter
+from bulkrun.models.layers import Linear, RMSNorm, empty_parameter
 from bulkrun.models.rotary_frequencies import rotary_frequencies
 from bulkrun.ops import AttentionMetadata
 
@@ -24,15 +25,16 @@ class Decoder(nn.Module):
     Made with uninitialized weights; `bulkrun.models.loader.load_model` fills them.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_weight = empty_parameter(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config, config.hidden_size)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.tie_weights()
-        self.inv_freq = rotary_frequencies(config.rope, config.head_dim)  # loader moves it to the device
+        # each rotary embedding that some layer has, on the device once the loader has moved it there
+        self.inv_freqs = {rope: rotary_frequencies(rope, config.head_dim) for rope in config.ropes if rope is not None}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,28 +53,54 @@ class Decoder(nn.Module):
 
         input_ids_T, positions_T: integers [T], the tokens of all sequences in `meta`'s order.
         """
-        cos, sin = ops.rotary_cos_sin(positions_T, self.inv_freq, self.config.rope.attention_factor, self.dtype)
-        residual_TE = F.embedding(input_ids_T, self.embed_weight)
+        rotaries = self._rotaries(positions_T)
+        residual_TE = self._embed(input_ids_T)
         x_TE = self.layers[0].input_norm(residual_TE)
         for i, layer in enumerate(self.layers):
-            x_TE = layer.attention(x_TE, cos, sin, kv_cache.k[i], kv_cache.v[i], meta)
-            x_TE, residual_TE = layer.post_attention_norm.add(x_TE, residual_TE)
+            x_TE = layer.attention(x_TE, rotaries[i], kv_cache.k[i], kv_cache.v[i], meta)
+            x_TE, residual_TE = layer.mlp_norm.add(layer.attention_out(x_TE), residual_TE)
             x_TE = layer.mlp(x_TE)
             next_norm = self.layers[i + 1].input_norm if i + 1 < len(self.layers) else self.norm
-            x_TE, residual_TE = next_norm.add(x_TE, residual_TE)
+            x_TE, residual_TE = next_norm.add(layer.mlp_out(x_TE), residual_TE)
         return x_TE
 
     def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         """Logits float32 [S, V] of the rows that sample."""
-        return self.lm_head(hidden_SE).float()
+        logits_SV = self.lm_head(hidden_SE).float()
+        if self.config.logits_divisor != 1.0:
+            logits_SV = logits_SV / self.config.logits_divisor
+        soft_cap = self.config.logits_soft_cap
+        return logits_SV if soft_cap is None else (logits_SV / soft_cap).tanh_().mul_(soft_cap)
 
     def tie_weights(self) -> None:
         """Make the head the embedding, where the model says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_weight
 
+    def cast(self, dtype: torch.dtype) -> None:
+        """Make the weights `dtype`, except those of norms that round only once: they stay float32."""
+        self.to(dtype)
+        for module in self.modules():
+            if isinstance(module, RMSNorm) and module.rounds_once:
+                module.float()
+
     def pack_weights(self) -> None:
         """Lay every matrix out for this device's fastest product (a tied head becomes a second copy)."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
+
+    def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:
+        embeds_TE = F.embedding(input_ids_T, self.embed_weight)
+        if self.config.embedding_multiplier == 1.0:
+            return embeds_TE
+        # rounded as the embeddings are: the models were trained with that
+        return embeds_TE * torch.tensor(self.config.embedding_multiplier, dtype=self.dtype).item()
+
+    def _rotaries(self, positions_T: torch.Tensor) -> list[Rotary | None]:
+        """Cosines and sines for each layer, computed once per embedding."""
+        made = {
+            rope: ops.rotary_cos_sin(positions_T, inv_freq, rope.attention_factor, self.dtype)
+            for rope, inv_freq in self.inv_freqs.items()
+        }
+        return [None if rope is None else made[rope] for rope in self.config.ropes]

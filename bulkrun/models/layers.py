@@ -1,4 +1,4 @@
-"""The parts of a decoder layer: weights and the ops they go through. Inference only; shapes as in `ops`."""
+"""The small parts of a decoder: weights and the ops they go through. Inference only; shapes as in `ops`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from bulkrun import ops
-from bulkrun.models.config import ModelConfig
-from bulkrun.ops import AttentionMetadata
+from bulkrun.models.config import DecoderConfig
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -33,12 +32,13 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization with a weight [E]."""
+    """Root-mean-square normalization with a weight [E], or one per head [N, E]."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, config: DecoderConfig, *shape: int) -> None:
         super().__init__()
-        self.weight = empty_parameter(size)
-        self.eps = eps
+        self.weight = empty_parameter(*shape)
+        self.eps = config.rms_norm_eps
+        self.rounds_once = config.norm_rounds_once  # then the weight is float32 whatever the model is
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., E] -> [..., E]."""
@@ -49,66 +49,81 @@ class RMSNorm(nn.Module):
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class Attention(nn.Module):
-    """Self-attention over the paged cache of one layer, with fused QKV."""
+class NoNorm(nn.Module):
+    """Stands where a family has no norm."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x as it is."""
+        return x
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + residual, the same tensor)."""
+        residual = x + residual
+        return residual, residual
+
+
+class Scale(nn.Module):
+    """What a block adds to the residual stream, times a constant (Granite)."""
+
+    def __init__(self, factor: float) -> None:
         super().__init__()
-        heads = config.num_heads + 2 * config.num_kv_heads
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.scale = config.head_dim**-0.5
-        self.sliding_window = config.sliding_windows[layer]
-        self.eps = config.rms_norm_eps
-        self.qkv_proj = Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
-        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias)
-        # one row per query and key head, so that one normalization serves both
-        norm_heads = config.num_heads + config.num_kv_heads
-        self.qk_norm_weight = empty_parameter(norm_heads, config.head_dim) if config.qk_norm else None
+        self.factor = factor
 
-    def forward(
-        self,
-        x_TE: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        meta: AttentionMetadata,
-    ) -> torch.Tensor:
-        """[T, E] -> [T, E]; writes this step's keys and values to the cache first."""
-        qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
-        qk_TND, v_TKD = qkv_TND.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.qk_norm_weight is not None:
-            qk_TND = ops.rms_norm(qk_TND, self.qk_norm_weight, self.eps)
-        qk_TND = ops.apply_rotary(qk_TND, cos, sin)
-        q_THD, k_TKD = qk_TND.split((self.num_heads, self.num_kv_heads), dim=1)
-        ops.store_kv(k_TKD, v_TKD, k_cache, v_cache, meta.slot_mapping_T)
-        if meta.kv_copies is not None:
-            ops.copy_kv(k_cache, v_cache, meta.kv_copies)
-        out_THD = ops.paged_attention(
-            q_THD, k_cache, v_cache, meta, scale=self.scale, sliding_window=self.sliding_window
-        )
-        return self.o_proj(out_THD.flatten(1))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return x * self.factor
+
+
+class HeadQKNorm(RMSNorm):
+    """Each query and key head normalized by itself: one row of the weight per head, so that one op serves both."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config, config.num_heads + config.num_kv_heads, config.head_dim)
+
+
+class ProjectionQKNorm(nn.Module):
+    """All query heads normalized as one vector, all key heads as another (OLMo 2)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.q = RMSNorm(config, config.num_heads * config.head_dim)
+        self.k = RMSNorm(config, config.num_kv_heads * config.head_dim)
+
+    def forward(self, qk_TND: torch.Tensor) -> torch.Tensor:
+        """[T, H + K, D] -> the same."""
+        q_TA, k_TA = qk_TND[:, : self.num_heads].flatten(1), qk_TND[:, self.num_heads :].flatten(1)
+        return torch.cat((self.q(q_TA), self.k(k_TA)), dim=1).view(qk_TND.shape)
 
 
 class MLP(nn.Module):
     """The gated MLP, with fused gate and up."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate = ops.silu_mul if config.activation == "silu" else ops.gelu_mul
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
-        return self.down_proj(ops.silu_mul(self.gate_up_proj(x_TE)))
+        return self.down_proj(self.gate(self.gate_up_proj(x_TE)))
 
 
-class DecoderLayer(nn.Module):
-    """Attention and MLP around one residual stream."""
+class SparseMLP(nn.Module):
+    """A mixture of experts: a router picks a few gated MLPs for each token."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, layer)
-        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        assert config.moe is not None, "only sparse layers have experts"
+        self.moe = config.moe
+        experts, size = config.moe.num_experts, config.moe.intermediate_size
+        self.router = Linear(config.hidden_size, experts)
+        self.gate_up_weight = empty_parameter(experts, 2 * size, config.hidden_size)
+        self.down_weight = empty_parameter(experts, config.hidden_size, size)
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        moe = self.moe
+        weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
+        return ops.fused_experts(x_TE, self.gate_up_weight, self.down_weight, weights_Tk, ids_Tk)

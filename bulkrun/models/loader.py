@@ -1,39 +1,29 @@
 """Weights from safetensors into a `Decoder`, tensor by tensor: memory never exceeds the model and one tensor.
 
 Pickle weights are refused: they can run code. A missing, unexpected or mis-shaped tensor is an error that names it.
-Knows Hugging Face's tensor names and where each goes in the fused parameters.
+Knows files; which tensor goes where stands in `tensor_names`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
-from bulkrun.models.layers import DecoderLayer, Linear
 from bulkrun.models.model_dir import read_header
+from bulkrun.models.tensor_names import Target, targets
 from bulkrun.ops.linear import can_pack_bfloat16
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$")  # older checkpoints stored these constants
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where one checkpoint tensor goes: a view of a parameter, broadcast over heads for the q and k norms."""
-
-    view: torch.Tensor
-    shape: tuple[int, ...]  # what the checkpoint must hold
 
 
 def load_model(path: Path | str, *, dtype: torch.dtype, device: torch.device | str) -> Decoder:
@@ -44,15 +34,23 @@ def load_model(path: Path | str, *, dtype: torch.dtype, device: torch.device | s
     """
     path = Path(path)
     config = ModelConfig.from_dir(path)
+    assert isinstance(config, DecoderConfig)
     files = _weight_files(path)
-    with torch.device("meta"):
-        model = Decoder(config).to(dtype)
-    model.to_empty(device=device)
-    model.inv_freq = model.inv_freq.to(device)
-    model.tie_weights()
+    model = _empty_model(config, dtype, device)
     _fill(model, files, path)
     model.pack_weights()
     return model.eval()
+
+
+def _empty_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+    """The decoder on its device, with whatever the memory held as weights."""
+    with torch.device("meta"):
+        model = Decoder(config)
+    model.cast(dtype)
+    model.to_empty(device=device)
+    model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
+    model.tie_weights()
+    return model
 
 
 def default_dtype(config: ModelConfig, device: torch.device | str) -> torch.dtype:
@@ -102,11 +100,11 @@ def _indexed_files(index: Path) -> list[Path]:
 
 
 def _fill(model: Decoder, files: list[Path], path: Path) -> None:
-    targets = dict(_targets(model))
-    missing = set(targets)
+    wanted = dict(targets(model))
+    missing = set(wanted)
     for name, tensor in _tensors(files):
-        if name in targets:
-            _copy(tensor, targets[name], name, path)
+        if name in wanted:
+            _copy(tensor, wanted[name], name, path)
             missing.discard(name)
         elif not (_IGNORED.search(name) or (name == "lm_head.weight" and model.config.tie_word_embeddings)):
             raise ModelError(
@@ -115,7 +113,7 @@ def _fill(model: Decoder, files: list[Path], path: Path) -> None:
             )
     if missing:
         shown = ", ".join(sorted(missing)[:5]) + (", ..." if len(missing) > 5 else "")
-        raise ModelError(f"{path}: {len(missing)} of {len(targets)} tensors are missing: {shown}; download it again")
+        raise ModelError(f"{path}: {len(missing)} of {len(wanted)} tensors are missing: {shown}; download it again")
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -129,7 +127,7 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
             raise ModelError(f"{file}: torn or damaged ({error}); download it again") from None
 
 
-def _copy(tensor: torch.Tensor, target: _Target, name: str, path: Path) -> None:
+def _copy(tensor: torch.Tensor, target: Target, name: str, path: Path) -> None:
     if tuple(tensor.shape) != target.shape:
         raise ModelError(
             f"{path}: tensor {name} is {list(tensor.shape)}, but config.json makes it {list(target.shape)}; "
@@ -138,43 +136,5 @@ def _copy(tensor: torch.Tensor, target: _Target, name: str, path: Path) -> None:
     if not tensor.is_floating_point():
         raise ModelError(f"{path}: tensor {name} holds {tensor.dtype}: quantized weights are not supported")
     target.view.copy_(tensor)
-
-
-def _targets(model: Decoder) -> Iterator[tuple[str, _Target]]:
-    """Every tensor a checkpoint of this config must hold, and where it goes."""
-    yield "model.embed_tokens.weight", _whole(model.embed_weight)
-    yield "model.norm.weight", _whole(model.norm.weight)
-    if not model.config.tie_word_embeddings:
-        yield "lm_head.weight", _whole(model.lm_head.weight)
-    for i, layer in enumerate(model.layers):
-        yield from _layer_targets(f"model.layers.{i}.", layer, model.config)
-
-
-def _layer_targets(prefix: str, layer: DecoderLayer, config: ModelConfig) -> Iterator[tuple[str, _Target]]:
-    attention, mlp = layer.attention, layer.mlp
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    ffn = config.intermediate_size
-    yield f"{prefix}input_layernorm.weight", _whole(layer.input_norm.weight)
-    yield f"{prefix}post_attention_layernorm.weight", _whole(layer.post_attention_norm.weight)
-    yield from _parts(
-        f"{prefix}self_attn.", attention.qkv_proj, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-    )
-    yield from _parts(f"{prefix}self_attn.", attention.o_proj, {"o_proj": config.hidden_size})
-    yield from _parts(f"{prefix}mlp.", mlp.gate_up_proj, {"gate_proj": ffn, "up_proj": ffn})
-    yield from _parts(f"{prefix}mlp.", mlp.down_proj, {"down_proj": config.hidden_size})
-    if attention.qk_norm_weight is not None:
-        q_HD, k_KD = attention.qk_norm_weight.data.split((config.num_heads, config.num_kv_heads))
-        yield f"{prefix}self_attn.q_norm.weight", _Target(q_HD, (config.head_dim,))
-        yield f"{prefix}self_attn.k_norm.weight", _Target(k_KD, (config.head_dim,))
-
-
-def _whole(parameter: nn.Parameter) -> _Target:
-    return _Target(parameter.data, tuple(parameter.shape))
-
-
-def _parts(prefix: str, fused: Linear, sizes: Mapping[str, int]) -> Iterator[tuple[str, _Target]]:
-    """The parts of a fused projection: consecutive rows of its weight and bias."""
-    for kind, parameter in (("weight", fused.weight), ("bias", fused.bias)):
-        if parameter is not None:
-            for name, part in zip(sizes, parameter.data.split(list(sizes.values())), strict=True):
-                yield f"{prefix}{name}.{kind}", _Target(part, tuple(part.shape))
+    if target.offset:
+        target.view.add_(target.offset)

@@ -12,47 +12,47 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_DEFAULT_THETA = 10_000.0
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_OLD_NAMES = {"su": "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Base frequency and long-context scaling of a model's rotary embedding."""
 
-    theta: float = _DEFAULT_THETA
+    theta: float = 10_000.0
     rope_type: str = "default"
+    partial_rotary_factor: float = 1.0  # share of a head's dimensions that turn
     factor: float = 1.0  # how many times the context was stretched
-    original_max_position_embeddings: int = 0  # llama3, yarn: the context before that
+    original_max_position_embeddings: int = 0  # llama3, yarn, longrope: the context before that
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
-    attention_factor: float = 1.0  # yarn: multiplies cosines and sines
+    attention_factor: float = 1.0  # yarn, longrope: multiplies cosines and sines
+    short_factor: tuple[float, ...] = ()  # longrope: divides each frequency, in contexts up to the original one
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
-        """Read the rope keys of a parsed config.json. Raises ModelError for a variant that is not in ROPE_TYPES."""
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    def from_dict(cls, rope: Mapping[str, Any], *, theta: float, max_position_embeddings: int) -> RopeConfig:
+        """Read one set of rope keys; `theta` is what holds where they name none.
+
+        `max_position_embeddings` is the context after stretching. Raises ModelError for a variant not in ROPE_TYPES.
+        """
         rope_type = rope.get("rope_type") or rope.get("type") or "default"
+        rope_type = "longrope" if "short_factor" in rope else _OLD_NAMES.get(rope_type, rope_type)
         if rope_type not in ROPE_TYPES:
             raise ModelError(f"rope type {rope_type!r} is not supported; these are: {', '.join(ROPE_TYPES)}")
-        partial = rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
-        if partial != 1.0:
-            raise ModelError(f"partial_rotary_factor {partial} is not supported; 1.0 is")
-        theta = float(rope.get("rope_theta") or raw.get("rope_theta") or _DEFAULT_THETA)
+        theta = float(rope.get("rope_theta") or theta)
+        partial = float(rope.get("partial_rotary_factor") or 1.0)
         if rope_type == "default":
-            return cls(theta=theta)
-        original = (
-            raw.get("original_max_position_embeddings")
-            or rope.get("original_max_position_embeddings")
-            or max_position_embeddings
-        )
+            return cls(theta=theta, partial_rotary_factor=partial)
+        original = rope.get("original_max_position_embeddings") or max_position_embeddings
         factor = rope.get("factor") or max_position_embeddings / original
         return cls(
             theta=theta,
             rope_type=rope_type,
+            partial_rotary_factor=partial,
             factor=float(factor),
             original_max_position_embeddings=int(original),
             low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
@@ -60,13 +60,38 @@ class RopeConfig:
             beta_fast=float(rope.get("beta_fast") or 32.0),
             beta_slow=float(rope.get("beta_slow") or 1.0),
             truncate=bool(rope.get("truncate", True)),
-            attention_factor=_yarn_attention_factor(rope, factor) if rope_type == "yarn" else 1.0,
+            attention_factor=_attention_factor(rope, rope_type, factor, original),
+            short_factor=tuple(rope.get("short_factor", ())),
         )
 
+    @property
+    def max_positions(self) -> int | None:
+        """Where this embedding ends; None: nowhere.
 
-def _yarn_attention_factor(rope: Mapping[str, Any], factor: float) -> float:
+        longrope changes every frequency once a sequence passes the original context, keys that are in a cache included:
+        what a token's key is would depend on tokens after it. So it ends there.
+        """
+        return self.original_max_position_embeddings if self.rope_type == "longrope" else None
+
+
+def rope_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rope keys of a parsed config.json, wherever its version of transformers put them, under today's names."""
+    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    for name in ("partial_rotary_factor", "rope_theta"):
+        if not rope.get(name) and raw.get(name) is not None:
+            rope[name] = raw[name]
+    if raw.get("original_max_position_embeddings"):
+        rope["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
+    return rope
+
+
+def _attention_factor(rope: Mapping[str, Any], rope_type: str, factor: float, original: int) -> float:
+    if rope_type not in ("yarn", "longrope"):
+        return 1.0
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
+    if rope_type == "longrope":
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         return _mscale(factor, rope["mscale"]) / _mscale(factor, rope["mscale_all_dim"])
     return _mscale(factor, 1.0)

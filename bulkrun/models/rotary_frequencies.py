@@ -13,15 +13,18 @@ from bulkrun.models.rope import RopeConfig
 
 
 def rotary_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """float32 [head_dim / 2] on the CPU, highest frequency first."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    """float32 [R / 2] on the CPU, highest frequency first; R is the share of head_dim that turns."""
+    rotary_dim = int(head_dim * rope.partial_rotary_factor)
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim
     plain = 1.0 / rope.theta**exponents
     if rope.rope_type == "linear":
         return plain / rope.factor
     if rope.rope_type == "llama3":
         return _blend(plain, rope.factor, _llama3_kept_share(plain, rope))
     if rope.rope_type == "yarn":
-        return _blend(plain, rope.factor, _yarn_kept_share(rope, head_dim))
+        return _blend(plain, rope.factor, _yarn_kept_share(rope, rotary_dim))
+    if rope.rope_type == "longrope":
+        return 1.0 / (torch.tensor(rope.short_factor, dtype=torch.float32, device="cpu") * rope.theta**exponents)
     return plain
 
 

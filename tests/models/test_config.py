@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config import DecoderConfig, ModelConfig
+from bulkrun.models.rope import RopeConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -22,11 +23,17 @@ LLAMA: dict[str, Any] = {
 }
 
 
+def read(raw: dict[str, Any]) -> DecoderConfig:
+    config = ModelConfig.from_dict(raw)
+    assert isinstance(config, DecoderConfig)
+    return config
+
+
 def test_absent_keys_have_transformers_defaults() -> None:
-    config = ModelConfig.from_dict(LLAMA)
+    config = read(LLAMA)
     assert (config.head_dim, config.rms_norm_eps, config.max_position_embeddings) == (16, 1e-6, 2048)
-    assert (config.rope.theta, config.rope.rope_type, config.dtype) == (10_000.0, "default", "float32")
-    assert (config.tie_word_embeddings, config.qkv_bias, config.qk_norm) == (False, False, False)
+    assert (config.ropes, config.dtype) == ((RopeConfig(theta=10_000.0),) * 2, "float32")
+    assert (config.tie_word_embeddings, config.qkv_bias, config.qk_norm) == (False, False, "none")
     assert config.sliding_windows == (None, None)
     assert (config.bos_token_id, config.eos_token_ids) == (None, ())
 
@@ -35,32 +42,32 @@ def test_old_and_new_rope_keys_mean_the_same() -> None:
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
     new = LLAMA | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **scaling}}
-    assert ModelConfig.from_dict(old).rope == ModelConfig.from_dict(new).rope
-    assert ModelConfig.from_dict(old).rope.theta == 5e5
+    assert read(old).ropes == read(new).ropes
+    assert read(old).ropes[0].theta == 5e5
 
 
 def test_old_and_new_dtype_keys_and_eos_lists() -> None:
-    old = ModelConfig.from_dict(LLAMA | {"torch_dtype": "bfloat16", "eos_token_id": [5, 6]})
-    new = ModelConfig.from_dict(LLAMA | {"dtype": "bfloat16", "eos_token_id": 5})
+    old = read(LLAMA | {"torch_dtype": "bfloat16", "eos_token_id": [5, 6]})
+    new = read(LLAMA | {"dtype": "bfloat16", "eos_token_id": 5})
     assert old.dtype == new.dtype == "bfloat16"
     assert (old.eos_token_ids, new.eos_token_ids) == ((5, 6), (5,))
 
 
 def test_windows_by_family() -> None:
     mistral, qwen2 = LLAMA | {"architectures": ["MistralForCausalLM"]}, LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
-    assert ModelConfig.from_dict(mistral).sliding_windows == (4096, 4096)
-    assert ModelConfig.from_dict(mistral | {"sliding_window": None}).sliding_windows == (None, None)
-    assert ModelConfig.from_dict(LLAMA | {"sliding_window": 7}).sliding_windows == (None, None)
-    assert ModelConfig.from_dict(qwen2 | {"sliding_window": 7}).sliding_windows == (None, None)
+    assert read(mistral).sliding_windows == (4096, 4096)
+    assert read(mistral | {"sliding_window": None}).sliding_windows == (None, None)
+    assert read(LLAMA | {"sliding_window": 7}).sliding_windows == (None, None)
+    assert read(qwen2 | {"sliding_window": 7}).sliding_windows == (None, None)
     switched = qwen2 | {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}
-    assert ModelConfig.from_dict(switched).sliding_windows == (None, 7)
+    assert read(switched).sliding_windows == (None, 7)
     by_type = switched | {"layer_types": ["sliding_attention", "full_attention"]}
-    assert ModelConfig.from_dict(by_type).sliding_windows == (7, None)
+    assert read(by_type).sliding_windows == (7, None)
 
 
 def test_biases_by_family() -> None:
-    qwen2 = ModelConfig.from_dict(LLAMA | {"architectures": ["Qwen2ForCausalLM"]})
-    llama = ModelConfig.from_dict(LLAMA | {"attention_bias": True, "mlp_bias": True})
+    qwen2 = read(LLAMA | {"architectures": ["Qwen2ForCausalLM"]})
+    llama = read(LLAMA | {"attention_bias": True, "mlp_bias": True})
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
     assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
 
@@ -68,11 +75,18 @@ def test_biases_by_family() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel is not supported; these are: LlamaFor"),
+        ({"architectures": ["BertModel"]}, r"BertModel is not supported; decoders that generate text are"),
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, r"T5\w+ is not .*an encoder-"),
+        ({"architectures": ["MambaForCausalLM"], "state_size": 16}, r"MambaForCausalLM is not supported: layers that"),
+        ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
+         r"Qwen3NextForCausalLM is not supported: layers of type linear_attention; full_attention and sliding_att"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 8}, r"not supported: latent attention"),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, r"makes this an encoder"),
+        ({"architectures": ["MixtralForCausalLM"], "intermediate_size": 99}, r"experts of 64 by 99 .* multiples of 8"),
         ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; silu is"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized with gptq are not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope type 'dynamic' is not supported.*llama3, yarn"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, r"rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope type 'dynamic' is not supported.*yarn, longrope"),
+        ({"rope_parameters": {"rope_type": "axial"}}, r"rope type 'axial' is not supported"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, r"dtype float8_e4m3fn is not supported; these are: bfloat16"),
         ({"num_key_value_heads": 3}, r"4 query heads over 3 key heads"),

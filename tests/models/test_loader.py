@@ -39,8 +39,8 @@ def test_fused_parameters_hold_the_checkpoints_rows(tmp_path: Path) -> None:
     ours = model.layers[2].attention
     rows = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     assert torch.equal(ours.qkv_proj.weight, rows)
-    assert torch.equal(ours.qk_norm_weight[5], attention.q_norm.weight)
-    assert torch.equal(ours.qk_norm_weight[6], attention.k_norm.weight)
+    assert torch.equal(ours.qk_norm.weight[5], attention.q_norm.weight)
+    assert torch.equal(ours.qk_norm.weight[6], attention.k_norm.weight)
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_weights_are_cast_to_the_asked_dtype_without_gradients(tmp_path: Path) -
     model = load_model(path, dtype=torch.float16, device="cpu")
     assert {p.dtype for p in model.parameters()} == {torch.float16}
     assert not any(p.requires_grad for p in model.parameters())
-    assert model.inv_freq.dtype == torch.float32
+    assert {inv_freq.dtype for inv_freq in model.inv_freqs.values()} == {torch.float32}
 
 
 def test_tied_head_shares_the_embedding(tmp_path: Path) -> None:

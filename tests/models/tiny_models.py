@@ -36,6 +36,23 @@ _ROPE_LLAMA3 = {
 }
 _ROPE_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
+_ROPE_LONG = {
+    "original_max_position_embeddings": 256,
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.3, 2.0],
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+    },
+}
+_GEMMA = {"head_dim": 16, "sliding_window": 13, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+_EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.5,
+}
+
 # name -> (architecture, what differs from _SMALL)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -59,6 +76,41 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
     "qwen3_rope_yarn": ("Qwen3ForCausalLM", {"head_dim": 16, "rope_scaling": _ROPE_YARN}),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        {**_EXPERTS, "head_dim": 16, "num_experts": 7, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen3_moe_sliding": (
+        "Qwen3MoeForCausalLM",
+        {**_EXPERTS, "decoder_sparse_step": 2, "num_experts": 5, "use_sliding_window": True, "sliding_window": 12},
+    ),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "gemma2": ("Gemma2ForCausalLM", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}),
+    "gemma2_uncapped": (
+        "Gemma2ForCausalLM",
+        _GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
+    ),
+    "gemma3": ("Gemma3ForCausalLM", _GEMMA | {"sliding_window_pattern": 3}),
+    "gemma3_rope_linear": (
+        "Gemma3ForCausalLM",
+        _GEMMA | {"sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "phi3": ("Phi3ForCausalLM", {"pad_token_id": 0}),
+    "phi3_sliding": ("Phi3ForCausalLM", {"pad_token_id": 0, "sliding_window": 14}),
+    "phi3_partial_rotary": ("Phi3ForCausalLM", {"pad_token_id": 0, "partial_rotary_factor": 0.75}),
+    "phi3_longrope": ("Phi3ForCausalLM", {"pad_token_id": 0, **_ROPE_LONG}),
+    "olmo2": ("Olmo2ForCausalLM", {"rms_norm_eps": 1e-5}),
+    "olmo2_biases": ("Olmo2ForCausalLM", {"attention_bias": True, "num_key_value_heads": 6}),
+    "smollm3": ("SmolLM3ForCausalLM", {"pad_token_id": 0, "no_rope_layer_interval": 2}),
+    "smollm3_sliding": (
+        "SmolLM3ForCausalLM",
+        {"pad_token_id": 0, "no_rope_layers": [1, 0, 0], "use_sliding_window": True, "sliding_window": 10},
+    ),
+    "granite": ("GraniteForCausalLM", _MULTIPLIERS),
+    "granite_biases_tied": (
+        "GraniteForCausalLM",
+        _MULTIPLIERS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
 }
 
 
@@ -98,4 +150,4 @@ def _randomize(model: transformers.PreTrainedModel) -> None:
         elif parameter.ndim == 1:
             parameter.normal_(std=0.3)
         else:
-            parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
+            parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)

@@ -1,0 +1,91 @@
+"""One layer of the decoder: attention over the paged cache and an MLP, with norms where the family has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bulkrun import ops
+from bulkrun.models.config import DecoderConfig
+from bulkrun.models.layers import MLP, HeadQKNorm, Linear, NoNorm, ProjectionQKNorm, RMSNorm, Scale, SparseMLP
+from bulkrun.ops import AttentionMetadata
+
+Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the step's tokens
+
+
+def attend(
+    q_THD: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Write this step's keys and values to a layer's cache, then attend over it; returns [T, H, D]."""
+    ops.store_kv(k_TKD, v_TKD, k_cache, v_cache, meta.slot_mapping_T)
+    if meta.kv_copies is not None:
+        ops.copy_kv(k_cache, v_cache, meta.kv_copies)
+    return ops.paged_attention(
+        q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+    )
+
+
+class Attention(nn.Module):
+    """Self-attention over the paged cache of one layer, with fused QKV."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.scale, self.soft_cap = config.attention_scale, config.attention_soft_cap
+        self.sliding_window = config.sliding_windows[layer]
+        self.qkv_proj = Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
+        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias)
+        self.qk_norm: HeadQKNorm | ProjectionQKNorm | None = None
+        if config.qk_norm != "none":
+            self.qk_norm = HeadQKNorm(config) if config.qk_norm == "head" else ProjectionQKNorm(config)
+
+    def forward(
+        self,
+        x_TE: torch.Tensor,
+        rotary: Rotary | None,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[T, E] -> [T, E]; writes this step's keys and values to the cache first."""
+        qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
+        qk_TND, v_TKD = qkv_TND.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.qk_norm is not None:
+            qk_TND = self.qk_norm(qk_TND)
+        if rotary is not None:
+            qk_TND = ops.apply_rotary(qk_TND, *rotary)
+        q_THD, k_TKD = qk_TND.split((self.num_heads, self.num_kv_heads), dim=1)
+        out_THD = attend(
+            q_THD, k_TKD, v_TKD, k_cache, v_cache, meta,
+            scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap,
+        )  # fmt: skip
+        return self.o_proj(out_THD.flatten(1))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP around one residual stream; what each adds to it passes its `_out` first."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        has_norm_before, has_norm_after = config.norms != "post", config.norms != "pre"
+        self.input_norm = RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()
+        self.attention = Attention(config, layer)
+        self.attention_out = RMSNorm(config, config.hidden_size) if has_norm_after else _plain_out(config)
+        self.mlp_norm = RMSNorm(config, config.hidden_size) if has_norm_before else NoNorm()
+        is_sparse = config.moe is not None and config.moe.sparse_layers[layer]
+        self.mlp = SparseMLP(config) if is_sparse else MLP(config)
+        self.mlp_out = RMSNorm(config, config.hidden_size) if has_norm_after else _plain_out(config)
+
+
+def _plain_out(config: DecoderConfig) -> NoNorm | Scale:
+    return NoNorm() if config.residual_multiplier == 1.0 else Scale(config.residual_multiplier)

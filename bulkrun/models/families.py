@@ -1,0 +1,233 @@
+"""The table of decoder families: one row per architecture, everything else about a family is a flag. Torch-free.
+
+A row says which keys of config.json the family reads, with transformers' defaults: a key that it does not list has no
+meaning for it, whatever the file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bulkrun.errors import ModelError
+
+NormPlacement = Literal["pre", "post", "sandwich"]
+QKNorm = Literal["none", "head", "projection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture fixes, and what its config.json may say."""
+
+    models: str  # which published models are of it
+    notes: str
+    keys: Mapping[str, Any] = field(default_factory=dict)  # read beyond _COMMON_KEYS, or with another default
+    qkv_bias: bool = False  # always has biases on q, k and v, never on o
+    qk_norm: QKNorm = "none"  # "head": each head by itself; "projection": all heads of q, all of k, as one vector
+    norms: NormPlacement = "pre"  # before attention and MLP, after them, or both
+    norm_offset: float = 0.0  # added to a norm's stored weight
+    norm_rounds_once: bool = False  # norms multiply by their weight in float32
+    scales_embeddings: bool = False  # by the square root of hidden_size
+
+
+_COMMON_KEYS: Mapping[str, Any] = {
+    "head_dim": None,  # hidden_size / num_attention_heads
+    "num_key_value_heads": None,  # num_attention_heads
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+_BIASES = {"attention_bias": False, "mlp_bias": False}
+_WINDOW = {"sliding_window": 4096}
+_SWITCHED_WINDOW = _WINDOW | {"use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
+_GEMMA: Mapping[str, Any] = {
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "attention_bias": False,
+    "use_bidirectional_attention": False,
+    "layer_types": None,
+    **_WINDOW,
+}
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(
+        "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",
+        "RoPE: default, linear, llama3, yarn",
+        _BIASES,
+    ),
+    "MistralForCausalLM": Family("Mistral", "sliding window", _WINDOW),
+    "MixtralForCausalLM": Family(
+        "Mixtral",
+        "mixture of experts",
+        {
+            "rope_theta": 1_000_000.0,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", "biases, sliding window layers", _SWITCHED_WINDOW, qkv_bias=True),
+    "Qwen3ForCausalLM": Family(
+        "Qwen3 (dense)", "QK-norm", _SWITCHED_WINDOW | {"head_dim": 128, "attention_bias": False}, qk_norm="head"
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "Qwen3 (mixture of experts)",
+        "QK-norm",
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32_768,
+            "attention_bias": False,
+            "sliding_window": 4096,
+            "use_sliding_window": False,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_experts": 128,
+            "norm_topk_prob": False,
+            "mlp_only_layers": None,
+        },
+        qk_norm="head",
+    ),
+    "Gemma2ForCausalLM": Family(
+        "Gemma 2",
+        "soft-caps, sliding window layers",
+        _GEMMA
+        | {
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "sliding_window_pattern": 2,
+        },
+        norms="sandwich",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        scales_embeddings=True,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "Gemma 3 (text: 270M, 1B)",
+        "QK-norm, sliding window layers with a RoPE of their own",
+        _GEMMA
+        | {
+            "max_position_embeddings": 131_072,
+            "rope_theta": 1_000_000.0,
+            "rope_local_base_freq": 10_000.0,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "sliding_window_pattern": 6,
+        },
+        qk_norm="head",
+        norms="sandwich",
+        norm_offset=1.0,
+        norm_rounds_once=True,
+        scales_embeddings=True,
+    ),
+    "Phi3ForCausalLM": Family(
+        "Phi-3, Phi-3.5 (mini, medium), Phi-4, Phi-4-mini",
+        "partial RoPE; longrope models up to their original context",
+        {
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "partial_rotary_factor": 1.0,
+        },
+    ),
+    "Olmo2ForCausalLM": Family(
+        "OLMo 2",
+        "norms after attention and MLP, QK-norm of the whole projection",
+        {"rms_norm_eps": 1e-5, "attention_bias": False},
+        qk_norm="projection",
+        norms="post",
+        norm_rounds_once=True,
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "SmolLM3",
+        "layers without RoPE",
+        {
+            "rope_theta": 2_000_000.0,
+            "max_position_embeddings": 32_768,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "layer_types": None,
+            "use_sliding_window": False,
+            "sliding_window": None,
+        }
+        | _BIASES,
+    ),
+    "GraniteForCausalLM": Family(
+        "Granite 3.x (dense)",
+        "multipliers of embeddings, residuals, attention and logits",
+        {
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        }
+        | _BIASES,
+    ),
+}
+
+
+def find_family(raw: Mapping[str, Any]) -> tuple[str, Family] | None:
+    """The architecture of a parsed config.json and its row, or None where it has none."""
+    for name in raw.get("architectures") or ():
+        if name in FAMILIES:
+            return name, FAMILIES[name]
+    return None
+
+
+def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The keys the family reads, from the file or by default. Raises KeyError for a size that has no default."""
+    keys = {name: raw.get(name, default) for name, default in (_COMMON_KEYS | family.keys).items()}
+    if "num_experts" in keys and "num_local_experts" in raw:  # Mixtral's name, and what transformers 5 writes
+        keys["num_experts"] = raw["num_local_experts"]
+    for size in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        keys[size] = raw[size]
+    return keys
+
+
+def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Each layer's window; None: full attention."""
+    window = keys.get("sliding_window")
+    if not keys.get("use_sliding_window", True):
+        window = None
+    return tuple(window if slides else None for slides in _slides(keys))
+
+
+def _slides(keys: Mapping[str, Any]) -> list[bool]:
+    """Which layers have the window, where there is one."""
+    layers = range(keys["num_hidden_layers"])
+    if keys.get("layer_types") is not None:
+        return [_is_sliding(kind) for kind in keys["layer_types"]]
+    if "max_window_layers" in keys:
+        return [layer >= keys["max_window_layers"] for layer in layers]
+    if "sliding_window_pattern" in keys:
+        return [(layer + 1) % keys["sliding_window_pattern"] != 0 for layer in layers]
+    if "no_rope_layers" in keys:
+        return [not has_rope for has_rope in rope_layers(keys)]
+    return [True for _ in layers]
+
+
+def _is_sliding(layer_type: str) -> bool:
+    if layer_type not in ("full_attention", "sliding_attention"):
+        raise ModelError(f"layer type {layer_type!r} is not supported; full_attention and sliding_attention are")
+    return layer_type == "sliding_attention"
+
+
+def rope_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Which layers turn their queries and keys."""
+    num_layers = keys["num_hidden_layers"]
+    if keys.get("no_rope_layers") is not None:  # despite its name, 1 is for layers with RoPE
+        return tuple(bool(has_rope) for has_rope in keys["no_rope_layers"])
+    interval = keys.get("no_rope_layer_interval", num_layers + 1)
+    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))

@@ -1,0 +1,67 @@
+"""What config.json says of a model outside the decoder's families: its sizes, or why it can not run. Torch-free.
+
+Whether transformers has the architecture, and whether its attention can be exchanged, is only known when it is loaded
+(`general`). Knows the names that older architectures have for their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bulkrun.errors import ModelError
+
+# tried on small models against transformers' own generate; any other decoder of transformers is checked when it loads
+TRIED: Mapping[str, str] = {}
+
+_SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
+}
+_KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+_STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
+_ATTENTION_KINDS = ("full_attention", "sliding_attention")
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+def refuse_impossible(raw: Mapping[str, Any]) -> None:
+    """Raise ModelError, naming what it is, for a model that a paged KV cache can not serve."""
+    names = raw.get("architectures") or [raw.get("model_type", "unknown")]
+    shown = ", ".join(map(str, names))
+    kinds = sorted({str(kind) for kind in raw.get("layer_types") or ()} - set(_ATTENTION_KINDS))
+    if raw.get("is_encoder_decoder"):
+        raise ModelError(f"architecture {shown} is not supported: an encoder-decoder; decoder-only models are")
+    if any(raw.get(key) for key in _STATE_SPACE_KEYS):
+        raise ModelError(
+            f"architecture {shown} is not supported: layers that keep a state; models of attention only are"
+        )
+    if kinds:
+        raise ModelError(f"architecture {shown} is not supported: layers of type {', '.join(kinds)}; "
+                         f"{' and '.join(_ATTENTION_KINDS)} are")  # fmt: skip
+    if raw.get("kv_lora_rank"):
+        raise ModelError(f"architecture {shown} is not supported: latent attention; keys and values of one size are")
+    if not any(str(name).endswith(_DECODERS) for name in names):
+        raise ModelError(f"architecture {shown} is not supported; decoders that generate text are (`bulkrun models`)")
+
+
+def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of `ModelConfig`. Raises KeyError, with the usual name, for one that is missing."""
+    sizes = {size: _first(raw, names) for size, names in _SIZE_NAMES.items()}
+    for size, names in _SIZE_NAMES.items():
+        if sizes[size] is None:
+            raise KeyError(names[0])
+    kv_heads = 1 if raw.get("multi_query") else _first(raw, _KV_HEAD_NAMES)
+    return sizes | {
+        "architecture": raw["architectures"][0],
+        "num_kv_heads": kv_heads or sizes["num_heads"],
+        "head_dim": raw.get("head_dim") or sizes["hidden_size"] // sizes["num_heads"],
+        "intermediate_size": _first(raw, _INTERMEDIATE_NAMES) or 4 * sizes["hidden_size"],
+    }
+
+
+def _first(raw: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((raw[name] for name in names if raw.get(name) is not None), None)
