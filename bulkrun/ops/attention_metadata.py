@@ -8,6 +8,7 @@ K key/value heads, D head dim, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,41 @@ if TYPE_CHECKING:
     from bulkrun.ops.sequence_groups import SequenceGroup
 
 NULL_BLOCK = 0  # never allocated: padding in block tables points here, and padded tokens may write here
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Groups of decode sequences whose block tables begin with the same blocks: a kernel may read those once per group.
+
+    A hint: attention gives the same numbers without it, up to rounding. A sequence is in one group at most.
+    """
+
+    seq_index: torch.Tensor  # int32: the sequences of group 0, then of group 1, ...
+    cu_groups: torch.Tensor  # int32 [G + 1]: prefix sum of group sizes
+    prefix_lens_G: torch.Tensor  # int32: tokens shared, at most the context of the shortest sequence of the group
+    prefix_lens_S: torch.Tensor  # int32, per decode sequence: that of its group; 0: in none
+    max_prefix_len: int
+
+    @classmethod
+    def of_groups(
+        cls, groups: list[tuple[list[int], int]], num_decode_seqs: int, device: torch.device | str
+    ) -> SharedPrefixes:
+        """From the host's (sequences, tokens shared) of each group."""
+        lens_S = [0] * num_decode_seqs
+        for seqs, prefix_len in groups:
+            for seq in seqs:
+                lens_S[seq] = prefix_len
+
+        def send(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
+
+        return cls(
+            seq_index=send([seq for seqs, _ in groups for seq in seqs]),
+            cu_groups=send(list(accumulate((len(seqs) for seqs, _ in groups), initial=0))),
+            prefix_lens_G=send([prefix_len for _, prefix_len in groups]),
+            prefix_lens_S=send(lens_S),
+            max_prefix_len=max((prefix_len for _, prefix_len in groups), default=0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +71,6 @@ class AttentionMetadata:
     max_context_len: int
     # int64 [2, C]: slots whose KV is copied and where to, after the step's KV is stored and before anybody attends
     kv_copies: torch.Tensor | None = None
+    shared_prefixes: SharedPrefixes | None = None
     # sliding window -> padding plan of the reference attention: made by the first layer, shared by the others
     groups: dict[int | None, list[SequenceGroup]] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -10,6 +10,7 @@ import torch
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.triton.decode_attention import PartialResults, decode_attention, max_chunks
 from bulkrun.ops.triton.prefill_attention import prefill_attention
+from bulkrun.ops.triton.shared_prefix import shared_prefix_attention
 
 
 def paged_attention(
@@ -33,6 +34,11 @@ def paged_attention(
     if num_decode:
         num_chunks = max_chunks(meta.max_context_len, sliding_window)
         partial = PartialResults.allocate(q_THD[:num_decode], num_chunks)
+        shared = meta.shared_prefixes if num_chunks > 1 and sliding_window is None else None
+        if shared is not None:
+            shared_prefix_attention(
+                q_THD, k_cache, v_cache, meta.block_tables_SM, shared, partial, scale=scale, soft_cap=soft_cap
+            )
         decode_attention(
             q_THD,
             k_cache,
@@ -43,6 +49,7 @@ def paged_attention(
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             partial=partial,
+            prefix_lens_S=None if shared is None else shared.prefix_lens_S,
         )
     if num_seqs > num_decode:
         prefill_attention(

@@ -1,0 +1,70 @@
+"""Shared-prefix attention beside exact dense attention, which knows no sharing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from bulkrun.ops.attention_metadata import SharedPrefixes
+from bulkrun.ops.triton import decode_attention
+from tests.ops.triton.attention_cases import Case, make_case
+from tests.ops.triton.test_paged_attention import attend, check
+
+HEADS = (6, 2, 16)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_attention, "CHUNK", 64)
+
+
+def share(case: Case, *groups: tuple[list[int], int]) -> Case:
+    shared = SharedPrefixes.of_groups(list(groups), case.meta.num_decode_seqs, case.q_THD.device)
+    return dataclasses.replace(case, meta=dataclasses.replace(case.meta, shared_prefixes=shared))
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_a_prefix_of_two_chunks_and_a_rest(device: str, soft_cap: float | None) -> None:
+    case = make_case([1] * 4 + [5], [150, 140, 215, 139, 139], HEADS, shared_blocks=34, device=device)
+    check(share(case, ([0, 3, 2], 136)), soft_cap=soft_cap)  # chunk 2 is shared in part: everyone reads it
+
+
+def test_several_groups_in_any_order_and_sequences_in_none(device: str) -> None:
+    """Two groups of different prefix lengths; group sizes that fill no tile and more than one tile."""
+    case = make_case([1] * 26, [140 + i for i in range(26)], HEADS, shared_blocks=33, device=device)
+    check(share(case, (list(range(25, 3, -1)), 128), ([1, 3], 64)))
+
+
+def test_a_prefix_that_is_the_whole_context(device: str) -> None:
+    case = make_case([1, 1], [128, 128], HEADS, shared_blocks=32, device=device)
+    check(share(case, ([0, 1], 128)))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_nothing_is_shared_below_a_chunk_or_under_a_window(device: str, window: int | None) -> None:
+    case = make_case([1, 1], [100, 140], HEADS, shared_blocks=15, window=window, device=device)
+    assert torch.equal(attend(share(case, ([0, 1], 60)), window), attend(case, window))
+
+
+def test_the_prefix_is_read_through_one_block_table(device: str) -> None:
+    """With the other sequences' tables pointing at NaN, the result stands: only the first sequence's is used."""
+    case = make_case([1] * 3, [140] * 3, HEADS, shared_blocks=32, device=device)
+    shared = share(case, ([1, 0, 2], 128))
+    expected = attend(shared)
+    tables = case.meta.block_tables_SM.clone()
+    tables[[0, 2], :32] = 0  # the null block is NaN here
+    blind = dataclasses.replace(shared, meta=dataclasses.replace(shared.meta, block_tables_SM=tables))
+    assert math.isnan(case.k_cache[0].flatten()[0])
+    assert torch.equal(attend(blind), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (16, 8, 256)], ids=str)
+def test_large_bfloat16_groups(heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_attention, "CHUNK", 512)
+    lens = [1100 + 13 * i for i in range(70)]
+    case = make_case([1] * 70, lens, heads, block_size=16, shared_blocks=68, dtype=torch.bfloat16, device="cuda")
+    check(share(case, (list(range(40)), 1088), (list(range(45, 70)), 1024)))
