@@ -127,8 +127,7 @@ def _draw(
     row_S = model_input.sampling_rows
     if all(params.greedy for params in distinct):
         return logits_SV.argmax(-1)
-    noise_SV = ops.gumbel_noise(rows.seed[row_S], model_input.num_tokens, logits_SV.shape[-1])
-    return ops.sample(logits_SV, rows.temperature[row_S], noise_SV)
+    return ops.gumbel_sample(logits_SV, rows.temperature[row_S], rows.seed[row_S], model_input.num_tokens)
 
 
 def _with_logprobs(sampled: SampledTokens, logits_SV: torch.Tensor, k: int) -> SampledTokens:

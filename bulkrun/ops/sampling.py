@@ -122,6 +122,16 @@ def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch
     return torch.addcmul(logits_SV, noise_SV, is_random_S1).argmax(-1)
 
 
+def gumbel_sample(
+    logits_SV: torch.Tensor, temperature_S: torch.Tensor, seed_S: torch.Tensor, position_S: torch.Tensor
+) -> torch.Tensor:
+    """`sample` with the `gumbel_noise` of (seed, position): int64 [S]. One op, so that noise need not be written out.
+
+    logits_SV: float32, penalized, scaled and filtered. seed_S, position_S: int64.
+    """
+    return sample(logits_SV, temperature_S, gumbel_noise(seed_S, position_S, logits_SV.shape[-1]))
+
+
 def chosen_logprobs(logits_SV: torch.Tensor, token_S: torch.Tensor) -> torch.Tensor:
     """Natural log-probability of each row's token under the raw logits, float32 [S]."""
     logits_SV = logits_SV.float()
