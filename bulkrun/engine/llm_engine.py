@@ -32,7 +32,7 @@ from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.token_masks import MaskFiller
 from bulkrun.models.config import ModelConfig
-from bulkrun.models.decoder import Decoder
+from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loader import default_dtype, load_model
 from bulkrun.models.model_dir import generation_defaults
 from bulkrun.request import (
@@ -56,7 +56,7 @@ class LLMEngine:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         config: EngineConfig,
         *,
         eos_token_ids: Iterable[int] = (),
@@ -89,6 +89,7 @@ class LLMEngine:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        load_format: str = "auto",
         stop_matcher_factory: StopMatcherFactory | None = None,
         constraint_factory: TokenConstraintFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -96,13 +97,14 @@ class LLMEngine:
     ) -> LLMEngine:
         """Load a Hugging Face model directory; `engine_settings` are those of `EngineConfig.resolve`.
 
-        dtype auto: the model's own, float32 on a CPU without bf16 units. Raises ModelError for a model that cannot be
+        dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
+        directory with nothing but config.json will do. Raises ModelError for a model that cannot be
         used and UsageError for settings that cannot work.
         """
         torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         model_config = ModelConfig.from_dir(path)
         torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
-        model = load_model(path, dtype=torch_dtype, device=torch_device)
+        model = load_model(path, dtype=torch_dtype, device=torch_device, load_format=load_format)
         config = EngineConfig.resolve(model_config, torch_dtype, torch_device, **engine_settings)
         eos_token_ids = generation_defaults(path).get("eos_token_ids") or model_config.eos_token_ids
         return cls(

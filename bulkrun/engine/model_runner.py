@@ -17,8 +17,8 @@ from bulkrun.engine.sampler import SampledTokens, sample_tokens
 from bulkrun.engine.scheduler import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.token_masks import PendingMasks, TokenMasks
-from bulkrun.models.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
+from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import TokenLogprob
 
 _DEAD_END = "the grammar allows none of the model's tokens to come next; check that its text can be written with them"
@@ -38,7 +38,7 @@ class StepOutput:
 class ModelRunner:
     """Device state and the one function that advances it."""
 
-    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+    def __init__(self, model: LanguageModel, config: EngineConfig) -> None:
         self.model = model
         self.rows = SequenceRows(config)
         self.kv_cache = KVCache.allocate(

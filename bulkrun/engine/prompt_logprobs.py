@@ -13,7 +13,7 @@ import torch
 from bulkrun import ops
 from bulkrun.engine.scheduler import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
-from bulkrun.models.decoder import Decoder
+from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import TokenLogprob
 
 MAX_LOGITS = 2**24  # float32 numbers held at once: 64 MiB
@@ -28,7 +28,7 @@ class _Wanted(NamedTuple):
     end: int
 
 
-def add_prompt_logprobs(model: Decoder, hidden_TE: torch.Tensor, batch: ScheduledBatch) -> None:
+def add_prompt_logprobs(model: LanguageModel, hidden_TE: torch.Tensor, batch: ScheduledBatch) -> None:
     """Give the sequences of the batch that ask for it the log-probabilities of the tokens this step has predicted.
 
     hidden_TE: the step's hidden states after the last norm, in batch order.
@@ -61,7 +61,7 @@ def _wanted(batch: ScheduledBatch) -> list[_Wanted]:
 
 
 def _logprobs(
-    model: Decoder, hidden_TE: torch.Tensor, rows: list[int], tokens: list[int], num_top: list[int]
+    model: LanguageModel, hidden_TE: torch.Tensor, rows: list[int], tokens: list[int], num_top: list[int]
 ) -> list[TokenLogprob]:
     """One entry per row: of the token that really came, and of the `num_top` likeliest ones."""
     vocab_size, device = model.config.vocab_size, hidden_TE.device

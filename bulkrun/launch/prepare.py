@@ -81,10 +81,15 @@ class PreparedJob:
         return new_record(
             self.spec.model_dump(mode="json"),
             input_facts=self.input_facts(),
-            model_facts={"fingerprint": model_fingerprint(self.model_dir)},
+            model_facts=self._model_facts(),
             versions=versions(),
             job_file=str(job_file) if job_file else None,
         )
+
+    def _model_facts(self) -> dict[str, Any]:
+        """What the results come from: random weights are another model, which the engine section does not say."""
+        facts = {"fingerprint": model_fingerprint(self.model_dir)}
+        return facts if self.spec.engine.load_format == "auto" else facts | {"load_format": "dummy"}
 
 
 def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> PreparedJob:

@@ -11,8 +11,38 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 
-# tried on small models against transformers' own generate; any other decoder of transformers is checked when it loads
-TRIED: Mapping[str, str] = {}
+# compared with transformers' own generate in the tests; any other decoder of transformers is checked when it loads
+TRIED: Mapping[str, str] = {
+    "ApertusForCausalLM": "Apertus",
+    "ArceeForCausalLM": "Arcee AFM",
+    "BioGptForCausalLM": "BioGPT",
+    "Cohere2ForCausalLM": "Command R7B, Command A",
+    "CohereForCausalLM": "Command R",
+    "Ernie4_5ForCausalLM": "ERNIE 4.5 (dense)",
+    "Exaone4ForCausalLM": "EXAONE 4",
+    "GPT2LMHeadModel": "GPT-2",
+    "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
+    "GPTNeoXForCausalLM": "GPT-NeoX, Pythia",
+    "GemmaForCausalLM": "Gemma",
+    "Glm4ForCausalLM": "GLM-4-0414",
+    "GlmForCausalLM": "GLM-4 (9B), GLM-Edge",
+    "GraniteMoeForCausalLM": "Granite 3.x (mixture of experts)",
+    "HeliumForCausalLM": "Helium",
+    "HunYuanDenseV1ForCausalLM": "Hunyuan (dense)",
+    "MinistralForCausalLM": "Ministral (8B)",
+    "NemotronForCausalLM": "Nemotron-4, Minitron",
+    "OPTForCausalLM": "OPT",
+    "Olmo3ForCausalLM": "OLMo 3",
+    "OlmoForCausalLM": "OLMo",
+    "OlmoeForCausalLM": "OLMoE",
+    "PersimmonForCausalLM": "Persimmon",
+    "PhiForCausalLM": "Phi-1, Phi-1.5, Phi-2",
+    "PhimoeForCausalLM": "Phi-3.5-MoE",
+    "Qwen2MoeForCausalLM": "Qwen1.5-MoE, Qwen2-MoE",
+    "SeedOssForCausalLM": "Seed-OSS",
+    "StableLmForCausalLM": "StableLM",
+    "Starcoder2ForCausalLM": "StarCoder2",
+}
 
 _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),

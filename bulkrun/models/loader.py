@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from bulkrun.errors import ModelError
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
+from bulkrun.models.dummy_weights import fill_with_random_weights
+from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.model_dir import read_header
 from bulkrun.models.tensor_names import Target, targets
 from bulkrun.ops.linear import can_pack_bfloat16
@@ -26,18 +28,27 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$")  # older checkpoints stored these constants
 
 
-def load_model(path: Path | str, *, dtype: torch.dtype, device: torch.device | str) -> Decoder:
-    """Build the decoder of a model directory and fill its weights.
+def load_model(
+    path: Path | str, *, dtype: torch.dtype, device: torch.device | str, load_format: str = "auto"
+) -> LanguageModel:
+    """Build the model of a directory and fill its weights.
 
+    `load_format` dummy: with random ones, from config.json alone, the same on every run.
     Raises ModelError for an unsupported model, for pickle weights, for torn files, and for tensors that are
     missing, unexpected or of another shape than config.json says.
     """
-    path = Path(path)
+    path, is_dummy = Path(path), load_format == "dummy"
     config = ModelConfig.from_dir(path)
-    assert isinstance(config, DecoderConfig)
-    files = _weight_files(path)
+    files = [] if is_dummy else _weight_files(path)
+    if not isinstance(config, DecoderConfig):
+        from bulkrun.models.general_loader import load_general_model  # transformers takes seconds to import
+
+        return load_general_model(path, config, dtype=dtype, device=device, is_dummy=is_dummy)
     model = _empty_model(config, dtype, device)
-    _fill(model, files, path)
+    if is_dummy:
+        fill_with_random_weights(model)
+    else:
+        _fill(model, files, path)
     model.pack_weights()
     return model.eval()
 

@@ -6,6 +6,7 @@ argmax is clear. Sizes are odd on purpose. No tokenizer is written: engine and m
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ _MULTIPLIERS = {
     "attention_multiplier": 0.3,
     "logits_scaling": 2.5,
 }
+
+_NO_GQA = {"num_key_value_heads": None}  # the architecture knows no such key
 
 # name -> (architecture, what differs from _SMALL)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -111,6 +114,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteForCausalLM",
         _MULTIPLIERS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    # from here on the general path
+    "gpt2": ("GPT2LMHeadModel", _NO_GQA),
+    "gpt_neox": ("GPTNeoXForCausalLM", _NO_GQA),
+    "opt": ("OPTForCausalLM", _NO_GQA | {"ffn_dim": 72, "word_embed_proj_dim": 32, "pad_token_id": 0}),
+    "stablelm": ("StableLmForCausalLM", {}),
+    "cohere": ("CohereForCausalLM", {"pad_token_id": 0}),
+    "cohere2": ("Cohere2ForCausalLM", {"pad_token_id": 0, "head_dim": 8, "sliding_window": 9}),
+    "olmoe": ("OlmoeForCausalLM", {"pad_token_id": 0, "num_experts": 6, "num_experts_per_tok": 2}),
+    "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 15}),
 }
 
 
@@ -145,7 +157,7 @@ def save_tiny_model(
 @torch.no_grad()
 def _randomize(model: transformers.PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
+        if re.search(r"(norm|ln_\w|ln)\.weight$", name):
             parameter.uniform_(0.5, 1.5)
         elif parameter.ndim == 1:
             parameter.normal_(std=0.3)

@@ -116,6 +116,9 @@ class EngineSpec(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="auto: the model's own; on a CPU without bf16 units float32."
     )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="auto: the model's safetensors; dummy: random weights, for measuring speed without them."
+    )
     max_num_seqs: int | None = Field(None, ge=1, description="Most sequences that run at once. Default: by memory.")
     max_num_batched_tokens: int | None = Field(
         None,

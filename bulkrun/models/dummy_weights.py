@@ -1,0 +1,21 @@
+"""Random weights of the right shapes, so that any model can be measured without its checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.models.decoder import Decoder
+from bulkrun.models.layers import RMSNorm
+
+_STD = 0.02  # small enough that activations stay finite through any number of layers
+
+
+@torch.no_grad()
+def fill_with_random_weights(model: Decoder) -> None:
+    """Fill every parameter where it lies: norms with ones, the rest with the same normal noise on every run."""
+    generator = torch.Generator(model.device).manual_seed(0)
+    for parameter in model.parameters():
+        parameter.normal_(std=_STD, generator=generator)
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            module.weight.fill_(1.0)

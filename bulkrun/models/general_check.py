@@ -1,0 +1,90 @@
+"""Whether a model of the general path gives, over the paged cache, the logits of its own attention.
+
+Nothing else can know: an architecture may add a bias to its scores, mix neighbouring tokens or keep a state without
+saying so. Two short sequences in chunks, side by side, beside the same ones alone: a moment next to the loading.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from bulkrun.errors import ModelError
+from bulkrun.models.general import ATTENTION_NAME, GeneralModel
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.ops import AttentionMetadata
+
+_BLOCK_SIZE = 8
+_LENS = (19, 12)
+_STEPS = (((0, 11), (0, 12)), ((11, 18), (12, 12)), ((18, 19), (12, 12)))  # per step: each sequence's tokens
+_TOLERANCE = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.1}  # share of the logits' spread
+
+
+@torch.inference_mode()
+def check_against_own_attention(model: GeneralModel) -> None:
+    """Raise ModelError, naming the architecture, for a model that is not the same over the paged cache."""
+    name = model.config.architecture
+    if "position_ids" not in inspect.signature(model.model.base_model.forward).parameters:
+        raise ModelError(f"{name} is not supported: it takes no positions, so sequences cannot share a step")
+    limit = min(model.config.vocab_size, 1000)
+    sequences = [torch.arange(7, 7 + 13 * length, 13, device=model.device) % limit for length in _LENS]
+    try:
+        ours = _paged_logits(model, sequences)
+    except ModelError as error:
+        raise ModelError(f"{name} is not supported: {error}") from None
+    if model.step.layers != list(range(model.config.num_layers)):
+        raise ModelError(f"{name} is not supported: its attention cannot be exchanged in transformers")
+    theirs = [_own_logits(model, tokens) for tokens in sequences]
+    worst = max(float(((a - b).abs().mean() / b.std()).cpu()) for a, b in zip(ours, theirs, strict=True))
+    if not worst < _TOLERANCE[model.dtype]:
+        raise ModelError(
+            f"{name} is not supported: over the paged cache its logits are off by {worst:.1%} of their spread; "
+            "something in it besides attention looks at other tokens"
+        )
+
+
+def _paged_logits(model: GeneralModel, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Logits [len, V] of each sequence, computed in the chunks of _STEPS."""
+    width = -(-max(_LENS) // _BLOCK_SIZE)
+    tables = torch.arange(1, 1 + len(_LENS) * width, dtype=torch.int32).view(len(_LENS), width)
+    cache = KVCache.allocate(model.config, tables.numel() + 1, _BLOCK_SIZE, model.dtype, model.device)
+    parts: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for chunks in _STEPS:
+        running = [index for index, (start, end) in enumerate(chunks) if start < end]
+        positions = [torch.arange(*chunks[index]) for index in running]
+        meta = _metadata([chunks[index] for index in running], tables[running], positions, model.device)
+        ids_T = torch.cat([sequences[index][slice(*chunks[index])] for index in running])
+        logits = model.compute_logits(model(ids_T, torch.cat(positions).to(model.device), cache, meta))
+        for index, part in zip(running, logits.split([len(own) for own in positions]), strict=True):
+            parts[index].append(part)
+    return [torch.cat(own) for own in parts]
+
+
+def _metadata(
+    chunks: list[tuple[int, int]], tables: torch.Tensor, positions: list[torch.Tensor], device: torch.device
+) -> AttentionMetadata:
+    slots = [
+        table[own // _BLOCK_SIZE] * _BLOCK_SIZE + own % _BLOCK_SIZE
+        for table, own in zip(tables, positions, strict=True)
+    ]
+    lens = torch.tensor([0, *(len(own) for own in positions)])
+    return AttentionMetadata(
+        slot_mapping_T=torch.cat(slots).long().to(device),
+        block_tables_SM=tables.to(device),
+        context_lens_S=torch.tensor([end for _, end in chunks], dtype=torch.int32, device=device),
+        cu_seqlens_q=lens.cumsum(0).int().to(device),
+        num_decode_seqs=1 if lens.tolist() == [0, 1] else 0,
+        max_query_len=int(lens.max()),
+        max_context_len=max(end for _, end in chunks),
+    )
+
+
+def _own_logits(model: GeneralModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [len, V] of one sequence by the model as transformers runs it."""
+    config = model.model.config
+    config._attn_implementation = "eager"
+    try:
+        return model.model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    finally:
+        config._attn_implementation = ATTENTION_NAME

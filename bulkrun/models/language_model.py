@@ -1,0 +1,33 @@
+"""What the engine needs of a model: hidden states over a paged cache, and logits of some of them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.ops import AttentionMetadata
+
+
+class LanguageModel(Protocol):
+    """A decoder-only transformer on its device, weights loaded. The caller holds `torch.inference_mode()`."""
+
+    config: ModelConfig
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the hidden states and the KV cache."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    def __call__(
+        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the cache."""
+
+    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [S, V] of the rows that sample."""
