@@ -17,10 +17,14 @@ Schema metadata (`bulkrun.shard`, JSON): shard, window, rows, prompt_tokens (of 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
+
+from bulkrun.errors import RunError
 
 METADATA_KEY = b"bulkrun.shard"
 
@@ -57,13 +61,25 @@ def shard_schema(passthrough: pa.Schema, info: ShardInfo | None = None) -> pa.Sc
 
 
 def read_shard(path: Path) -> tuple[ShardInfo, pa.Table]:
-    """The shard's info and all its rows (a shard fits into memory by construction)."""
-    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+    """The shard's info and all its rows (a shard fits into memory by construction). Raises RunError when it is torn."""
+    with _opened(path) as reader:
         table = reader.read_all()
-    return ShardInfo(**json.loads(table.schema.metadata[METADATA_KEY])), table
+        return ShardInfo(**json.loads(table.schema.metadata[METADATA_KEY])), table
 
 
 def read_shard_info(path: Path) -> ShardInfo:
-    """The shard's info alone (reads the file's footer)."""
-    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+    """The shard's info alone (reads the file's footer). Raises RunError when it is torn."""
+    with _opened(path) as reader:
         return ShardInfo(**json.loads(reader.schema.metadata[METADATA_KEY]))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pa.ipc.RecordBatchFileReader]:
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+            yield reader
+    except (pa.ArrowException, OSError) as error:
+        raise RunError(
+            f"{path}: not a whole shard of the plan ({error}); the disk or another program damaged it: start again "
+            "with --fresh"
+        ) from error
