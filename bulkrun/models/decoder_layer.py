@@ -27,6 +27,20 @@ def attend(
 ) -> torch.Tensor:
     """Write this step's keys and values to a layer's cache, then attend over it; returns [T, H, D]."""
     ops.store_kv(k_TKD, v_TKD, k_cache, v_cache, meta.slot_mapping_T)
+    return attend_stored(q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+
+
+def attend_stored(
+    q_THD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Attend over a layer's cache, this step's keys and values included; returns [T, H, D]."""
     if meta.kv_copies is not None:
         ops.copy_kv(k_cache, v_cache, meta.kv_copies)
     return ops.paged_attention(
@@ -59,14 +73,16 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """[T, E] -> [T, E]; writes this step's keys and values to the cache first."""
         qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
-        qk_TND, v_TKD = qkv_TND.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.qk_norm is not None:
-            qk_TND = self.qk_norm(qk_TND)
-        if rotary is not None:
-            qk_TND = ops.apply_rotary(qk_TND, *rotary)
-        q_THD, k_TKD = qk_TND.split((self.num_heads, self.num_kv_heads), dim=1)
-        out_THD = attend(
-            q_THD, k_TKD, v_TKD, k_cache, v_cache, meta,
+        qk_norm_weight, eps = None, 0.0
+        if isinstance(self.qk_norm, HeadQKNorm):
+            qk_norm_weight, eps = self.qk_norm.weight, self.qk_norm.eps
+        elif self.qk_norm is not None:
+            qk_TND = qkv_TND[:, : self.num_heads + self.num_kv_heads]
+            qk_TND.copy_(self.qk_norm(qk_TND))
+        cos, sin = rotary or (None, None)
+        q_THD = ops.norm_rotary_store(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, meta.slot_mapping_T)
+        out_THD = attend_stored(
+            q_THD, k_cache, v_cache, meta,
             scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap,
         )  # fmt: skip
         return self.o_proj(out_THD.flatten(1))

@@ -16,8 +16,8 @@ def norm_rotary_store(
     qkv_TND: torch.Tensor,
     qk_norm_weight: torch.Tensor | None,
     eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping_T: torch.Tensor,
@@ -25,14 +25,15 @@ def norm_rotary_store(
     """Normalize query and key heads, turn them by position, write keys and values; returns the queries [T, H, D].
 
     qkv_TND: [T, H + 2 K, D], contiguous heads: queries, keys, values. qk_norm_weight: [H + K, D], see `rms_norm`; None:
-    no normalization. cos, sin: [T, 1, R], see `apply_rotary`. k_cache, v_cache: [N, B, K, D] contiguous, written in
-    place. slot_mapping_T: int64, see `store_kv`.
+    no normalization. cos, sin: [T, 1, R], see `apply_rotary`; None: positions turn nothing. k_cache, v_cache:
+    [N, B, K, D] contiguous, written in place. slot_mapping_T: int64, see `store_kv`.
     """
     num_kv_heads = k_cache.shape[2]
     qk_TND, v_TKD = qkv_TND.split((qkv_TND.shape[1] - num_kv_heads, num_kv_heads), dim=1)
     if qk_norm_weight is not None:
         qk_TND = rms_norm(qk_TND, qk_norm_weight, eps)
-    qk_TND = apply_rotary(qk_TND, cos, sin)
+    if cos is not None and sin is not None:
+        qk_TND = apply_rotary(qk_TND, cos, sin)
     q_THD, k_TKD = qk_TND.split((qk_TND.shape[1] - num_kv_heads, num_kv_heads), dim=1)
     store_kv(k_TKD, v_TKD, k_cache, v_cache, slot_mapping_T)
     return q_THD

@@ -16,8 +16,8 @@ def norm_rotary_store(
     qkv_TND: torch.Tensor,
     qk_norm_weight: torch.Tensor | None,
     eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping_T: torch.Tensor,
@@ -26,8 +26,7 @@ def norm_rotary_store(
     num_tokens, num_heads, head_dim = qkv_TND.shape
     num_kv_heads = k_cache.shape[2]
     assert qkv_TND.stride(1) == head_dim and qkv_TND.stride(2) == 1
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
-    assert qk_norm_weight is None or qk_norm_weight.is_contiguous()
+    assert all(x is None or x.is_contiguous() for x in (k_cache, v_cache, cos, sin, qk_norm_weight))
     q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
     if num_tokens:
         _norm_rotary_store_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS))](
@@ -45,7 +44,7 @@ def norm_rotary_store(
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             PADDED_DIM=triton.next_power_of_2(head_dim),
-            ROTARY_DIM=cos.shape[-1],
+            ROTARY_DIM=0 if cos is None else cos.shape[-1],
             HEADS=_HEADS,
             HAS_NORM=qk_norm_weight is not None,
             num_warps=4,
@@ -95,9 +94,11 @@ def _norm_rotary_store_kernel(
         partner_weight_ND = tl.load(weight_row_ptr + partner_D[None, :], mask=is_turned_ND, other=0.0)
         x_ND = _weighted(x_ND * scale_N[:, None], weight_ND, raw_ND.dtype)
         partner_ND = _weighted(partner_ND * scale_N[:, None], partner_weight_ND, raw_ND.dtype)
-    cos_D = tl.load(cos_ptr + token * ROTARY_DIM + dim_D, mask=turns_D, other=1.0).to(tl.float32)
-    sin_D = tl.load(sin_ptr + token * ROTARY_DIM + dim_D, mask=turns_D, other=0.0).to(tl.float32)
-    turned_ND = (x_ND * cos_D[None, :] + partner_ND * sin_D[None, :]).to(raw_ND.dtype)
+    if ROTARY_DIM > 0:
+        cos_D = tl.load(cos_ptr + token * ROTARY_DIM + dim_D, mask=turns_D, other=1.0).to(tl.float32)
+        sin_D = tl.load(sin_ptr + token * ROTARY_DIM + dim_D, mask=turns_D, other=0.0).to(tl.float32)
+        x_ND = x_ND * cos_D[None, :] + partner_ND * sin_D[None, :]
+    turned_ND = x_ND.to(raw_ND.dtype)
 
     is_q_N = head_N < NUM_Q_HEADS
     is_k_N = (head_N >= NUM_Q_HEADS) & (head_N < NUM_QK_HEADS)

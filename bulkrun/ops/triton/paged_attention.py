@@ -23,9 +23,10 @@ def paged_attention(
     sliding_window: int | None,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """As the reference. Heads of a token must be contiguous in `q_THD`, blocks of a sequence in `block_tables_SM`."""
-    assert q_THD.stride(1) == q_THD.shape[2] and q_THD.stride(2) == 1 and meta.block_tables_SM.stride(1) == 1
-    assert k_cache.is_contiguous() and v_cache.is_contiguous()
+    """As the reference; queries whose heads are not side by side are copied first."""
+    assert k_cache.is_contiguous() and v_cache.is_contiguous() and meta.block_tables_SM.stride(1) == 1
+    if q_THD.stride()[1:] != (q_THD.shape[2], 1):
+        q_THD = q_THD.contiguous()
     num_decode, num_seqs = meta.num_decode_seqs, meta.context_lens_S.numel()
     all_rows_written = q_THD.shape[0] == num_decode
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)

@@ -13,7 +13,9 @@ from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import save_tiny_model
 
 
-@pytest.mark.parametrize("variant", ["mistral_sliding", "qwen3"])
+@pytest.mark.parametrize(
+    "variant", ["mistral_sliding", "qwen3", "gemma2", "gemma3", "olmo2", "phi3_partial_rotary", "smollm3"]
+)
 def test_a_decoder_has_the_logits_of_the_references(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

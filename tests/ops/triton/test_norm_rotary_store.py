@@ -24,12 +24,12 @@ def check(
     num_tokens: int = 3,
 ) -> None:
     num_heads, num_kv_heads, head_dim = heads
-    rotary_dim = rotary_dim or head_dim
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
     qkv_TND = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(device, dtype)
     weight = torch.rand(num_heads + num_kv_heads, head_dim).to(device, dtype) if norm else None
     positions = torch.randint(0, 9000, (num_tokens,), device=device)
-    inv_freq = 1.0 / 10_000 ** (torch.arange(0, rotary_dim, 2, device=device) / rotary_dim)
-    cos, sin = rotary_cos_sin(positions, inv_freq, 1.1, dtype)
+    inv_freq = 1.0 / 10_000 ** (torch.arange(0, rotary_dim, 2, device=device) / max(rotary_dim, 1))
+    cos, sin = rotary_cos_sin(positions, inv_freq, 1.1, dtype) if rotary_dim else (None, None)
     slots = torch.randperm(4 * num_tokens + 2)[:num_tokens].to(device) + 3
     slots[1] = -1
     caches = [
@@ -50,8 +50,9 @@ def test_equals_its_parts(device: str, heads: tuple[int, int, int], norm: bool) 
     check(heads, device=device, norm=norm, dtype=torch.float32)
 
 
-def test_turns_only_the_first_dimensions(device: str) -> None:
-    check((3, 1, 32), device=device, rotary_dim=12, norm=True, dtype=torch.float32)
+@pytest.mark.parametrize("rotary_dim", [0, 12])
+def test_turns_only_the_first_dimensions_or_none(device: str, rotary_dim: int) -> None:
+    check((3, 1, 32), device=device, rotary_dim=rotary_dim, norm=True, dtype=torch.float32)
 
 
 def test_half_precision(device: str) -> None:
