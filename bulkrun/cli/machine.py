@@ -14,7 +14,7 @@ from bulkrun.cli.output import json_option, note, print_facts, print_json, print
 @click.argument("name", required=False)
 @json_option
 def models(name: str | None, as_json: bool) -> None:
-    """What models can be run; with a NAME, whether that one can.
+    """What models can be run, and how fast; with a NAME, whether that one can.
 
     NAME is a hub id, a local directory, or bundled:tiny.
     """
@@ -28,7 +28,7 @@ def models(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(listing)
         return
-    print_table(["architecture", "family", "notes"], [row.values() for row in listing["architectures"]])
+    print_table(["level", "architecture", "family", "notes"], [row.values() for row in listing["architectures"]])
     note("\nBundled, for trying things: " + ", ".join(listing["bundled"]))
 
 

@@ -1,20 +1,30 @@
-"""Which models can be run, as data. Torch-free: reads configs, never weights."""
+"""Which models can be run, as data. Torch-free: reads configs, never weights.
+
+Three levels. fast: the engine's own decoder. general: transformers' code around the engine's attention and cache, right
+but slower. unsupported: refused by name.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bulkrun.launch.prepare import BUNDLED_ROOT
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.families import FAMILIES
+from bulkrun.models.general_config import TRIED, UNSUPPORTED
 from bulkrun.models.model_dir import BUNDLED_PREFIX, generation_defaults, model_fingerprint, resolve_model
+
+_COLUMNS = ("level", "architecture", "family", "notes")
 
 
 def supported_models() -> dict[str, Any]:
-    """The architectures that run and the models that come with bulkrun."""
-    rows = [(name, family.models, family.notes) for name, family in FAMILIES.items()]
+    """The architectures of each level and the models that come with bulkrun."""
+    rows = [("fast", name, family.models, family.notes) for name, family in FAMILIES.items()]
+    rows += [("general", name, models, "compared with transformers in the tests") for name, models in TRIED.items()]
+    rows += [("general", "any other decoder of transformers", "-", "compared with its own attention when it is loaded")]
+    rows += [("unsupported", names, kind, why) for kind, (names, why) in UNSUPPORTED.items()]
     return {
-        "architectures": [dict(zip(("architecture", "family", "notes"), row, strict=True)) for row in rows],
+        "architectures": [dict(zip(_COLUMNS, row, strict=True)) for row in rows],
         "bundled": sorted(BUNDLED_PREFIX + path.parent.name for path in BUNDLED_ROOT.glob("*/config.json")),
     }
 
@@ -27,6 +37,7 @@ def describe_model(name: str) -> dict[str, Any]:
         "model": name,
         "directory": str(path),
         "architecture": config.architecture,
+        "level": "fast" if isinstance(config, DecoderConfig) else "general",
         "layers": config.num_layers,
         "hidden size": config.hidden_size,
         "heads": f"{config.num_heads} query, {config.num_kv_heads} key/value of {config.head_dim}",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.rope import rope_keys
 
 # compared with transformers' own generate in the tests; any other decoder of transformers is checked when it loads
 TRIED: Mapping[str, str] = {
@@ -42,6 +43,17 @@ TRIED: Mapping[str, str] = {
     "SeedOssForCausalLM": "Seed-OSS",
     "StableLmForCausalLM": "StableLM",
     "Starcoder2ForCausalLM": "StarCoder2",
+}
+
+# kind of model -> (architectures, why it cannot run)
+UNSUPPORTED: Mapping[str, tuple[str, str]] = {
+    "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
+    "state space, recurrent, hybrid": ("Mamba, RWKV, Jamba, Qwen3-Next, Falcon-H1 ...", "a state that is no KV cache"),
+    "latent attention": ("DeepSeek V2, V3, R1; MiniCPM3", "keys and values of different sizes"),
+    "attention of their own": ("BLOOM, MPT, Falcon, GPT-J, GPT-Neo, CodeGen", "transformers cannot exchange it"),
+    "attention sinks": ("GptOssForCausalLM", "a score without a token in every softmax"),
+    "quantized checkpoints": ("GPTQ, AWQ, bitsandbytes ...", "use the bfloat16 or float16 checkpoint"),
+    "code in the checkpoint": ("whatever needs trust_remote_code", "nothing is executed from weights"),
 }
 
 _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -84,6 +96,11 @@ def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     for size, names in _SIZE_NAMES.items():
         if sizes[size] is None:
             raise KeyError(names[0])
+    rope = rope_keys(raw)
+    if rope.get("rope_type", rope.get("type")) == "longrope":  # see RopeConfig.max_positions
+        sizes["max_position_embeddings"] = rope.get(
+            "original_max_position_embeddings", sizes["max_position_embeddings"]
+        )
     kv_heads = 1 if raw.get("multi_query") else _first(raw, _KV_HEAD_NAMES)
     return sizes | {
         "architecture": raw["architectures"][0],

@@ -124,11 +124,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("OlmoeForCausalLM", {"pad_token_id": 0, "num_experts": 6, "num_experts_per_tok": 2}),
     "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 15}),
 }
+# the rest of the architectures that the general path is tried with: less often, for time's sake
+GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("ApertusForCausalLM", {}),
+    "arcee": ("ArceeForCausalLM", {}),
+    "biogpt": ("BioGptForCausalLM", _NO_GQA),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
+    "exaone4": ("Exaone4ForCausalLM", {"head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2}),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", _NO_GQA),
+    "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", _NO_GQA | {"multi_query": False}),
+    "gemma": ("GemmaForCausalLM", {"head_dim": 16}),
+    "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "granitemoe": ("GraniteMoeForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "helium": ("HeliumForCausalLM", {"head_dim": 8}),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
+    "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
+    "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),
+    "olmo": ("OlmoForCausalLM", {}),
+    "olmo3": ("Olmo3ForCausalLM", {"sliding_window": 11}),
+    "persimmon": ("PersimmonForCausalLM", _NO_GQA),
+    "phi": ("PhiForCausalLM", {}),
+    "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {**_EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 32},
+    ),
+    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
+}
 
 
 def make_tiny_model(variant: str = "llama", *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
     """The transformers model of a variant, float32, in eval mode. `overrides` are Hugging Face config keys."""
-    architecture, changes = VARIANTS[variant]
+    architecture, changes = (VARIANTS | GENERAL_VARIANTS)[variant]
     model_class = getattr(transformers, architecture)
     config = model_class.config_class(**(_SMALL | changes | overrides))
     config._attn_implementation = "eager"

@@ -1,0 +1,74 @@
+"""Every kind of difference between families under every way of batching, against transformers' own generate."""
+
+from __future__ import annotations
+
+import pytest
+
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.request import Request, SamplingParams
+from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+
+VARIANTS = [
+    "gemma2",
+    "gemma3_rope_linear",
+    "phi3_longrope",
+    "olmo2",
+    "smollm3_sliding",
+    "granite",
+    "qwen3_moe",
+    "mixtral",
+    "gpt2",
+    "opt",
+    "cohere2",
+]
+MAX_TOKENS = 14
+SHARED = [3 + 11 * n % (VOCAB_SIZE - 3) for n in range(17)]
+PROMPTS = [[*SHARED, *(3 + (7 * n + 5 * k) % (VOCAB_SIZE - 3) for n in range(2 + 5 * k))] for k in range(5)]
+SETTINGS = {
+    "in a crowd": {"max_num_batched_tokens": 500, "enable_prefix_caching": False},
+    "chunked": {"max_num_batched_tokens": 7, "max_num_seqs": 3, "enable_prefix_caching": False},
+    "prefix cached": {"max_num_batched_tokens": 40},
+    "preempted": {"max_model_len": 60},
+}
+
+
+def _requests() -> list[Request]:
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+    return [Request(f"r{i}", prompt, params, expected_tokens=1) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[list[int]]]:
+    return {variant: [generate_with_transformers(variant, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
+            for variant in VARIANTS}  # fmt: skip
+
+
+def _pool_of(engine: LLMEngine, tokens: int) -> int:
+    """Bytes of KV cache for so many tokens."""
+    cache = engine.model_runner.kv_cache
+    per_block = 2 * len(cache.k) * cache.k[0][0].numel() * cache.k[0].element_size()
+    return per_block * (1 + tokens // cache.block_size)
+
+
+@pytest.mark.parametrize("way", SETTINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_equal_transformers_however_they_are_batched(
+    make_engine: EngineFactory, expected: dict[str, list[list[int]]], variant: str, way: str
+) -> None:
+    engine = make_engine(variant, **SETTINGS[way])
+    if way == "preempted":
+        engine = make_engine(variant, **SETTINGS[way], kv_cache_memory_bytes=_pool_of(engine, 88))
+    engine._eos_token_ids = frozenset([VOCAB_SIZE + EOS_TOKEN_ID])  # could stop, so admission dares more; never does
+    for _ in range(2 if way == "prefix cached" else 1):
+        completions = run(engine, _requests())
+        assert [list(completions[f"r{i}"].token_ids) for i in range(len(PROMPTS))] == expected[variant]
+    assert (engine.stats().num_preemptions > 0) == (way == "preempted")
+    assert (engine.stats().num_cached_tokens > 0) == (way in ("prefix cached", "preempted"))
+
+
+def test_dummy_weights_run_from_config_json_alone(make_engine: EngineFactory, model_dir, tmp_path) -> None:
+    (tmp_path / "config.json").write_text((model_dir("llama") / "config.json").read_text())
+    engine = LLMEngine.from_model_dir(tmp_path, device="cpu", kv_cache_memory_bytes=2**20, load_format="dummy")
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    assert run(engine, [Request("r", PROMPTS[0], params)])["r"].num_output_tokens == 5

@@ -1,0 +1,152 @@
+"""The general path beside transformers' own attention, in float32; and everything it must refuse, by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config import DecoderConfig, ModelConfig
+from bulkrun.models.families import FAMILIES
+from bulkrun.models.general import GeneralModel
+from bulkrun.models.general_config import TRIED
+from bulkrun.models.loader import load_model
+from tests.models.paged_driver import forced_logits
+from tests.models.tiny_models import GENERAL_VARIANTS, VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
+
+SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6}
+
+
+def load(path: Path, *, load_format: str = "auto") -> GeneralModel:
+    model = load_model(path, dtype=torch.float32, device="cpu", load_format=load_format)
+    assert isinstance(model, GeneralModel)
+    return model
+
+
+def save_untrained(path: Path, architecture: str, **config: Any) -> Path:
+    model_class = getattr(transformers, architecture)
+    model_class(model_class.config_class(**(SIZES | config))).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("variant", GENERAL_VARIANTS)
+def test_paged_steps_of_a_mixed_batch_equal_transformers(variant: str, tmp_path: Path) -> None:
+    prompt_lens, lens = [21, 1, 9], [40, 17, 30]
+    generator = torch.Generator().manual_seed(1)
+    sequences = [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lens]
+    paged = forced_logits(load(save_tiny_model(tmp_path, variant)), sequences, prompt_lens)
+    reference = make_tiny_model(variant)
+    for tokens, ours in zip(sequences, paged, strict=True):
+        with torch.inference_mode():
+            theirs = reference(torch.tensor([tokens])).logits[0]
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+def test_what_is_called_tried_is_what_is_tried() -> None:
+    tested = {architecture for architecture, _ in (VARIANTS | GENERAL_VARIANTS).values()}
+    assert tested - set(FAMILIES) == set(TRIED)
+    assert set(FAMILIES) <= tested
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("GPTJForCausalLM", {"rotary_dim": 8}, r"attention cannot be exchanged"),
+        ("GPTNeoForCausalLM", {"attention_types": [[["global"], 2]]}, r"attention cannot be exchanged"),
+        ("BloomForCausalLM", {"seq_length": 64}, r"key 'max_position_embeddings' is missing|no positions"),
+        ("MptForCausalLM", {}, r"takes no positions"),
+        ("FalconForCausalLM", {"multi_query": True, "new_decoder_architecture": False}, r"cannot be exchanged"),
+        ("GptOssForCausalLM", {"head_dim": 8, "intermediate_size": 32, "num_local_experts": 2,
+                               "num_experts_per_tok": 1}, r"wants s_aux besides"),
+        ("DiffLlamaForCausalLM", {"intermediate_size": 32}, r"DiffLlamaForCausalLM is not supported"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_by_name(
+    architecture: str, config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = save_untrained(tmp_path, architecture, **config)
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+def test_a_model_that_looks_at_its_neighbours_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_tiny_model(tmp_path, "gpt2")
+    forward = transformers.models.gpt2.modeling_gpt2.GPT2MLP.forward
+
+    def shifted(self: Any, states: torch.Tensor) -> torch.Tensor:
+        return forward(self, states + states.roll(1, dims=1))
+
+    monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2MLP, "forward", shifted)
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not supported: .* logits are off by"):
+        load(path)
+
+
+def test_missing_tensors_are_not_filled_with_noise(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = save_tiny_model(tmp_path, "gpt2")
+    tensors = load_file(path / "model.safetensors")
+    save_file(
+        {k: v for k, v in tensors.items() if "h.1.mlp.c_fc" not in k}, path / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ModelError, match=r"missing keys: .*h\.1\.mlp\.c_fc"):
+        load(path)
+
+
+def test_code_in_the_checkpoint_is_never_run(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    (tmp_path / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    raw = {"architectures": ["EvilForCausalLM"], "model_type": "evil", "max_position_embeddings": 64, **SIZES}
+    code = {"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"auto_map": code}))
+    with pytest.raises(ModelError, match=r"EvilForCausalLM is not supported: transformers cannot load it"):
+        load(tmp_path, load_format="dummy")
+    assert not marker.exists()
+
+
+def test_an_architecture_that_transformers_does_not_have(tmp_path: Path) -> None:
+    raw = {"architectures": ["NobodyForCausalLM"], "model_type": "nobody", "max_position_embeddings": 64, **SIZES}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=r"NobodyForCausalLM is not supported: transformers cannot load it"):
+        load(tmp_path, load_format="dummy")
+
+
+def test_pickle_weights_are_refused_here_too(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "gpt2")
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="only as pickle"):
+        load(path)
+
+
+def test_dummy_weights_need_config_json_only_and_repeat(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "gpt_neox")
+    (tmp_path / "model.safetensors").unlink()
+    first, second = load(tmp_path, load_format="dummy"), load(tmp_path, load_format="dummy")
+    for ours, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(ours, other)
+
+
+def test_sizes_under_the_names_of_older_architectures() -> None:
+    gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 96, "n_head": 6, "n_layer": 5, "n_positions": 77,
+            "vocab_size": 31, "n_inner": None, "eos_token_id": 30}  # fmt: skip
+    config = ModelConfig.from_dict(gpt2)
+    assert not isinstance(config, DecoderConfig)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (5, 6, 6, 16)
+    assert (config.hidden_size, config.intermediate_size, config.max_position_embeddings) == (96, 384, 77)
+    multi_query = gpt2 | {"architectures": ["GPTBigCodeForCausalLM"], "multi_query": True}
+    assert ModelConfig.from_dict(multi_query).num_kv_heads == 1
+    with pytest.raises(KeyError, match="num_hidden_layers"):
+        ModelConfig.from_dict({key: value for key, value in gpt2.items() if key != "n_layer"})
+
+
+def test_contexts_beyond_the_original_one_are_not_offered_where_longrope_would_change_every_key() -> None:
+    raw = {"architectures": ["PhimoeForCausalLM"], "max_position_embeddings": 512, **SIZES}
+    scaling = {"type": "longrope", "original_max_position_embeddings": 64}
+    assert ModelConfig.from_dict(raw).max_position_embeddings == 512
+    assert ModelConfig.from_dict(raw | {"rope_scaling": scaling}).max_position_embeddings == 64
