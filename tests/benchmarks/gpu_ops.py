@@ -1,0 +1,247 @@
+"""Every Triton op on a GPU: time, GB/s and FLOP/s beside its torch reference and beside what the device can do.
+
+    python -m tests.benchmarks.gpu_ops [--only decode] [--head-dim 128] [--tokens 4096]
+
+Prints one JSON object: the device, its copy bandwidth and bf16 GEMM rate measured in the same run, and for each case
+the median of CUDA-event times with a cold L2, the bytes and FLOPs the op cannot do without (not those it does), and the
+share of the ceiling that binds. Where a case has a rival (the reference, or torch's own attention on contiguous KV),
+its time is there too: compare ratios of one run only. Exits 1 where there is no CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from bulkrun import ops
+from bulkrun.ops import AttentionMetadata
+from bulkrun.ops.attention_metadata import SharedPrefixes
+
+BLOCK_SIZE = 16
+BYTES = 2  # of a bf16 number
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A model's and a step's; the defaults are Llama-3.1-8B's."""
+
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    hidden_size: int = 4096
+    intermediate_size: int = 14336
+    vocab_size: int = 128_256
+    num_tokens: int = 4096
+    decode_seqs: int = 512
+    contexts: tuple[int, ...] = (256, 1024, 4096)
+    prompts: tuple[int, ...] = (512, 2048, 8192)
+    prefix_len: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One op over one shape."""
+
+    name: str
+    run: Callable[[], object]
+    num_bytes: float
+    flops: float = 0.0
+    rival: Callable[[], object] | None = None
+
+
+def elementwise_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """Ops that are all memory: each tensor read or written once."""
+    tokens, width = sizes.num_tokens, sizes.hidden_size
+    x, residual = torch.randn(2, tokens, width, device=device, dtype=torch.bfloat16)
+    weight = torch.rand(width, device=device, dtype=torch.bfloat16)
+    num_bytes = BYTES * tokens * width
+    yield _beside_reference("rms_norm", ops.rms_norm, (x, weight, 1e-6), 2 * num_bytes)
+    yield _beside_reference("add_rms_norm", ops.add_rms_norm, (x, residual, weight, 1e-6), 4 * num_bytes)
+    gate_up = torch.randn(tokens, 2 * sizes.intermediate_size, device=device, dtype=torch.bfloat16)
+    num_bytes = 3 * BYTES * tokens * sizes.intermediate_size
+    yield _beside_reference("silu_mul", ops.silu_mul, (gate_up,), num_bytes)
+    yield _norm_rotary_store_case(sizes, device)
+
+
+def _norm_rotary_store_case(sizes: Sizes, device: str) -> Case:
+    tokens, heads, dim = sizes.num_tokens, sizes.num_heads + 2 * sizes.num_kv_heads, sizes.head_dim
+    qkv = torch.randn(tokens, heads, dim, device=device, dtype=torch.bfloat16)
+    weight = torch.rand(heads - sizes.num_kv_heads, dim, device=device, dtype=torch.bfloat16)
+    inv_freq = 1e4 ** (-torch.arange(0, dim, 2, device=device) / dim)
+    cos, sin = ops.rotary_cos_sin(torch.arange(tokens, device=device), inv_freq, 1.0, torch.bfloat16)
+    shape = (tokens // BLOCK_SIZE + 1, BLOCK_SIZE, sizes.num_kv_heads, dim)
+    k_cache, v_cache = torch.zeros(2, *shape, device=device, dtype=torch.bfloat16)
+    args = (qkv, weight, 1e-6, cos, sin, k_cache, v_cache, torch.randperm(tokens, device=device))
+    return _beside_reference("norm_rotary_store", ops.norm_rotary_store, args, 2 * qkv.numel() * BYTES)
+
+
+def sampling_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """Logits read once; masks also copy them, as the contract says."""
+    rows, vocab = sizes.decode_seqs, sizes.vocab_size
+    logits = torch.randn(rows, vocab, device=device)
+    seeds, ones = torch.arange(rows, device=device), torch.ones(rows, device=device)
+    yield _beside_reference("gumbel_sample", ops.gumbel_sample, (logits, ones, seeds, seeds), 4 * logits.numel())
+    masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab // 32)), dtype=torch.int32, device=device)
+    num_bytes = 8 * logits.numel() + 4 * masks.numel()
+    yield _beside_reference("apply_token_masks", ops.apply_token_masks, (logits, masks, seeds), num_bytes)
+
+
+def decode_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """One query per sequence: the bytes are those of K and V; then the same with a prefix that all share."""
+    for context in sizes.contexts:
+        step = make_step(sizes, [1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device)
+        tokens = sizes.decode_seqs * context
+        yield _attention_case(f"decode context={context}", sizes, step, kv_tokens=tokens, pairs=tokens)
+    context, shared = sizes.prefix_len + 100, sizes.prefix_len // BLOCK_SIZE
+    step = make_step(sizes, [1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device, shared)
+    everyone = [(list(range(sizes.decode_seqs)), sizes.prefix_len)]
+    grouped = replace(step, shared_prefixes=SharedPrefixes.of_groups(everyone, sizes.decode_seqs, device))
+    case = _attention_case(
+        f"decode shared_prefix={sizes.prefix_len}",
+        sizes,
+        grouped,
+        kv_tokens=sizes.prefix_len + 100 * sizes.decode_seqs,
+        pairs=context * sizes.decode_seqs,
+    )
+    yield replace(case, rival=_attention_case("", sizes, step, kv_tokens=0, pairs=0).run)
+
+
+def prefill_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """Whole prompts, as many as make up the longest; the rival is torch's own attention on contiguous keys."""
+    for length in sizes.prompts:
+        count = max(sizes.prompts) // length
+        step = make_step(sizes, [length] * count, [length] * count, device)
+        pairs = count * length * (length + 1) // 2
+        case = _attention_case(f"prefill {count}x{length}", sizes, step, kv_tokens=count * length, pairs=pairs)
+        shape = (count, sizes.num_heads, length, sizes.head_dim)
+        q, k, v = torch.randn(3, *shape, device=device, dtype=torch.bfloat16)
+        k, v = (x[:, : sizes.num_kv_heads].contiguous() for x in (k, v))
+
+        def dense(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+        yield replace(case, rival=dense)
+
+
+def make_step(
+    sizes: Sizes, query_lens: list[int], context_lens: list[int], device: str, shared_blocks: int = 0
+) -> AttentionMetadata:
+    """Sequences whose blocks are scattered over the pool; the first `shared_blocks` are everybody's."""
+    own = [-(-length // BLOCK_SIZE) - shared_blocks for length in context_lens]
+    pool = torch.randperm(sum(own)) + 1 + shared_blocks
+    tables = torch.zeros(len(own), max(own) + shared_blocks, dtype=torch.int32)
+    tables[:, :shared_blocks] = torch.arange(1, shared_blocks + 1)
+    for row, blocks in zip(tables, pool.split(own), strict=True):
+        row[shared_blocks : shared_blocks + len(blocks)] = blocks
+    is_decode = max(query_lens) == 1
+    return AttentionMetadata(
+        slot_mapping_T=torch.zeros(sum(query_lens), dtype=torch.int64, device=device),
+        block_tables_SM=tables.to(device),
+        context_lens_S=torch.tensor(context_lens, dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
+        num_decode_seqs=len(query_lens) if is_decode else 0,
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
+    )
+
+
+def _attention_case(name: str, sizes: Sizes, step: AttentionMetadata, *, kv_tokens: int, pairs: int) -> Case:
+    device, dim = step.context_lens_S.device, sizes.head_dim
+    shape = (int(step.block_tables_SM.max()) + 1, BLOCK_SIZE, sizes.num_kv_heads, dim)
+    k_cache = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    v_cache = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    q = torch.randn(step.slot_mapping_T.numel(), sizes.num_heads, dim, device=device, dtype=torch.bfloat16)
+
+    def attend() -> torch.Tensor:
+        return ops.paged_attention(q, k_cache, v_cache, step, scale=dim**-0.5, sliding_window=None)
+
+    num_bytes = 2 * BYTES * (kv_tokens * sizes.num_kv_heads * dim + q.numel())
+    return Case(name, attend, num_bytes, flops=4.0 * pairs * sizes.num_heads * dim)
+
+
+def _beside_reference(name: str, op: Callable[..., object], args: tuple[object, ...], num_bytes: float) -> Case:
+    reference: Callable[..., object] = op.__wrapped__  # type: ignore[attr-defined]
+    return Case(name, lambda: op(*args), num_bytes, rival=lambda: reference(*args))
+
+
+CASES = {
+    "elementwise": elementwise_cases,
+    "sampling": sampling_cases,
+    "decode": decode_cases,
+    "prefill": prefill_cases,
+}
+
+
+def median_s(run: Callable[[], object], repeats: int = 30) -> float:
+    """Median seconds of a call between CUDA events, after compiling and with what the L2 holds thrown out."""
+    for _ in range(3):
+        run()
+    flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(repeats):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def ceilings() -> tuple[float, float]:
+    """This device's copy bandwidth in bytes/s and its bf16 GEMM rate in FLOP/s."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * source.numel() / median_s(lambda: target.copy_(source)), 2 * 8192**3 / median_s(lambda: a @ b)
+
+
+def measure(case: Case, bandwidth: float, gemm_rate: float) -> dict[str, object]:
+    """A case's line: the least time the ceilings allow over the time it took is its share."""
+    seconds = median_s(case.run)
+    line: dict[str, object] = {
+        "op": case.name,
+        "us": round(seconds * 1e6, 2),
+        "gb_s": round(case.num_bytes / seconds / 1e9, 1),
+        "tflop_s": round(case.flops / seconds / 1e12, 2),
+        "share_of_ceiling": round(max(case.num_bytes / bandwidth, case.flops / gemm_rate) / seconds, 3),
+    }
+    if case.rival is not None:
+        rival_s = median_s(case.rival)
+        line |= {"rival_us": round(rival_s * 1e6, 2), "rival_over_ours": round(rival_s / seconds, 2)}
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=CASES, help="one family of ops")
+    parser.add_argument("--head-dim", type=int, default=Sizes.head_dim)
+    parser.add_argument("--tokens", type=int, default=Sizes.num_tokens, help="tokens of an elementwise step")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("gpu_ops measures Triton kernels on a CUDA device, and torch sees none on this machine.")
+    sizes = Sizes(head_dim=args.head_dim, num_tokens=args.tokens)
+    bandwidth, gemm_rate = ceilings()
+    chosen = [CASES[args.only]] if args.only else list(CASES.values())
+    result = {
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
+        "copy_gb_s": round(bandwidth / 1e9, 1),
+        "gemm_tflop_s": round(gemm_rate / 1e12, 1),
+        "ops": [measure(case, bandwidth, gemm_rate) for cases in chosen for case in cases(sizes, "cuda")],
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
