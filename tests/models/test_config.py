@@ -121,3 +121,81 @@ def test_missing_size_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in LLAMA.items() if k != "hidden_size"}))
     with pytest.raises(ModelError, match="key 'hidden_size' is missing"):
         ModelConfig.from_dir(tmp_path)
+
+
+GEMMA3 = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 3, "head_dim": 32}
+
+
+def test_gemma3_old_and_new_rope_keys_mean_the_same() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = GEMMA3 | {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": scaling,
+        "sliding_window_pattern": 3,
+    }
+    new = GEMMA3 | {
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 1e6, **scaling},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    }
+    assert read(old).ropes == read(new).ropes
+    assert read(old).sliding_windows == read(new).sliding_windows == (4096, 4096, None)
+    assert [(rope.theta, rope.factor) for rope in read(old).ropes if rope] == [(1e4, 1.0), (1e4, 1.0), (1e6, 8.0)]
+
+
+def test_gemma_scales_embeddings_and_queries_and_ties_by_default() -> None:
+    gemma2 = read(GEMMA3 | {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 144})
+    assert (gemma2.embedding_multiplier, gemma2.attention_scale, gemma2.head_dim) == (8.0, 1 / 12, 32)
+    assert (gemma2.attention_soft_cap, gemma2.logits_soft_cap, gemma2.tie_word_embeddings) == (50.0, 30.0, True)
+    assert (gemma2.activation, gemma2.norms, gemma2.norm_offset) == ("gelu_tanh", "sandwich", 1.0)
+    assert gemma2.sliding_windows == (4096, None, 4096)
+    assert (read(GEMMA3).attention_soft_cap, read(GEMMA3).logits_soft_cap) == (None, None)
+
+
+def test_phi3_longrope_ends_at_the_original_context() -> None:
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    phi3 = LLAMA | {
+        "architectures": ["Phi3ForCausalLM"],
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "su", **factors},
+    }
+    config = read(phi3)
+    rope = config.ropes[0]
+    assert rope is not None
+    assert (config.max_position_embeddings, rope.rope_type, rope.factor) == (64, "longrope", 8.0)
+    assert (rope.short_factor, rope.partial_rotary_factor) == ((1.0,) * 6, 0.75)
+    assert rope.attention_factor == pytest.approx(1.5**0.5)
+    assert read(phi3 | {"rope_scaling": None}).max_position_embeddings == 512
+
+
+def test_smollm3_layers_without_rope_and_their_windows() -> None:
+    smollm3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4}
+    assert [rope is not None for rope in read(smollm3).ropes] == [True, True, True, False]
+    named = read(smollm3 | {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 9})
+    assert [rope is not None for rope in named.ropes] == [True, False, True, False]
+    assert named.sliding_windows == (None, 9, None, 9)
+
+
+def test_experts_by_family_and_under_both_names() -> None:
+    qwen = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 32, "num_experts": 16}
+    moe = read(qwen | {"mlp_only_layers": [0]}).moe
+    assert moe is not None
+    assert (moe.num_experts, moe.num_experts_per_tok, moe.intermediate_size, moe.renormalize) == (16, 8, 32, False)
+    assert moe.sparse_layers == (False, True)
+    renamed = {key: value for key, value in qwen.items() if key != "num_experts"} | {"num_local_experts": 16}
+    assert read(renamed | {"mlp_only_layers": [0]}).moe == moe
+    mixtral = read(LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}).moe
+    assert mixtral is not None
+    assert (mixtral.num_experts, mixtral.num_experts_per_tok, mixtral.intermediate_size) == (4, 2, 96)
+    assert (mixtral.renormalize, mixtral.sparse_layers) == (True, (True, True))
+
+
+def test_keys_of_another_family_mean_nothing() -> None:
+    strays = {"attn_logit_softcapping": 5.0, "residual_multiplier": 0.1, "num_experts": 8, "no_rope_layers": [0, 0],
+              "query_pre_attn_scalar": 3, "logits_scaling": 7.0}  # fmt: skip
+    assert read(LLAMA | strays) == read(LLAMA)

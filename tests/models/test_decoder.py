@@ -66,7 +66,9 @@ def test_any_block_size_gives_the_same_logits(block_size: int, tmp_path: Path) -
     torch.testing.assert_close(ours, transformers_logits("mistral_sliding", tokens), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral_sliding", "qwen2_sliding", "qwen3"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "mistral_sliding", "qwen2_sliding", "qwen3", "gemma3", "qwen3_moe", "gpt2"]
+)
 def test_greedy_generation_equals_transformers_generate(variant: str, tmp_path: Path) -> None:
     prompt, new_tokens = random_tokens(19, seed=7), 24
     reference = make_tiny_model(variant)
@@ -95,7 +97,7 @@ def test_rope_options_equal_transformers(rope: dict[str, object], tmp_path: Path
     torch.testing.assert_close(whole_prompt_logits(model, tokens), theirs, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_tied"])
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3_tied", "gemma2", "gemma3", "olmo2", "granite", "mixtral"])
 def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(variant: str, tmp_path: Path) -> None:
     tokens = random_tokens(90, seed=11)
     exact = transformers_logits(variant, tokens)

@@ -43,6 +43,31 @@ def test_fused_parameters_hold_the_checkpoints_rows(tmp_path: Path) -> None:
     assert torch.equal(ours.qk_norm.weight[6], attention.k_norm.weight)
 
 
+def test_tensors_that_are_fused_in_the_checkpoint_stay_so(tmp_path: Path) -> None:
+    model = load(save_tiny_model(tmp_path, "phi3"))
+    theirs = make_tiny_model("phi3").model.layers[1]
+    assert torch.equal(model.layers[1].attention.qkv_proj.weight, theirs.self_attn.qkv_proj.weight)
+    assert torch.equal(model.layers[1].mlp.gate_up_proj.weight, theirs.mlp.gate_up_proj.weight)
+
+
+def test_experts_are_stacked_gate_over_up(tmp_path: Path) -> None:
+    ours = load(save_tiny_model(tmp_path, "mixtral")).layers[2].mlp
+    theirs = make_tiny_model("mixtral").model.layers[2].mlp
+    assert torch.equal(ours.gate_up_weight, theirs.experts.gate_up_proj)
+    assert torch.equal(ours.down_weight, theirs.experts.down_proj)
+    assert torch.equal(ours.router.weight, theirs.gate.weight)
+
+
+def test_norms_that_round_once_keep_float32_weights_with_their_offset(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "gemma3")
+    model = load_model(path, dtype=torch.bfloat16, device="cpu")
+    theirs = make_tiny_model("gemma3").model
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(model.norm.weight, theirs.norm.weight + 1.0)
+    assert torch.equal(model.layers[0].attention.qk_norm.weight[0], theirs.layers[0].self_attn.q_norm.weight + 1.0)
+    assert model.layers[0].mlp_out.weight.dtype == torch.float32
+
+
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     single = load(save_tiny_model(tmp_path / "single", "llama"))
     sharded_path = save_tiny_model(tmp_path / "sharded", "llama", max_shard_size="40KB")

@@ -1,0 +1,37 @@
+"""What `bulkrun models` says: three levels, and the level of one model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bulkrun.errors import ModelError
+from bulkrun.launch.model_list import describe_model, supported_models
+from bulkrun.models.families import FAMILIES
+
+
+def test_every_family_is_listed_and_every_level_says_why() -> None:
+    rows = supported_models()["architectures"]
+    by_level = {level: [row for row in rows if row["level"] == level] for level in ("fast", "general", "unsupported")}
+    assert sum(map(len, by_level.values())) == len(rows)
+    assert [row["architecture"] for row in by_level["fast"]] == list(FAMILIES)
+    assert "GPT2LMHeadModel" in [row["architecture"] for row in by_level["general"]]
+    assert "encoder-decoder" in [row["family"] for row in by_level["unsupported"]]
+    assert all(row["notes"] for row in rows)
+
+
+def test_a_model_is_described_with_its_level(tmp_path: Path) -> None:
+    assert describe_model("bundled:tiny")["level"] == "fast"
+    gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 99,
+            "vocab_size": 50, "torch_dtype": "float16"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(gpt2))
+    facts = describe_model(str(tmp_path))
+    assert (facts["level"], facts["max_model_len"], facts["dtype"]) == ("general", 99, "float16")
+
+
+def test_an_unsupported_model_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"], "state_size": 16}))
+    with pytest.raises(ModelError, match="MambaForCausalLM is not supported: layers that keep a state"):
+        describe_model(str(tmp_path))
