@@ -1,0 +1,111 @@
+"""Compiles every kernel for a Hopper GPU as it would be launched there, without one, and prints what each needs.
+
+    python -m tests.ops.triton.compile_kernels [--head-dim 128] [--dtype bfloat16]
+
+The interpreter runs kernels, but proves nothing about the compiler: types of tensor-core products, shared memory,
+registers. Here the launchers are called on small CPU tensors and each launch ends after compiling. One JSON line per
+kernel: shared memory and stack (spilled registers) in bytes, registers, and how many wide matrix instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from bulkrun import ops
+from bulkrun.ops import dispatch
+from bulkrun.ops.attention_metadata import SharedPrefixes
+from tests.ops.triton.attention_cases import make_case
+
+
+class HopperDriver:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
+    """One call of each op that reaches each of its kernels, in each of their kinds."""
+    rows, index = torch.zeros(4, 4096, dtype=dtype), torch.zeros(4, dtype=torch.int64)
+    ops.rms_norm(rows, rows[0].float(), 1e-6)
+    ops.add_rms_norm(rows, rows, rows[0], 1e-6)
+    ops.silu_mul(rows)
+    ops.gelu_mul(rows)
+    qkv_TND, angles = torch.zeros(4, 12, head_dim, dtype=dtype), torch.zeros(4, 1, head_dim, dtype=dtype)
+    k_cache, v_cache = torch.zeros(2, 3, 16, 2, head_dim, dtype=dtype)
+    for weight in (qkv_TND[0, :10].contiguous(), None):
+        ops.norm_rotary_store(qkv_TND, weight, 1e-6, angles, angles, k_cache, v_cache, index)
+    logits_SV = torch.zeros(4, 128_256)
+    ops.gumbel_sample(logits_SV, torch.ones(4), index, index)
+    ops.apply_token_masks(logits_SV, torch.zeros(4, 4008, dtype=torch.int32), index)
+    for query_lens, contexts in (([1, 1, 60], [600, 700, 60]), ([1, 1], [90, 80])):
+        case = make_case(query_lens, contexts, (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu")
+        for window, soft_cap in ((None, None), (128, 30.0)):
+            ops.paged_attention(
+                case.q_THD, case.k_cache, case.v_cache, case.meta, scale=0.1, sliding_window=window, soft_cap=soft_cap
+            )
+    case = make_case([1, 1], [600, 700], (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu", shared_blocks=33)
+    meta = replace(case.meta, shared_prefixes=SharedPrefixes.of_groups([([0, 1], 528)], 2, "cpu"))
+    ops.paged_attention(case.q_THD, case.k_cache, case.v_cache, meta, scale=0.1, sliding_window=None)
+
+
+def needs(kernel: Any) -> dict[str, object]:
+    """What a compiled kernel takes of a multiprocessor."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        command = [str(tool), "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
+    return {
+        "kernel": kernel.metadata.name,
+        "shared": kernel.metadata.shared,
+        "warps": kernel.metadata.num_warps,
+        "registers": int(registers),
+        "stack": int(stack),
+        "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--dtype", default="bfloat16")
+    args = parser.parse_args()
+    driver.set_active(HopperDriver())
+    dispatch.uses_triton = lambda tensor: True
+    compiled: dict[int, Any] = {}
+    run = JITFunction.run
+
+    def compile_only(self: Any, *values: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *values, grid=grid, warmup=True, **options)
+        compiled.setdefault(id(kernel), kernel)
+        return kernel
+
+    JITFunction.run = compile_only
+    call_every_op(args.head_dim, getattr(torch, args.dtype))
+    for kernel in compiled.values():
+        print(json.dumps(needs(kernel)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The real compiler takes every kernel, in the dtype the interpreter cannot do, and nothing spills."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARED_BYTES = 227 * 1024  # what a program may have on Hopper
+
+
+@pytest.mark.parametrize("head_dim", [128, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (64, 80, 96, 256))])
+def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.ops.triton.compile_kernels", "--head-dim", str(head_dim)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {"_decode_kernel", "_merge_kernel", "_prefill_kernel", "_shared_prefix_kernel"} <= {
+        k["kernel"] for k in kernels
+    }
+    for kernel in kernels:
+        assert kernel["shared"] <= SHARED_BYTES, kernel
+        assert kernel["stack"] == 0, kernel
+        if kernel["kernel"] in ("_prefill_kernel", "_shared_prefix_kernel"):
+            assert kernel["wgmma"] > 0, kernel  # tiles are large enough for the wide matrix instructions
