@@ -22,6 +22,7 @@ from bulkrun.models.families import (
     read_keys,
     rope_layers,
     sliding_windows,
+    text_part,
 )
 from bulkrun.models.general_config import refuse_impossible, sizes_of
 from bulkrun.models.rope import RopeConfig, rope_keys
@@ -72,6 +73,7 @@ class ModelConfig:
 
         Raises ModelError for anything unsupported, KeyError for a missing size.
         """
+        raw = text_part(raw)
         found = find_family(raw)
         if found is not None:
             _refuse_quantized(raw)

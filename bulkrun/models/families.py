@@ -113,10 +113,12 @@ FAMILIES: Mapping[str, Family] = {
         scales_embeddings=True,
     ),
     "Gemma3ForCausalLM": Family(
-        "Gemma 3 (text: 270M, 1B)",
+        "Gemma 3 (text; of the larger ones the text part)",
         "QK-norm, sliding window layers with a RoPE of their own",
         _GEMMA
         | {
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
             "max_position_embeddings": 131_072,
             "rope_theta": 1_000_000.0,
             "rope_local_base_freq": 10_000.0,
@@ -178,6 +180,18 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+# architectures that hold one of the families beside a vision tower, which is left alone
+_TEXT_PARTS: Mapping[str, str] = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+
+
+def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parsed config.json as that of its text part, where the model has others; else as it is."""
+    for name in raw.get("architectures") or ():
+        if name in _TEXT_PARTS:
+            return {**raw, **raw.get("text_config", {}), "architectures": [_TEXT_PARTS[name]]}
+    return raw
+
+
 def find_family(raw: Mapping[str, Any]) -> tuple[str, Family] | None:
     """The architecture of a parsed config.json and its row, or None where it has none."""
     for name in raw.get("architectures") or ():
@@ -192,7 +206,7 @@ def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     if "num_experts" in keys and "num_local_experts" in raw:  # Mixtral's name, and what transformers 5 writes
         keys["num_experts"] = raw["num_local_experts"]
     for size in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        keys[size] = raw[size]
+        keys[size] = raw[size] if size in raw else family.keys[size]
     return keys
 
 

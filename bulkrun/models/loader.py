@@ -25,7 +25,9 @@ from bulkrun.ops.linear import can_pack_bfloat16
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$")  # older checkpoints stored these constants
+# older checkpoints stored constants; beside a text model there may be others
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.")
+_TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
 
 
 def load_model(
@@ -133,9 +135,15 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
         try:
             with safe_open(file, framework="pt", device="cpu") as stream:
                 for name in stream.keys():  # noqa: SIM118 - not a mapping
-                    yield name, stream.get_tensor(name)
+                    yield _text_name(name), stream.get_tensor(name)
         except SafetensorError as error:
             raise ModelError(f"{file}: torn or damaged ({error}); download it again") from None
+
+
+def _text_name(name: str) -> str:
+    """A tensor's name as it is where there is nothing but a text model."""
+    match = _TEXT_PREFIX.match(name)
+    return name if match is None else name.replace(match[0], "model." if match[1] else "", 1)
 
 
 def _copy(tensor: torch.Tensor, target: Target, name: str, path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from bulkrun.errors import ModelError
@@ -14,6 +17,7 @@ from bulkrun.models.config import ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.loader import default_dtype, load_model
 from bulkrun.ops.linear import can_pack_bfloat16
+from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
 
 
@@ -31,6 +35,12 @@ def edit_weights(path: Path, **changes: torch.Tensor | None) -> None:
         if tensor is not None:
             tensors[name] = tensor
     save_file(tensors, file)
+
+
+def edit_names(path: Path, rename: Callable[[str], str]) -> None:
+    """Rewrite the checkpoint with other tensor names."""
+    file = path / "model.safetensors"
+    save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file)
 
 
 def test_fused_parameters_hold_the_checkpoints_rows(tmp_path: Path) -> None:
@@ -66,6 +76,27 @@ def test_norms_that_round_once_keep_float32_weights_with_their_offset(tmp_path: 
     assert torch.equal(model.norm.weight, theirs.norm.weight + 1.0)
     assert torch.equal(model.layers[0].attention.qk_norm.weight[0], theirs.layers[0].self_attn.q_norm.weight + 1.0)
     assert model.layers[0].mlp_out.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("text_prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_model_that_also_sees(text_prefix: str, tmp_path: Path) -> None:
+    text = make_tiny_model("gemma3").config
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+    }
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=1)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    edit_names(tmp_path, lambda name: re.sub(r"^(language_model\.model|model\.language_model)\.", text_prefix, name))
+    tokens = torch.arange(3, 60)
+    with torch.inference_mode():
+        theirs = model(input_ids=tokens[None]).logits[0]
+    (ours,) = forced_logits(load(tmp_path), [tokens.tolist()], [31])
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
