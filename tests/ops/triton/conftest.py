@@ -1,14 +1,12 @@
-"""Kernels run on the GPU where there is one, else through Triton's interpreter (which is wrong for bf16: not used)."""
+"""Kernels run on the GPU where there is one, else through Triton's interpreter, which is wrong for bf16.
+
+Whether Triton interprets is settled in tests/conftest.py, before anything imports it.
+"""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before any module of bulkrun.ops.triton
 
 
 @pytest.fixture
