@@ -149,17 +149,21 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
         raise error
     totals = read_totals(run)
     if totals is None:
-        cancelled = asked_to_stop(run, workers.ids)
-        by = drain.received or ("bulkrun cancel" if cancelled else "its time limit")
-        next_turn = "run the same command again to continue"
-        allocation = current_allocation()
-        if allocation is not None and not cancelled and drain.received in (None, "SIGUSR1"):
-            # Said first: the cluster ends at once what it takes back.
-            view.phase(f"stopped by {by}, all is saved: asking Slurm to start job {allocation.job_id} again")
-            next_turn = "Slurm starts it again" if allocation.requeue() else next_turn
-        done = read_status(run).rows_done
-        raise Interrupted(f"stopped by {by}: {done:,} rows are done and saved; {next_turn}")
+        raise _interrupted(run, workers, view, drain)
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
+
+
+def _interrupted(run: RunDir, workers: Workers, view: View, drain: DrainOnSignal) -> Interrupted:
+    """What stopped an unfinished run, and who continues it: inside a Slurm job whose time is up, Slurm."""
+    cancelled = asked_to_stop(run, workers.ids)
+    by = drain.received or ("bulkrun cancel" if cancelled else "its time limit")
+    next_turn = "run the same command again to continue"
+    allocation = current_allocation()
+    if allocation is not None and not cancelled and drain.received in (None, "SIGUSR1"):
+        # Said first: the cluster ends at once what it takes back.
+        view.phase(f"stopped by {by}, all is saved: asking Slurm to start job {allocation.job_id} again")
+        next_turn = "Slurm starts it again" if allocation.requeue() else next_turn
+    return Interrupted(f"stopped by {by}: {read_status(run).rows_done:,} rows are done and saved; {next_turn}")
 
 
 def _make_workers(spec: JobSpec, run: RunDir) -> Workers:
