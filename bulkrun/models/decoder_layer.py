@@ -15,23 +15,6 @@ Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the step's to
 
 def attend(
     q_THD: torch.Tensor,
-    k_TKD: torch.Tensor,
-    v_TKD: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    meta: AttentionMetadata,
-    *,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-) -> torch.Tensor:
-    """Write this step's keys and values to a layer's cache, then attend over it; returns [T, H, D]."""
-    ops.store_kv(k_TKD, v_TKD, k_cache, v_cache, meta.slot_mapping_T)
-    return attend_stored(q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
-
-
-def attend_stored(
-    q_THD: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     meta: AttentionMetadata,
@@ -81,7 +64,7 @@ class Attention(nn.Module):
             qk_TND.copy_(self.qk_norm(qk_TND))
         cos, sin = rotary or (None, None)
         q_THD = ops.norm_rotary_store(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, meta.slot_mapping_T)
-        out_THD = attend_stored(
+        out_THD = attend(
             q_THD, k_cache, v_cache, meta,
             scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap,
         )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from bulkrun import ops
 from bulkrun.errors import ModelError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.decoder_layer import attend
@@ -100,10 +101,9 @@ def _paged_attention(
     q_THD, k_TKD, v_TKD = (states[0].transpose(0, 1) for states in (query, key, value))
     _refuse_what_is_missing(module, k_TKD, v_TKD, k_cache, sliding_window, others)
     step.layers.append(layer)
+    ops.store_kv(k_TKD.to(k_cache.dtype), v_TKD.to(k_cache.dtype), k_cache, v_cache, step.meta.slot_mapping_T)
     out_THD = attend(
-        q_THD.to(k_cache.dtype),
-        k_TKD.to(k_cache.dtype),
-        v_TKD.to(k_cache.dtype),
+        q_THD.to(k_cache.dtype).contiguous(),
         k_cache,
         v_cache,
         step.meta,
