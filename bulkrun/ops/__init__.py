@@ -18,18 +18,19 @@ from bulkrun.ops.sampling import (
     apply_min_p,
     apply_penalties,
     apply_temperature,
-    apply_top_k_top_p,
     chosen_logprobs,
     gumbel_noise,
     sample,
     top_logprobs,
 )
 from bulkrun.ops.sampling import apply_token_masks as _apply_token_masks
+from bulkrun.ops.sampling import apply_top_k_top_p as _apply_top_k_top_p
 from bulkrun.ops.sampling import gumbel_sample as _gumbel_sample
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 
 add_rms_norm = by_device(_add_rms_norm)
 apply_token_masks = by_device(_apply_token_masks)
+apply_top_k_top_p = by_device(_apply_top_k_top_p)
 gelu_mul = by_device(_gelu_mul)
 gumbel_sample = by_device(_gumbel_sample)
 norm_rotary_store = by_device(_norm_rotary_store)

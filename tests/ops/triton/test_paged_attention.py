@@ -97,6 +97,15 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_crowd(device: str) -> None:
     assert torch.equal(attend(alone), attend(crowd)[:1])
 
 
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("window", [None, 70])
+def test_bounds_that_are_too_large_change_no_bit(device: str, window: int | None) -> None:
+    """A captured graph is launched for the longest contexts it may meet."""
+    case = make_case([1, 1, 7], [60, 130, 9], (2, 1, 16), window=window, device=device)
+    meta = dataclasses.replace(case.meta, max_context_len=500, max_query_len=64)
+    assert torch.equal(attend(dataclasses.replace(case, meta=meta), window), attend(case, window))
+
+
 def test_how_a_prompt_is_cut_changes_no_bit(device: str) -> None:
     whole = make_case([90], [90], (2, 1, 16), device=device)
     meta = dataclasses.replace(
