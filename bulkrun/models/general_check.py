@@ -18,7 +18,8 @@ from bulkrun.ops import AttentionMetadata
 _BLOCK_SIZE = 8
 _LENS = (19, 12)
 _STEPS = (((0, 11), (0, 12)), ((11, 18), (12, 12)), ((18, 19), (12, 12)))  # per step: each sequence's tokens
-_TOLERANCE = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.1}  # share of the logits' spread
+_FIRST_COMPARED = (11, 0)  # of the first sequence what reads the cache, of the second what has a neighbour
+_TOLERANCE = {torch.float32: 0.01, torch.float16: 0.3, torch.bfloat16: 0.3}  # seen: 1e-6; up to 0.01 and 0.08; unrelated: 1.1
 
 
 @torch.inference_mode()
@@ -36,7 +37,7 @@ def check_against_own_attention(model: GeneralModel) -> None:
     if model.step.layers != list(range(model.config.num_layers)):
         raise ModelError(f"{name} is not supported: its attention cannot be exchanged in transformers")
     theirs = [_own_logits(model, tokens) for tokens in sequences]
-    worst = max(float(((a - b).abs().mean() / b.std()).cpu()) for a, b in zip(ours, theirs, strict=True))
+    worst = max(_distance(*rows) for rows in zip(ours, theirs, _FIRST_COMPARED, strict=True))
     if not worst < _TOLERANCE[model.dtype]:
         raise ModelError(
             f"{name} is not supported: over the paged cache its logits are off by {worst:.1%} of their spread; "
@@ -78,6 +79,15 @@ def _metadata(
         max_query_len=int(lens.max()),
         max_context_len=max(end for _, end in chunks),
     )
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor, first: int) -> float:
+    """Mean difference of a position's logits in units of their spread; the median over positions from `first` on.
+
+    The median, because rounding may send a token to another expert now and then; what is wrong is wrong everywhere.
+    """
+    ours, theirs = ours[first:], theirs[first:]
+    return float(((ours - theirs).abs().mean(-1) / theirs.std(-1)).median())
 
 
 def _own_logits(model: GeneralModel, tokens: torch.Tensor) -> torch.Tensor:

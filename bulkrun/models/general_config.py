@@ -56,6 +56,12 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "code in the checkpoint": ("whatever needs trust_remote_code", "nothing is executed from weights"),
 }
 
+# found out by loading them; named here so that a job is refused before any work
+_OWN_ATTENTION = (
+    "BloomForCausalLM", "CodeGenForCausalLM", "DiffLlamaForCausalLM", "FalconForCausalLM", "GPTJForCausalLM",
+    "GPTNeoForCausalLM", "GptOssForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM",
+)  # fmt: skip
+
 _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -84,6 +90,8 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
     if kinds:
         raise ModelError(f"architecture {shown} is not supported: layers of type {', '.join(kinds)}; "
                          f"{' and '.join(_ATTENTION_KINDS)} are")  # fmt: skip
+    if any(name in _OWN_ATTENTION for name in names):
+        raise ModelError(f"architecture {shown} is not supported: transformers cannot exchange its attention for ours")
     if raw.get("kv_lora_rank"):
         raise ModelError(f"architecture {shown} is not supported: latent attention; keys and values of one size are")
     if not any(str(name).endswith(_DECODERS) for name in names):

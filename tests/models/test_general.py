@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from bulkrun.errors import ModelError
+from bulkrun.models import general_config
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.families import FAMILIES
 from bulkrun.models.general import GeneralModel
@@ -55,27 +56,43 @@ def test_what_is_called_tried_is_what_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "config", "message"),
+    ("architecture", "config"),
     [
-        ("GPTJForCausalLM", {"rotary_dim": 8}, r"attention cannot be exchanged"),
-        ("GPTNeoForCausalLM", {"attention_types": [[["global"], 2]]}, r"attention cannot be exchanged"),
-        ("BloomForCausalLM", {"seq_length": 64}, r"key 'max_position_embeddings' is missing|no positions"),
-        ("MptForCausalLM", {}, r"takes no positions"),
-        ("FalconForCausalLM", {"multi_query": True, "new_decoder_architecture": False}, r"cannot be exchanged"),
-        ("GptOssForCausalLM", {"head_dim": 8, "intermediate_size": 32, "num_local_experts": 2,
-                               "num_experts_per_tok": 1}, r"wants s_aux besides"),
-        ("DiffLlamaForCausalLM", {"intermediate_size": 32}, r"DiffLlamaForCausalLM is not supported"),
+        ("GPTJForCausalLM", {"rotary_dim": 8}),
+        ("GPTNeoForCausalLM", {"attention_types": [[["global"], 2]]}),
+        ("BloomForCausalLM", {"seq_length": 64}),
+        ("MptForCausalLM", {}),
+        ("FalconForCausalLM", {"multi_query": True, "new_decoder_architecture": False}),
+        (
+            "GptOssForCausalLM",
+            {"head_dim": 8, "intermediate_size": 32, "num_local_experts": 2, "num_experts_per_tok": 1},
+        ),
+        ("DiffLlamaForCausalLM", {"intermediate_size": 32}),
     ],
-)  # fmt: skip
-def test_what_cannot_work_is_refused_by_name(
-    architecture: str, config: dict[str, Any], message: str, tmp_path: Path
+)
+def test_attention_that_cannot_be_exchanged_is_refused_by_name_and_would_be_found_out(
+    architecture: str, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_untrained(tmp_path, architecture, **config)
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(
+        ModelError, match=rf"{architecture} is not supported: transformers cannot exchange its attention"
+    ):
+        ModelConfig.from_dir(path)
+    monkeypatch.setattr(general_config, "_OWN_ATTENTION", ())
+    with pytest.raises(ModelError, match=rf"{architecture} is not supported|key 'max_position_embeddings' is missing"):
         load(path)
 
 
-def test_a_model_that_looks_at_its_neighbours_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variant", ["gpt2", "granitemoe", "cohere2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_not_taken_for_an_error(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    assert load_model(save_tiny_model(tmp_path, variant), dtype=dtype, device="cpu").dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_model_that_looks_at_its_neighbours_is_found_out(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = save_tiny_model(tmp_path, "gpt2")
     forward = transformers.models.gpt2.modeling_gpt2.GPT2MLP.forward
 
@@ -84,7 +101,7 @@ def test_a_model_that_looks_at_its_neighbours_is_found_out(tmp_path: Path, monke
 
     monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2MLP, "forward", shifted)
     with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not supported: .* logits are off by"):
-        load(path)
+        load_model(path, dtype=dtype, device="cpu")
 
 
 def test_missing_tensors_are_not_filled_with_noise(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Jobs over other models than the bundled kind: random weights, and an architecture of the general path."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import transformers
+from click.testing import CliRunner, Result
+
+from bulkrun.cli import main
+from bulkrun.launch.prepare import BUNDLED_ROOT
+
+JOB = """\
+name: try
+model: model
+input: {path: rows.jsonl}
+prompt: {column: source}
+sampling: {max_tokens: 5, temperature: 0, ignore_eos: true}
+output: {path: out}
+engine: {dtype: float32, device: cpu, load_format: auto}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job over a model directory that has a tokenizer and no model yet."""
+    rows = [{"source": f"def f{i}(): pass"} for i in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "job.yaml").write_text(JOB)
+    shutil.copytree(BUNDLED_ROOT / "tiny", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def submit(*settings: str) -> Result:
+    options = [part for setting in settings for part in ("--set", setting)]
+    return CliRunner().invoke(main, ["submit", "job.yaml", *options], catch_exceptions=False)
+
+
+def test_random_weights_are_another_run_than_the_models_own(folder: Path) -> None:
+    assert submit("engine.load_format=dummy").exit_code == 0
+    assert sum(pq.read_metadata(path).num_rows for path in (folder / "out").glob("*.parquet")) == 6
+    shutil.copy(BUNDLED_ROOT / "tiny" / "model.safetensors", folder / "model")
+    assert submit().exit_code == 4
+
+
+def test_a_job_over_an_architecture_of_the_general_path(folder: Path) -> None:
+    vocab_size = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
+    config = transformers.GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    assert submit().exit_code == 0
+    (part,) = (folder / "out").glob("*.parquet")
+    assert pq.read_table(part)["completion_tokens"].to_pylist() == [5] * 6
+
+
+def test_a_model_that_cannot_work_is_refused_before_any_work(folder: Path) -> None:
+    (folder / "model" / "config.json").write_text(json.dumps({"architectures": ["RwkvForCausalLM"], "state_size": 8}))
+    result = submit()
+    assert result.exit_code == 1
+    assert "RwkvForCausalLM is not supported" in result.stderr
+    assert not (folder / "out").exists()
