@@ -9,7 +9,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bulkrun.ops.silu_mul import silu_mul
+from bulkrun.ops.dispatch import by_device
+from bulkrun.ops.silu_mul import silu_mul as _silu_mul
+
+silu_mul = by_device(_silu_mul)
 
 
 def route_top_k(logits_TX: torch.Tensor, top_k: int, *, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,8 +39,10 @@ def fused_experts(
     ids_Tk: int64, the k experts of a token all different. E and I are multiples of 8, which torch's product asks for.
     """
     num_tokens, top_k = ids_Tk.shape
-    order_P = ids_Tk.flatten().argsort(stable=True)  # P = T * k (token, expert) pairs, expert by expert
-    ends_X = ids_Tk.flatten().bincount(minlength=gate_up_XIE.shape[0]).cumsum(0).int()
+    expert_P = ids_Tk.flatten()
+    order_P = expert_P.argsort(stable=True)  # P = T * k (token, expert) pairs, expert by expert
+    counts_X = expert_P.new_zeros(gate_up_XIE.shape[0]).scatter_add_(0, expert_P, torch.ones_like(expert_P))
+    ends_X = counts_X.cumsum(0).int()  # not bincount, which makes the host wait for a GPU
     gate_up_PI = F.grouped_mm(x_TE[order_P // top_k], gate_up_XIE.transpose(1, 2), offs=ends_X)
     down_PE = F.grouped_mm(silu_mul(gate_up_PI), down_XEI.transpose(1, 2), offs=ends_X)
     out_PE = torch.empty_like(down_PE).index_copy_(0, order_P, down_PE)

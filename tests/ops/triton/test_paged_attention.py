@@ -42,8 +42,9 @@ def test_decode_over_several_chunks(device: str, window: int | None, soft_cap: f
     check(case, window, soft_cap)
 
 
-def test_decode_in_one_chunk(device: str) -> None:
-    check(make_case([1] * 3, [1, 130, 17], (4, 1, 16), block_size=3, device=device))
+@pytest.mark.parametrize("heads", [(2, 2, 16), (20, 1, 16)], ids=str)
+def test_a_key_head_per_query_head_and_one_for_all(device: str, heads: tuple[int, int, int]) -> None:
+    check(make_case([1, 1, 1, 30], [1, 130, 17, 41], heads, block_size=3, device=device))
 
 
 def test_decode_over_chunks_of_the_real_size(device: str) -> None:
