@@ -1,7 +1,8 @@
 """Whether a model of the general path gives, over the paged cache, the logits of its own attention.
 
 Nothing else can know: an architecture may add a bias to its scores, mix neighbouring tokens or keep a state without
-saying so. Two short sequences in chunks, side by side, beside the same ones alone: a moment next to the loading.
+saying so. Two short sequences in chunks, side by side, beside the same ones alone: a moment next to the loading. In
+half precision, rounding hides what is small.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _BLOCK_SIZE = 8
 _LENS = (19, 12)
 _STEPS = (((0, 11), (0, 12)), ((11, 18), (12, 12)), ((18, 19), (12, 12)))  # per step: each sequence's tokens
 _FIRST_COMPARED = (11, 0)  # of the first sequence what reads the cache, of the second what has a neighbour
-_TOLERANCE = {torch.float32: 0.01, torch.float16: 0.3, torch.bfloat16: 0.3}  # seen: 1e-6; up to 0.01 and 0.08; unrelated: 1.1
+# share of the logits' spread. Right models were seen at 1e-6 in float32, 0.04 in bfloat16, and 0.28 where rounding sends
+# a token to another expert; unrelated logits are at 1.1
+_TOLERANCE, _HALF_TOLERANCE, _EXPERTS_TOLERANCE = 1e-3, 0.1, 0.6
+_NUM_EXPERTS_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @torch.inference_mode()
@@ -38,7 +42,7 @@ def check_against_own_attention(model: GeneralModel) -> None:
         raise ModelError(f"{name} is not supported: its attention cannot be exchanged in transformers")
     theirs = [_own_logits(model, tokens) for tokens in sequences]
     worst = max(_distance(*rows) for rows in zip(ours, theirs, _FIRST_COMPARED, strict=True))
-    if not worst < _TOLERANCE[model.dtype]:
+    if not worst < _tolerance(model):
         raise ModelError(
             f"{name} is not supported: over the paged cache its logits are off by {worst:.1%} of their spread; "
             "something in it besides attention looks at other tokens"
@@ -81,13 +85,20 @@ def _metadata(
     )
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor, first: int) -> float:
-    """Mean difference of a position's logits in units of their spread; the median over positions from `first` on.
+def _tolerance(model: GeneralModel) -> float:
+    if model.dtype == torch.float32:
+        return _TOLERANCE
+    has_experts = any(getattr(model.model.config, name, None) for name in _NUM_EXPERTS_NAMES)
+    return _EXPERTS_TOLERANCE if has_experts else _HALF_TOLERANCE
 
-    The median, because rounding may send a token to another expert now and then; what is wrong is wrong everywhere.
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor, first: int) -> float:
+    """Mean difference of a position's logits in units of their spread; of the worst position from `first` on.
+
+    The worst, because a model that mixes a token with the one before is wrong only where a chunk begins.
     """
     ours, theirs = ours[first:], theirs[first:]
-    return float(((ours - theirs).abs().mean(-1) / theirs.std(-1)).median())
+    return float(((ours - theirs).abs().mean(-1) / theirs.std(-1)).max())
 
 
 def _own_logits(model: GeneralModel, tokens: torch.Tensor) -> torch.Tensor:

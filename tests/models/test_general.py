@@ -83,21 +83,21 @@ def test_attention_that_cannot_be_exchanged_is_refused_by_name_and_would_be_foun
         load(path)
 
 
-@pytest.mark.parametrize("variant", ["gpt2", "granitemoe", "cohere2"])
+@pytest.mark.parametrize("variant", ["gpt2", "granitemoe", "phimoe", "cohere2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_is_not_taken_for_an_error(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert load_model(save_tiny_model(tmp_path, variant), dtype=dtype, device="cpu").dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0.1), (torch.bfloat16, 1.0)])
 def test_a_model_that_looks_at_its_neighbours_is_found_out(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_tiny_model(tmp_path, "gpt2")
     forward = transformers.models.gpt2.modeling_gpt2.GPT2MLP.forward
 
     def shifted(self: Any, states: torch.Tensor) -> torch.Tensor:
-        return forward(self, states + states.roll(1, dims=1))
+        return forward(self, states + share * states.roll(1, dims=1))
 
     monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2MLP, "forward", shifted)
     with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not supported: .* logits are off by"):
