@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bulkrun.errors import ExecutorError
 from bulkrun.executors.allocation import current_allocation
+from bulkrun.executors.devices import visible_gpus
 from bulkrun.executors.slurm import queued_jobs, submit_array
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
@@ -45,11 +46,21 @@ def submit_job(
     full_refresh: bool = False,
 ) -> Queued | Submitted:
     """Run the job, or continue it, where its executor says. Raises what `launch.run.submit` and Slurm raise."""
-    if spec.run.executor != "slurm" or current_allocation() is not None:
+    if spec.run.executor == "slurm" and current_allocation() is not None:
+        spec = _as_one_element(spec)
+    if spec.run.executor != "slurm":
         given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
         return submit(spec, view, job_file=job_file, **given)
     done = _submit_to_slurm(spec, view, job_file, fresh=fresh, resume_anyway=resume_anyway)
     return wait_for(done, view) if wait and isinstance(done, Queued) else done
+
+
+def _as_one_element(spec: JobSpec) -> JobSpec:
+    """Inside a Slurm job: work right here. `run.workers` counts array elements; one of them has its GPUs' workers."""
+    workers = len(visible_gpus()) if spec.engine.device != "cpu" else 1
+    return spec.model_copy(
+        update={"run": spec.run.model_copy(update={"executor": "local", "workers": max(1, workers)})}
+    )
 
 
 def _submit_to_slurm(
