@@ -114,7 +114,7 @@ def decode_attention(
         )
 
 
-@triton.jit(do_not_specialize=["q_stride", "table_stride", "num_chunks"])
+@triton.jit(do_not_specialize=["table_stride", "num_chunks"])
 def _decode_kernel(
     q_ptr,
     k_ptr,

@@ -1,6 +1,7 @@
 """QK-norm, rotary embedding and KV write in one pass over the projection. Knows no attention.
 
-Roundings are those of the reference's norm; the rotation is done in float32 and rounded once.
+A head is taken in parts: the two halves that turn with each other, and the rest where only some dimensions turn, so
+that every load and store is wide. Roundings are those of the reference's norm; rotation is in float32, rounded once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def norm_rotary_store(
     """As the reference; the queries are a new contiguous tensor."""
     num_tokens, num_heads, head_dim = qkv_TND.shape
     num_kv_heads = k_cache.shape[2]
+    rotary_dim = 0 if cos is None else cos.shape[-1]
     assert qkv_TND.stride(1) == head_dim and qkv_TND.stride(2) == 1
     assert all(x is None or x.is_contiguous() for x in (k_cache, v_cache, cos, sin, qk_norm_weight))
     q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
@@ -43,8 +45,10 @@ def norm_rotary_store(
             NUM_Q_HEADS=num_heads - 2 * num_kv_heads,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
-            PADDED_DIM=triton.next_power_of_2(head_dim),
-            ROTARY_DIM=0 if cos is None else cos.shape[-1],
+            HALF=rotary_dim // 2,
+            REST=head_dim - rotary_dim,
+            PADDED_HALF=triton.next_power_of_2(max(rotary_dim // 2, 1)),
+            PADDED_REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
             HEADS=_HEADS,
             HAS_NORM=qk_norm_weight is not None,
             num_warps=4,
@@ -52,7 +56,7 @@ def norm_rotary_store(
     return q_THD
 
 
-@triton.jit(do_not_specialize=["qkv_stride"])
+@triton.jit
 def _norm_rotary_store_kernel(
     qkv_ptr,
     weight_ptr,
@@ -67,52 +71,102 @@ def _norm_rotary_store_kernel(
     NUM_Q_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
+    HALF: tl.constexpr,  # dimensions of each half that turns; 0: none turns
+    REST: tl.constexpr,  # dimensions after them
+    PADDED_HALF: tl.constexpr,
+    PADDED_REST: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    NUM_QK_HEADS: tl.constexpr = NUM_Q_HEADS + NUM_KV_HEADS
     token = tl.program_id(0).to(tl.int64)
     head_N = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    dim_D = tl.arange(0, PADDED_DIM)
-    in_head_D = dim_D < HEAD_DIM
-    turns_D = dim_D < ROTARY_DIM
-    partner_D = tl.where(dim_D < ROTARY_DIM // 2, dim_D + ROTARY_DIM // 2, dim_D - ROTARY_DIM // 2)
-    is_real_ND = (head_N < NUM_QK_HEADS + NUM_KV_HEADS)[:, None] & in_head_D[None, :]
-    is_turned_ND = (head_N < NUM_QK_HEADS)[:, None] & turns_D[None, :]
-
+    half_H = tl.arange(0, PADDED_HALF)
+    rest_R = 2 * HALF + tl.arange(0, PADDED_REST)
+    is_real_N = head_N < NUM_Q_HEADS + 2 * NUM_KV_HEADS
+    is_value_N = head_N >= NUM_Q_HEADS + NUM_KV_HEADS
+    is_half_NH = is_real_N[:, None] & (half_H < HALF)[None, :]
+    is_rest_NR = is_real_N[:, None] & (rest_R < HEAD_DIM)[None, :]
     row_ptr = qkv_ptr + token * qkv_stride + head_N[:, None] * HEAD_DIM
-    raw_ND = tl.load(row_ptr + dim_D[None, :], mask=is_real_ND, other=0.0)
-    x_ND = raw_ND.to(tl.float32)
-    partner_ND = tl.load(row_ptr + partner_D[None, :], mask=is_turned_ND, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        scale_N = tl.rsqrt(tl.sum(x_ND * x_ND, 1) / HEAD_DIM + eps)
-        weight_row_ptr = weight_ptr + head_N[:, None] * HEAD_DIM
-        is_normed_ND = (head_N < NUM_QK_HEADS)[:, None] & in_head_D[None, :]
-        weight_ND = tl.load(weight_row_ptr + dim_D[None, :], mask=is_normed_ND, other=0.0)
-        partner_weight_ND = tl.load(weight_row_ptr + partner_D[None, :], mask=is_turned_ND, other=0.0)
-        x_ND = _weighted(x_ND * scale_N[:, None], weight_ND, raw_ND.dtype)
-        partner_ND = _weighted(partner_ND * scale_N[:, None], partner_weight_ND, raw_ND.dtype)
-    if ROTARY_DIM > 0:
-        cos_D = tl.load(cos_ptr + token * ROTARY_DIM + dim_D, mask=turns_D, other=1.0).to(tl.float32)
-        sin_D = tl.load(sin_ptr + token * ROTARY_DIM + dim_D, mask=turns_D, other=0.0).to(tl.float32)
-        x_ND = x_ND * cos_D[None, :] + partner_ND * sin_D[None, :]
-    turned_ND = x_ND.to(raw_ND.dtype)
+    sum_N = tl.zeros([HEADS], tl.float32)
+    if HALF > 0:
+        first_NH = tl.load(row_ptr + half_H[None, :], mask=is_half_NH, other=0.0)
+        second_NH = tl.load(row_ptr + HALF + half_H[None, :], mask=is_half_NH, other=0.0)
+        sum_N += _sum_of_squares(first_NH) + _sum_of_squares(second_NH)
+    if REST > 0:
+        rest_NR = tl.load(row_ptr + rest_R[None, :], mask=is_rest_NR, other=0.0)
+        sum_N += _sum_of_squares(rest_NR)
+    scale_N = tl.rsqrt(sum_N / HEAD_DIM + eps)
 
-    is_q_N = head_N < NUM_Q_HEADS
-    is_k_N = (head_N >= NUM_Q_HEADS) & (head_N < NUM_QK_HEADS)
-    is_v_N = (head_N >= NUM_QK_HEADS) & (head_N < NUM_QK_HEADS + NUM_KV_HEADS)
-    slot = tl.maximum(tl.load(slot_mapping_ptr + token), 0)  # padding goes to the null block
-    q_offset_ND = (token * NUM_Q_HEADS + head_N)[:, None] * HEAD_DIM + dim_D[None, :]
-    k_offset_ND = (slot * NUM_KV_HEADS + head_N - NUM_Q_HEADS)[:, None] * HEAD_DIM + dim_D[None, :]
-    v_offset_ND = (slot * NUM_KV_HEADS + head_N - NUM_QK_HEADS)[:, None] * HEAD_DIM + dim_D[None, :]
-    tl.store(q_ptr + q_offset_ND, turned_ND, mask=is_q_N[:, None] & in_head_D[None, :])
-    tl.store(k_ptr + k_offset_ND, turned_ND, mask=is_k_N[:, None] & in_head_D[None, :])
-    tl.store(v_ptr + v_offset_ND, raw_ND, mask=is_v_N[:, None] & in_head_D[None, :])
+    # where each head goes: to the queries, or to the token's slot in one of the caches; padding to the null block
+    slot = tl.maximum(tl.load(slot_mapping_ptr + token), 0)
+    q_row_N = (token * NUM_Q_HEADS + head_N) * HEAD_DIM
+    k_row_N = (slot * NUM_KV_HEADS + head_N - NUM_Q_HEADS) * HEAD_DIM
+    v_row_N = k_row_N - NUM_KV_HEADS * HEAD_DIM
+    weight_N = head_N * HEAD_DIM
+    if HALF > 0:
+        normed_first_NH = _normed(first_NH, scale_N, weight_ptr, weight_N, half_H, is_value_N, is_half_NH, HAS_NORM)
+        normed_second_NH = _normed(
+            second_NH, scale_N, weight_ptr, weight_N, HALF + half_H, is_value_N, is_half_NH, HAS_NORM
+        )
+        angle_H = token * (2 * HALF) + HALF + half_H  # the second half, in which sines have their own sign
+        cos_H = tl.load(cos_ptr + angle_H, mask=half_H < HALF, other=0.0).to(tl.float32)
+        sin_H = tl.load(sin_ptr + angle_H, mask=half_H < HALF, other=0.0).to(tl.float32)
+        turned_first_NH = normed_first_NH * cos_H[None, :] - normed_second_NH * sin_H[None, :]
+        turned_second_NH = normed_second_NH * cos_H[None, :] + normed_first_NH * sin_H[None, :]
+        _store(
+            turned_first_NH, first_NH, q_ptr, k_ptr, v_ptr, q_row_N, k_row_N, v_row_N, half_H, head_N, is_half_NH,
+            NUM_Q_HEADS, NUM_KV_HEADS,
+        )  # fmt: skip
+        _store(
+            turned_second_NH, second_NH, q_ptr, k_ptr, v_ptr, q_row_N, k_row_N, v_row_N, HALF + half_H, head_N,
+            is_half_NH, NUM_Q_HEADS, NUM_KV_HEADS,
+        )  # fmt: skip
+    if REST > 0:
+        normed_rest_NR = _normed(rest_NR, scale_N, weight_ptr, weight_N, rest_R, is_value_N, is_rest_NR, HAS_NORM)
+        _store(
+            normed_rest_NR, rest_NR, q_ptr, k_ptr, v_ptr, q_row_N, k_row_N, v_row_N, rest_R, head_N, is_rest_NR,
+            NUM_Q_HEADS, NUM_KV_HEADS,
+        )  # fmt: skip
 
 
 @triton.jit
-def _weighted(normed, weight, dtype: tl.constexpr):
-    """normed * weight, rounded to the weight's dtype before and to `dtype` after."""
-    return (normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
+def _sum_of_squares(x_ND):
+    x_ND = x_ND.to(tl.float32)
+    return tl.sum(x_ND * x_ND, 1)
+
+
+@triton.jit
+def _normed(x_ND, scale_N, weight_ptr, weight_N, dim_D, is_value_N, is_real_ND, HAS_NORM: tl.constexpr):
+    """Part of the heads in float32, normalized: rounded to the weight's dtype before and to x's after, as ever."""
+    float_ND = x_ND.to(tl.float32)
+    if HAS_NORM:
+        mask_ND = is_real_ND & ~is_value_N[:, None]
+        weight_ND = tl.load(weight_ptr + weight_N[:, None] + dim_D[None, :], mask=mask_ND, other=0.0)
+        rounded_ND = (float_ND * scale_N[:, None]).to(weight_ND.dtype).to(tl.float32)
+        float_ND = (rounded_ND * weight_ND.to(tl.float32)).to(x_ND.dtype).to(tl.float32)
+    return float_ND
+
+
+@triton.jit
+def _store(
+    x_ND,
+    raw_ND,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_row_N,
+    k_row_N,
+    v_row_N,
+    dim_D,
+    head_N,
+    is_real_ND,
+    NUM_Q_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+):
+    """Part of the heads to where they belong; values as they came."""
+    x_ND = x_ND.to(raw_ND.dtype)
+    is_q_N = head_N < NUM_Q_HEADS
+    is_v_N = head_N >= NUM_Q_HEADS + NUM_KV_HEADS
+    tl.store(q_ptr + q_row_N[:, None] + dim_D[None, :], x_ND, mask=is_real_ND & is_q_N[:, None])
+    tl.store(k_ptr + k_row_N[:, None] + dim_D[None, :], x_ND, mask=is_real_ND & ~(is_q_N | is_v_N)[:, None])
+    tl.store(v_ptr + v_row_N[:, None] + dim_D[None, :], raw_ND, mask=is_real_ND & is_v_N[:, None])

@@ -63,7 +63,7 @@ def prefill_attention(
     )
 
 
-@triton.jit(do_not_specialize=["q_stride", "table_stride", "first_seq", "num_seqs"])
+@triton.jit(do_not_specialize=["table_stride", "first_seq", "num_seqs"])
 def _prefill_kernel(
     q_ptr,
     k_ptr,

@@ -61,7 +61,7 @@ def _launch(
         )
 
 
-@triton.jit(do_not_specialize=["stride", "residual_stride"])
+@triton.jit
 def _rms_norm_kernel(
     x_ptr,
     residual_ptr,

@@ -84,7 +84,7 @@ def apply_top_k_top_p(
     return cut_SV
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def _top_k_top_p_kernel(
     logits_ptr, top_k_ptr, top_p_ptr, out_ptr, stride, VOCAB_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
@@ -158,7 +158,7 @@ def _ordered_key(logits_V):
     return bits_V ^ ((bits_V >> 31) & 0x7FFFFFFF)
 
 
-@triton.jit(do_not_specialize=["stride", "num_tiles"])
+@triton.jit(do_not_specialize=["num_tiles"])
 def _best_of_tile_kernel(
     logits_ptr,
     temperature_ptr,

@@ -69,7 +69,7 @@ def shared_prefix_attention(
     )
 
 
-@triton.jit(do_not_specialize=["q_stride", "table_stride", "num_groups", "num_chunks"])
+@triton.jit(do_not_specialize=["table_stride", "num_groups", "num_chunks"])
 def _shared_prefix_kernel(
     q_ptr,
     k_ptr,

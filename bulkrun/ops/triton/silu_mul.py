@@ -27,7 +27,7 @@ def gated_mul(gate_up: torch.Tensor, *, use_gelu: bool) -> torch.Tensor:
     return out.view(*gate_up.shape[:-1], size)
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def _gated_mul_kernel(gate_up_ptr, out_ptr, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, USE_GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     index_I = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

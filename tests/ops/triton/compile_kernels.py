@@ -83,6 +83,7 @@ def needs(kernel: Any) -> dict[str, object]:
         "warps": kernel.metadata.num_warps,
         "registers": int(registers),
         "stack": int(stack),
+        "wide_loads": len(re.findall(r"ld\.global\S*\.v[24]\.", kernel.asm["ptx"])),
         "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
     }
 
