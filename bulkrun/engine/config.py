@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bulkrun.engine.batching import DEFAULT_WINDOW_S, Batching, check_batching
 from bulkrun.engine.host_memory import available_ram_bytes
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
@@ -34,6 +35,8 @@ class EngineConfig:
     enable_prefix_caching: bool
     dtype: torch.dtype
     device: torch.device
+    batching: Batching = "continuous"
+    batching_window_s: float = DEFAULT_WINDOW_S
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -54,11 +57,14 @@ class EngineConfig:
         gpu_memory_utilization: float = 0.9,
         kv_cache_memory_bytes: int | None = None,
         enable_prefix_caching: bool = True,
+        batching: Batching = "continuous",
+        batching_window_s: float = DEFAULT_WINDOW_S,
     ) -> EngineConfig:
         """Fill in what was not given. Raises UsageError, naming key and fix, for what cannot work.
 
         On a GPU the weights must be loaded already: the KV cache gets what is free of its utilization share.
         """
+        check_batching(batching, batching_window_s)
         num_seqs, num_tokens = _batch_sizes(device, max_num_seqs, max_num_batched_tokens)
         block_size = block_size or BLOCK_SIZE
         kv_bytes = kv_cache_memory_bytes
@@ -78,6 +84,8 @@ class EngineConfig:
             enable_prefix_caching=enable_prefix_caching,
             dtype=dtype,
             device=device,
+            batching=batching,
+            batching_window_s=batching_window_s,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bulkrun.engine.batching import batching_policy
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.deadlines import Deadlines
@@ -49,6 +50,7 @@ _NOT_NUMBERS = RowError(
     "engine_error",
     "the model's logits are not finite numbers for this row; try engine.dtype float32, or check the weights",
 )
+_WINDOW_PAUSE_S = 0.001  # while a batch waits to be full (`engine.batching: dynamic`) and nothing runs
 
 
 class LLMEngine:
@@ -70,6 +72,7 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
+            policy=batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock),
         )
         self.model_runner = ModelRunner(model, config)
         self._vocab_size = model.config.vocab_size
@@ -77,6 +80,7 @@ class LLMEngine:
         self._stop_matcher_factory = stop_matcher_factory
         self._constraint_factory = constraint_factory
         self._mask_filler: MaskFiller | None = None  # as long as nothing is constrained
+        self._clock = clock
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # ended without a step; the next step returns them
         self._num_added = 0
@@ -166,6 +170,8 @@ class LLMEngine:
             masks = None if self._mask_filler is None else self._mask_filler.start(batch)
             output = self.model_runner.execute(batch, masks)
             completions += self._finish(output)
+        elif self.scheduler.num_waiting:
+            time.sleep(_WINDOW_PAUSE_S)
         return completions
 
     def has_unfinished(self) -> bool:
@@ -181,7 +187,7 @@ class LLMEngine:
     def partial_outputs(self) -> list[PartialOutput]:
         """Output so far of every request that has some and has not ended."""
         scheduler = self.scheduler
-        unfinished = [*scheduler.running, *scheduler.preempted, *scheduler.waiting]
+        unfinished = [*scheduler.running, *scheduler.waiting]
         return [PartialOutput(s.request.request_id, s.output_token_ids) for s in unfinished if s.num_output_tokens]
 
     def stats(self) -> EngineStats:
@@ -213,6 +219,7 @@ class LLMEngine:
         return Sequence(
             request,
             arrival=self._num_added,
+            arrived_at=self._clock(),
             max_model_len=self.config.max_model_len,
             eos_token_ids=self._eos_token_ids,
             stop_matcher=matcher,

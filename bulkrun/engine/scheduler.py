@@ -4,28 +4,24 @@ There are no phases. Running sequences come first (one token each, or the rest o
 are admitted while tokens, rows and blocks last. All blocks a sequence needs for the tokens it has are taken at
 admission, so only growth can run out of blocks; then the cheapest sequence is preempted and later recomputed.
 
-Nothing starves: preempted sequences are admitted before new ones and in order of arrival, nothing overtakes the head
-of the queue, and the oldest running sequence is never preempted. So the oldest unfinished one gets in, stays and ends.
+Whoever waits with a better priority than somebody runs takes that one's place when there is no room otherwise.
+
+Nothing starves among equals: sequences wait in order of priority and arrival, nothing overtakes the head of the queue,
+and the first running sequence in that order is never preempted for another's growth. So the first unfinished one gets
+in, stays and ends.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bulkrun.engine.admission import Growth, OutputLengthEstimator, peak_tokens
+from bulkrun.engine.batching import BatchingPolicy, ContinuousBatching
 from bulkrun.engine.block_manager import BlockManager
+from bulkrun.engine.scheduled_batch import KVCopy, ScheduledBatch
 from bulkrun.engine.sequence import Sequence
-
-
-class KVCopy(NamedTuple):
-    """The first `num_tokens` slots of one block go to another one, in every layer, once the step's KV is stored."""
-
-    source: int
-    target: int
-    num_tokens: int
+from bulkrun.engine.waiting import WaitingQueue
 
 
 class CachedPrefix(NamedTuple):
@@ -35,30 +31,8 @@ class CachedPrefix(NamedTuple):
     tail_block: int | None = None
 
 
-@dataclass(slots=True)
-class ScheduledBatch:
-    """One step. Sequences with exactly one token come first; the lists are parallel, one entry per sequence."""
-
-    seqs: list[Sequence] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)  # position of the first token to compute
-    num_scheduled_tokens: list[int] = field(default_factory=list)
-    num_decode_seqs: int = 0  # the first so many have one token
-    new_seqs: list[Sequence] = field(default_factory=list)  # got their row in this step
-    block_table_updates: list[tuple[int, int, int]] = field(default_factory=list)  # row, index, block id
-    kv_copies: list[KVCopy] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to compute in this step, over all sequences."""
-        return sum(self.num_scheduled_tokens)
-
-    def samples(self, index: int) -> bool:
-        """Whether the sequence at `index` has all its tokens computed after this step and gets a new one."""
-        return self.starts[index] + self.num_scheduled_tokens[index] == self.seqs[index].num_tokens
-
-
 class Scheduler:
-    """Waiting, preempted and running sequences, their rows, and the blocks they own."""
+    """Waiting and running sequences, their rows, and the blocks they own; `policy` is continuous unless given."""
 
     def __init__(
         self,
@@ -67,34 +41,43 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enable_prefix_caching: bool,
+        policy: BatchingPolicy | None = None,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs, "every running sequence must get a token in every step"
         self.block_manager = block_manager
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
-        self.preempted: list[Sequence] = []  # by arrival
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self._policy = policy or ContinuousBatching(max_num_seqs)
         self._enable_prefix_caching = enable_prefix_caching
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._lengths = OutputLengthEstimator()
         self._blocked = False  # the head of the queue did not fit, and nothing has ended since
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence behind all others."""
-        self.waiting.append(seq)
+        """Queue a sequence behind all others of its priority and better ones."""
+        self.waiting.add(seq)
 
     @property
     def num_waiting(self) -> int:
         """Sequences without a row: new and preempted ones."""
-        return len(self.waiting) + len(self.preempted)
+        return len(self.waiting)
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        """Those who wait again, in order."""
+        return [seq for seq in self.waiting if seq.num_preemptions]
 
     def schedule(self) -> ScheduledBatch:
         """The next step's work; the sequences count as computed that far from here on. Empty when idle."""
         batch = ScheduledBatch()
         self._make_room_for_growth()
+        num_seats = self._policy.num_seats(len(self.running), self.waiting)
+        if num_seats:
+            self._make_room_for_priority()
         self._schedule_running(batch)
-        self._admit_waiting(batch)
+        self._admit_waiting(batch, num_seats)
         return batch
 
     def finish(self, seqs: list[Sequence], *, observe: bool = True) -> None:
@@ -109,16 +92,14 @@ class Scheduler:
 
     def abort(self, request_ids: set[str]) -> list[Sequence]:
         """Drop the sequences of these requests; returns those dropped."""
-        everyone = [*self.running, *self.preempted, *self.waiting]
+        everyone = [*self.running, *self.waiting]
         dropped = [seq for seq in everyone if seq.request.request_id in request_ids]
         self.drop(dropped)
         return dropped
 
     def drop(self, seqs: list[Sequence]) -> None:
         """Take sequences out wherever they are, and free what they hold; says nothing about how long outputs are."""
-        ids = set(map(id, seqs))
-        self.preempted = [seq for seq in self.preempted if id(seq) not in ids]
-        self.waiting = deque(seq for seq in self.waiting if id(seq) not in ids)
+        self.waiting.remove(seqs)
         self.finish([seq for seq in seqs if seq.row is not None], observe=False)
 
     def _make_room_for_growth(self) -> None:
@@ -128,23 +109,30 @@ class Scheduler:
             num_short = sum(seq.num_tokens > len(seq.block_table) * size for seq in self.running)
             if num_short <= self.block_manager.num_free_blocks:
                 return
-            self._preempt(self._cheapest_victim())
+            assert len(self.running) > 1, "one sequence alone always fits: EngineConfig sees to it"
+            first = min(self.running, key=lambda seq: seq.order)
+            self._preempt(_cheapest(seq for seq in self.running if seq is not first))
+            self._lengths.observe_preemption()
+            self._blocked = True  # or it would come straight back and be thrown out again
 
-    def _cheapest_victim(self) -> Sequence:
-        """The one with the least to recompute, the newest of equals; never the oldest of all."""
-        assert len(self.running) > 1, "one sequence alone always fits: EngineConfig sees to it"
-        oldest = min(self.running, key=lambda seq: seq.arrival)
-        others = (seq for seq in self.running if seq is not oldest)
-        return min(others, key=lambda seq: (seq.num_computed_tokens, -seq.arrival))
+    def _make_room_for_priority(self) -> None:
+        """Preempt those of worse priority than the head of the queue until it fits or none is left."""
+        if not self.waiting or not self.running:
+            return
+        head = self.waiting.head
+        worse = [seq for seq in self.running if seq.priority > head.priority]
+        while worse and not (self._free_rows and self._fits(head, self._cached_prefix(head).blocks)):
+            victim = _cheapest(worse)
+            worse.remove(victim)
+            self._preempt(victim)
+            self._blocked = False
 
     def _preempt(self, seq: Sequence) -> None:
         self._release(seq)
         self.running.remove(seq)
-        insort(self.preempted, seq, key=lambda seq: seq.arrival)
         seq.num_preemptions += 1
         self.num_preemptions += 1
-        self._lengths.observe_preemption()
-        self._blocked = True  # or it would come straight back and be thrown out again
+        self.waiting.add(seq)
 
     def _release(self, seq: Sequence) -> None:
         assert seq.row is not None, "only a running sequence owns blocks and a row"
@@ -173,20 +161,21 @@ class Scheduler:
             budget -= count - 1
             self._append(batch, seq, count)
 
-    def _admit_waiting(self, batch: ScheduledBatch) -> None:
-        """Let sequences in, in order, while the step has tokens left and the head of the queue fits."""
+    def _admit_waiting(self, batch: ScheduledBatch, num_seats: int) -> None:
+        """Let sequences in, in order, while there are seats and tokens left and the head of the queue fits."""
         budget = self.max_num_batched_tokens - batch.num_tokens
         self._blocked = self._blocked and bool(self.running)
-        while budget > 0 and self._free_rows and self.num_waiting and not self._blocked:
-            seq = (self.preempted or self.waiting)[0]
+        while budget > 0 and len(batch.new_seqs) < num_seats and self._free_rows and self.waiting and not self._blocked:
+            seq = self.waiting.head
             cached = self._cached_prefix(seq)
             if not self._fits(seq, cached.blocks):
                 self._blocked = True
-                return
+                break
             self._start(batch, seq, cached)
             count = min(seq.num_tokens - seq.num_computed_tokens, budget)
             budget -= count
             self._append(batch, seq, count)
+        self._policy.let_in(len(batch.new_seqs), out_of_tokens=budget == 0)
 
     def _cached_prefix(self, seq: Sequence) -> CachedPrefix:
         """What is cached of its tokens, but never its last one, whose logits are wanted."""
@@ -221,8 +210,7 @@ class Scheduler:
     def _start(self, batch: ScheduledBatch, seq: Sequence, cached: CachedPrefix) -> None:
         """Give the head of the queue its row and blocks."""
         manager = self.block_manager
-        _ = self.preempted.pop(0) if self.preempted else self.waiting.popleft()
-        self.running.append(seq)
+        self.running.append(self.waiting.pop())
         seq.row = self._free_rows.pop()
         batch.new_seqs.append(seq)
         manager.acquire(cached.blocks)
@@ -291,6 +279,11 @@ class Scheduler:
         if self._enable_prefix_caching and tail.num_tokens:
             self.block_manager.register_tail(seq.block_table[tail.block_index], tail.hash)
         seq.has_offered_tail = True
+
+
+def _cheapest(seqs: Iterable[Sequence]) -> Sequence:
+    """Of the worst priority the one with the least to recompute, the newest of equals."""
+    return min(seqs, key=lambda seq: (-seq.priority, seq.num_computed_tokens, -seq.arrival))
 
 
 def _num_blocks(num_tokens: int, block_size: int) -> int:

@@ -31,6 +31,7 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "arrived_at",
         "block_hashes",
         "block_table",
         "constraint",
@@ -44,6 +45,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_shared_tokens",
+        "priority",
         "prompt_logprobs",
         "repetition",
         "request",
@@ -59,6 +61,7 @@ class Sequence:
         request: Request,
         *,
         arrival: int,
+        arrived_at: float = 0.0,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         stop_matcher: StopMatcher | None = None,
@@ -67,6 +70,8 @@ class Sequence:
         sampling = request.sampling
         self.request = request
         self.arrival = arrival
+        self.priority = request.priority
+        self.arrived_at = arrived_at  # seconds, on the engine's clock
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)
         # behind the end of a structured output there is nothing to go on with, whatever else is ignored
@@ -89,6 +94,11 @@ class Sequence:
         self.num_cached_tokens = 0  # prompt tokens the prefix cache held at its first admission
         self.num_shared_tokens = 0  # tokens the prefix cache held at its latest admission
         self.num_preemptions = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By this sequences wait: priority, then arrival."""
+        return self.priority, self.arrival
 
     @property
     def num_tokens(self) -> int:

@@ -140,6 +140,13 @@ class EngineSpec(Section):
         description="Bytes of KV cache. Default: what gpu_memory_utilization leaves; on CPU a share of RAM.",
     )
     enable_prefix_caching: bool = Field(True, description="Compute a prefix that several prompts share only once.")
+    batching: Literal["continuous", "static", "dynamic"] = Field(
+        "continuous",
+        description="When waiting requests join: at once, when the whole batch has ended, or static with a window.",
+    )
+    batching_window_s: float = Field(
+        0.05, ge=0, description="Seconds for which batching: dynamic waits for a batch to be full."
+    )
 
 
 class RunSpec(Section):
