@@ -145,7 +145,7 @@ class DecoderConfig(ModelConfig):
             norms=family.norms,
             norm_offset=family.norm_offset,
             norm_rounds_once=family.norm_rounds_once,
-            activation=_activation(keys),
+            activation=_activation(keys, family),
             attention_scale=_attention_scale(keys, head_dim),
             attention_soft_cap=keys.get("attn_logit_softcapping"),
             logits_soft_cap=keys.get("final_logit_softcapping"),
@@ -202,7 +202,8 @@ def _ropes(
         return tuple(rope if has else None for has in has_rope)
     nested = raw.get("rope_parameters") or {}
     full = _rope(nested.get("full_attention") or rope_keys(raw), keys, keys["rope_theta"])
-    local = _rope(nested.get("sliding_attention") or {}, keys, keys["rope_local_base_freq"])
+    local_theta = keys["rope_local_base_freq"] or keys["rope_theta"]
+    local = _rope(nested.get("sliding_attention") or {}, keys, local_theta)
     return tuple(full if window is None else local for window in windows)
 
 
@@ -218,13 +219,13 @@ def _max_positions(keys: Mapping[str, Any], ropes: tuple[RopeConfig | None, ...]
     return min([int(keys["max_position_embeddings"]), *limits])
 
 
-def _activation(keys: Mapping[str, Any]) -> str:
+def _activation(keys: Mapping[str, Any], family: Family) -> str:
     name = "hidden_activation" if "hidden_activation" in keys else "hidden_act"
-    given = keys[name] or "gelu_pytorch_tanh"  # Gemma's files may say null
-    family_default = "gelu_pytorch_tanh" if name == "hidden_activation" else "silu"
-    if given != family_default:
-        raise ModelError(f"{name} {given!r} is not supported; {family_default} is")
-    return _ACTIVATIONS[given]
+    expected = family.keys.get(name, "silu")
+    given = keys[name] or expected  # Gemma's files may say null
+    if given != expected and (given, expected) != ("gelu", "gelu_pytorch_tanh"):  # and the first ones said gelu
+        raise ModelError(f"{name} {given!r} is not supported; {expected} is")
+    return _ACTIVATIONS[expected]
 
 
 def _attention_scale(keys: Mapping[str, Any], head_dim: int) -> float:

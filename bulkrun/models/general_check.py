@@ -20,7 +20,7 @@ _BLOCK_SIZE = 8
 _LENS = (19, 12)
 _STEPS = (((0, 11), (0, 12)), ((11, 18), (12, 12)), ((18, 19), (12, 12)))  # per step: each sequence's tokens
 _FIRST_COMPARED = (11, 0)  # of the first sequence what reads the cache, of the second what has a neighbour
-# share of the logits' spread. Right models were seen at 1e-6 in float32, 0.04 in bfloat16, and 0.28 where rounding sends
+# share of the logits' spread. Right models were seen at 1e-6 in float32, 0.04 in bfloat16, 0.28 where rounding sends
 # a token to another expert; unrelated logits are at 1.1
 _TOLERANCE, _HALF_TOLERANCE, _EXPERTS_TOLERANCE = 1e-3, 0.1, 0.6
 _NUM_EXPERTS_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

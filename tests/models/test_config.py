@@ -155,6 +155,13 @@ def test_gemma_scales_embeddings_and_queries_and_ties_by_default() -> None:
     assert (read(GEMMA3).attention_soft_cap, read(GEMMA3).logits_soft_cap) == (None, None)
 
 
+def test_the_first_gemmas_gelu_means_its_tanh_form() -> None:
+    gemma = LLAMA | {"architectures": ["GemmaForCausalLM"]}
+    assert read(gemma).activation == read(gemma | {"hidden_act": "gelu"}).activation == "gelu_tanh"
+    with pytest.raises(ModelError, match=r"hidden_act 'silu' is not supported; gelu_pytorch_tanh is"):
+        read(gemma | {"hidden_act": "silu"})
+
+
 def test_phi3_longrope_ends_at_the_original_context() -> None:
     factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
     phi3 = LLAMA | {

@@ -13,7 +13,7 @@ from bulkrun.models.loader import load_model
 from tests.models.paged_driver import forced_logits, make_metadata
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
 
-TOLERANCE = 1e-4
+TOLERANCE = 2e-4  # either side is up to 9e-5 away from float64 (gemma, whose logits spread by 3)
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 
 

@@ -88,6 +88,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "decoder_sparse_step": 2, "num_experts": 5, "use_sliding_window": True, "sliding_window": 12},
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "gemma": ("GemmaForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2ForCausalLM", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}),
     "gemma2_uncapped": (
         "Gemma2ForCausalLM",
@@ -104,6 +105,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_longrope": ("Phi3ForCausalLM", {"pad_token_id": 0, **_ROPE_LONG}),
     "olmo2": ("Olmo2ForCausalLM", {"rms_norm_eps": 1e-5}),
     "olmo2_biases": ("Olmo2ForCausalLM", {"attention_bias": True, "num_key_value_heads": 6}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            "sliding_window": 11,
+            "rope_scaling": _ROPE_YARN,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "smollm3": ("SmolLM3ForCausalLM", {"pad_token_id": 0, "no_rope_layer_interval": 2}),
     "smollm3_sliding": (
         "SmolLM3ForCausalLM",
@@ -133,7 +142,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4ForCausalLM", {"head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2}),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", _NO_GQA),
     "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", _NO_GQA | {"multi_query": False}),
-    "gemma": ("GemmaForCausalLM", {"head_dim": 16}),
     "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "granitemoe": ("GraniteMoeForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
@@ -142,7 +150,6 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
     "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),
     "olmo": ("OlmoForCausalLM", {}),
-    "olmo3": ("Olmo3ForCausalLM", {"sliding_window": 11}),
     "persimmon": ("PersimmonForCausalLM", _NO_GQA),
     "phi": ("PhiForCausalLM", {}),
     "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
