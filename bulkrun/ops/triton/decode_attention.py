@@ -89,7 +89,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         PADDED_DIM=dim,
-        BLOCK_N=64 if dim * q_THD.element_size() <= 512 else 32,
+        BLOCK_N=64 if dim * q_THD.element_size() <= 256 else 32,
         CHUNK=CHUNK,
         SLIDING_WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
