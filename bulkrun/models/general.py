@@ -96,7 +96,9 @@ def _paged_attention(
 
     Raises ModelError for what the cache cannot hold or the op cannot do.
     """
-    step, layer = module.bulkrun_step, module.layer_idx
+    step, layer = getattr(module, "bulkrun_step", None), getattr(module, "layer_idx", None)
+    if step is None or layer is None or layer >= len(step.kv_cache.k):
+        raise ModelError(f"its attention layers do not say which of them they are (layer_idx: {layer})")
     k_cache, v_cache = step.kv_cache.k[layer], step.kv_cache.v[layer]
     q_THD, k_TKD, v_TKD = (states[0].transpose(0, 1) for states in (query, key, value))
     _refuse_what_is_missing(module, k_TKD, v_TKD, k_cache, sliding_window, others)

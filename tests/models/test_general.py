@@ -104,6 +104,23 @@ def test_a_model_that_looks_at_its_neighbours_is_found_out(
         load_model(path, dtype=dtype, device="cpu")
 
 
+@pytest.mark.parametrize("layer_idx", [None, 7])
+def test_attention_layers_that_do_not_know_their_place_are_refused(
+    layer_idx: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_tiny_model(tmp_path, "gpt2")
+    attention = transformers.models.gpt2.modeling_gpt2.GPT2Attention
+    make = attention.__init__
+
+    def make_elsewhere(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.layer_idx = layer_idx
+
+    monkeypatch.setattr(attention, "__init__", make_elsewhere)
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not supported: its attention layers do not say which"):
+        load(path)
+
+
 def test_missing_tensors_are_not_filled_with_noise(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
