@@ -29,11 +29,11 @@ def norm_rotary_store(
     [N, B, K, D] contiguous, written in place. slot_mapping_T: int64, see `store_kv`.
     """
     num_kv_heads = k_cache.shape[2]
-    qk_TND, v_TKD = qkv_TND.split((qkv_TND.shape[1] - num_kv_heads, num_kv_heads), dim=1)
+    num_q_heads, num_qk_heads = qkv_TND.shape[1] - 2 * num_kv_heads, qkv_TND.shape[1] - num_kv_heads
+    qk_TND, v_TKD = qkv_TND[:, :num_qk_heads], qkv_TND[:, num_qk_heads:]
     if qk_norm_weight is not None:
         qk_TND = rms_norm(qk_TND, qk_norm_weight, eps)
     if cos is not None and sin is not None:
         qk_TND = apply_rotary(qk_TND, cos, sin)
-    q_THD, k_TKD = qk_TND.split((qk_TND.shape[1] - num_kv_heads, num_kv_heads), dim=1)
-    store_kv(k_TKD, v_TKD, k_cache, v_cache, slot_mapping_T)
-    return q_THD
+    store_kv(qk_TND[:, num_q_heads:], v_TKD, k_cache, v_cache, slot_mapping_T)
+    return qk_TND[:, :num_q_heads]
