@@ -15,7 +15,8 @@ def device() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _exact_float32() -> None:
+def _same_numbers_every_time() -> None:
+    torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
 
 

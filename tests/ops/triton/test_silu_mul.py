@@ -24,7 +24,11 @@ def test_gates_the_second_half_with_the_first(
     device: str, op: Op, activation: Op, dtype: torch.dtype, size: int
 ) -> None:
     gate, up = torch.randn(2, 3, size).to(device, dtype) * 3
-    torch.testing.assert_close(op(torch.cat((gate, up), dim=-1)), activation(gate) * up)
+    # torch rounds twice as we do; where a value lies between two, either may be taken each time
+    error = (
+        {"atol": 1e-4, "rtol": 2 * torch.finfo(dtype).eps} if dtype != torch.float32 else {"atol": 1e-5, "rtol": 1e-5}
+    )
+    torch.testing.assert_close(op(torch.cat((gate, up), dim=-1)), activation(gate) * up, **error)
 
 
 def test_strided_rows_and_no_rows(device: str) -> None:
