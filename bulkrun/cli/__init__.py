@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from bulkrun import __version__
+from bulkrun.cli.bench import bench
 from bulkrun.cli.compact import compact
 from bulkrun.cli.control import cancel, logs, watch
 from bulkrun.cli.export import export
@@ -21,7 +22,7 @@ from bulkrun.errors import BulkrunError
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Run a job": (submit, worker, cancel, retry, validate, plan, preview, schema),
     "Look at a run": (status, watch, logs, errors, query, export, verify, compact, list_runs),
-    "This machine": (models, doctor),
+    "This machine": (models, doctor, bench),
 }
 
 _EXIT_CODES = """\b

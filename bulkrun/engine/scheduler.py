@@ -49,7 +49,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self._policy = policy or ContinuousBatching(max_num_seqs)
+        self.policy = policy or ContinuousBatching(max_num_seqs)
         self._enable_prefix_caching = enable_prefix_caching
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._lengths = OutputLengthEstimator()
@@ -73,7 +73,7 @@ class Scheduler:
         """The next step's work; the sequences count as computed that far from here on. Empty when idle."""
         batch = ScheduledBatch()
         self._make_room_for_growth()
-        num_seats = self._policy.num_seats(len(self.running), self.waiting)
+        num_seats = self.policy.num_seats(len(self.running), self.waiting)
         if num_seats:
             self._make_room_for_priority()
         self._schedule_running(batch)
@@ -175,7 +175,7 @@ class Scheduler:
             count = min(seq.num_tokens - seq.num_computed_tokens, budget)
             budget -= count
             self._append(batch, seq, count)
-        self._policy.let_in(len(batch.new_seqs), out_of_tokens=budget == 0)
+        self.policy.let_in(len(batch.new_seqs), out_of_tokens=budget == 0)
 
     def _cached_prefix(self, seq: Sequence) -> CachedPrefix:
         """What is cached of its tokens, but never its last one, whose logits are wanted."""

@@ -1,0 +1,177 @@
+"""`bench`: how fast this machine runs a model, how batching policies compare, how far from the hardware's limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bulkrun.cli.output import json_option, print_facts, print_json, print_table
+from bulkrun.errors import UsageError
+from bulkrun.launch.bench.shapes import SHAPE_NAMES
+
+_ENGINE_SETTINGS = (
+    "device",
+    "dtype",
+    "load_format",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "batching_window_s",
+)
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def apply(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return apply
+
+
+_model_options = _options(
+    click.option("--model", help="A directory, a hub id, or bundled:tiny."),
+    click.option("--shape", type=click.Choice(SHAPE_NAMES), help="Instead: a public shape with random weights."),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Default: the GPU where there is one."),
+    click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), help="As in a job file."),
+    click.option("--load-format", type=click.Choice(["auto", "dummy"]), help="dummy: random weights."),
+    click.option("--max-model-len", type=click.IntRange(2), help="Most tokens of prompt and output."),
+    click.option("--max-num-seqs", type=click.IntRange(1), help="Most sequences that run at once."),
+    click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Most tokens of a step."),
+)
+_work_options = _options(
+    click.option(
+        "--dataset",
+        type=click.Path(path_type=Path),
+        help="JSONL rows: prompt_token_ids or prompt, and max_tokens.",
+    ),
+    click.option("--input-len", help="Tokens of a prompt: 1024 (default), or a range 100-1024."),
+    click.option("--output-len", help="Tokens of an output: 512 (default), or a range."),
+    click.option("--num-requests", type=click.IntRange(1), help="Default: 3000."),
+    click.option("--shared-prefix", type=click.IntRange(0), help="Tokens that all prompts start with, on top."),
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def bench() -> None:
+    """Measure this machine: throughput, batching policies, distance from the hardware's limit.
+
+    Outputs always have their full length (end-of-sequence is ignored). Compare runs on a quiet machine.
+    """
+
+
+@bench.command()
+@_model_options
+@_work_options
+@json_option
+def throughput(as_json: bool, **options: Any) -> None:
+    """Tokens per second, all requests at once.
+
+    \b
+    bulkrun bench throughput --model bundled:tiny --dataset prompts.jsonl --json
+    bulkrun bench throughput --shape llama-3.1-8b --input-len 1024 --output-len 512
+    """
+    from bulkrun.launch.bench.throughput import bench_throughput
+
+    choice = _choice(options)
+    _show(bench_throughput(choice, _asked(options)), as_json)
+
+
+@bench.command()
+@_model_options
+@_work_options
+@json_option
+def roofline(as_json: bool, **options: Any) -> None:
+    """The same run against the hardware's limit.
+
+    Measures the GEMM rate and the read bandwidth of this device, and what share of SERIAL (kernels one after another),
+    MAX (perfect overlap) and NanoFlow-optimal the run reached. Without a shared prefix no engine passes MAX.
+    """
+    from bulkrun.launch.bench.roofline import bench_roofline
+
+    choice = _choice(options)
+    _show(bench_roofline(choice, _asked(options)), as_json)
+
+
+@bench.command()
+@_model_options
+@click.option("--num-requests", type=click.IntRange(1), help="Default: four batches of --max-num-seqs.")
+@click.option(
+    "--arrival", type=click.Choice(["offline", "poisson"]), default="offline", help="All at once, or one by one."
+)
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second, with --arrival poisson.")
+@click.option("--window", type=click.FloatRange(0), help="Seconds that dynamic waits for a full batch. Default: 0.05.")
+@json_option
+def batching(
+    as_json: bool,
+    num_requests: int | None,
+    arrival: str,
+    rate: float | None,
+    window: float | None,
+    **options: Any,
+) -> None:
+    """Batching policies on the same heavy-tailed requests.
+
+    Padding is the share of held seats whose sequence had ended; slot use is the share of all --max-num-seqs seats that
+    computed a wanted token. Offline, a batch that pads is measured too, so that the gain of continuous batching falls
+    into two factors: not padding, and refilling.
+    """
+    from bulkrun.launch.bench.batching import BatchingAsked, bench_batching
+
+    if (arrival == "poisson") != (rate is not None):
+        raise UsageError("--rate goes with --arrival poisson, and --arrival poisson needs --rate (requests per second)")
+    choice = _choice({**options, "batching_window_s": window})
+    facts = bench_batching(choice, BatchingAsked(num_requests, rate))
+    if as_json:
+        print_json(facts)
+    else:
+        _show_batching(facts)
+
+
+def _show_batching(facts: dict[str, Any]) -> None:
+    policies = facts.pop("policies")
+    timeline, speedup = facts.pop("timeline"), facts.pop("speedup")
+    print_facts(facts)
+    columns = list(next(iter(policies.values())))
+    click.echo()
+    print_table(["policy", *columns], [[name, *policy.values()] for name, policy in policies.items()])
+    click.echo("\nslot use over time, the longest run being the full width")
+    for name, shares in timeline.items():
+        click.echo(f"{name:<11} {''.join(_bar(share) for share in shares)}")
+    if speedup is not None:
+        click.echo(
+            f"\ncontinuous over padded: {speedup['total']}x = {speedup['no_padding']}x by not padding "
+            f"* {speedup['refilling']}x by refilling"
+        )
+    if speedup is not None and speedup["share_refilling"] is not None:
+        click.echo(
+            f"of the speed-up (as a logarithm) {speedup['share_no_padding']:.0%} is not padding, "
+            f"{speedup['share_refilling']:.0%} refilling"
+        )
+
+
+def _bar(share: float) -> str:
+    return _BARS[min(len(_BARS) - 1, math.ceil(share * (len(_BARS) - 1)))]
+
+
+def _choice(options: dict[str, Any]) -> Any:
+    from bulkrun.launch.bench.engine import ModelChoice
+
+    settings = {name: options.get(name) for name in _ENGINE_SETTINGS}
+    return ModelChoice(options["model"], options["shape"], settings)
+
+
+def _asked(options: dict[str, Any]) -> Any:
+    from bulkrun.launch.bench.throughput import Asked
+
+    names = ("dataset", "input_len", "output_len", "num_requests", "shared_prefix")
+    return Asked(**{name: options[name] for name in names})
+
+
+def _show(facts: dict[str, Any], as_json: bool) -> None:
+    print_json(facts) if as_json else print_facts(facts)

@@ -1,0 +1,1 @@
+"""Benchmarks of this machine and this engine: `bulkrun bench`. Results are plain dicts, ready to be a JSON line."""

@@ -1,0 +1,114 @@
+"""The least time a workload can take on a device of a given GEMM rate and read bandwidth. Arithmetic; torch-free.
+
+`gemm_s`: the FLOPs of the layers' weights for every token, of lm_head for every output token, and of attention.
+`kv_s`: every output token reads the keys and values of all tokens before it. Reads of weights hide behind GEMMs of
+large steps and are not counted; prefixes that requests share are counted for each of them (so an engine that computes
+them once can pass 100%).
+
+SERIAL = gemm_s + kv_s: kernels one after another. MAX = max(gemm_s, kv_s): perfect overlap. NanoFlow-optimal: GEMM rate
+/ (2 * all parameters) tokens a second, which knows no attention and no KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bulkrun.errors import UsageError
+from bulkrun.launch.bench.workload import Work
+from bulkrun.models.config import DecoderConfig, ModelConfig
+
+_FLOPS_PER_WEIGHT = 2
+_FLOPS_PER_PAIR = 4  # per query, key and dimension: query times key, weight times value
+
+
+class DeviceRates(NamedTuple):
+    """What a device was measured to do."""
+
+    gemm_flop_s: float
+    read_bytes_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """What one token costs: weights it is multiplied with, and per layer attention width, window and KV bytes."""
+
+    num_body_weights: int
+    num_lm_head_weights: int
+    num_parameters: int  # of a token's path, the embedding included
+    attention_width: int  # query heads times their dimension
+    kv_bytes: int  # per token and layer
+    windows: tuple[int | None, ...]  # per layer
+
+    @classmethod
+    def of(cls, config: ModelConfig, kv_itemsize: int) -> ModelCost:
+        """Raises UsageError for a model of the general path, whose weights only transformers knows."""
+        if not isinstance(config, DecoderConfig):
+            raise UsageError(
+                f"{config.architecture} runs through transformers' own code, so its FLOPs are not known; "
+                "a roofline needs one of the architectures that `bulkrun models` calls fast"
+            )
+        body = sum(_layer_weights(config, layer) for layer in range(config.num_layers))
+        lm_head = config.vocab_size * config.hidden_size
+        return cls(
+            num_body_weights=body,
+            num_lm_head_weights=lm_head,
+            num_parameters=body + lm_head * (1 if config.tie_word_embeddings else 2),
+            attention_width=config.num_heads * config.head_dim,
+            kv_bytes=2 * config.num_kv_heads * config.head_dim * kv_itemsize,
+            windows=config.sliding_windows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The least seconds a workload takes, and its tokens."""
+
+    gemm_s: float
+    kv_s: float
+    nanoflow_s: float
+
+    @property
+    def serial_s(self) -> float:
+        """No engine that runs its kernels one after another is faster."""
+        return self.gemm_s + self.kv_s
+
+    @property
+    def max_s(self) -> float:
+        """No engine is faster."""
+        return max(self.gemm_s, self.kv_s)
+
+
+def ceilings(cost: ModelCost, work: Iterable[Work], rates: DeviceRates) -> Ceilings:
+    """The ceilings of these requests on this device."""
+    flops = kv_bytes = 0.0
+    num_tokens = 0
+    for one in work:
+        num_input, num_output = len(one.prompt_token_ids), one.num_output_tokens
+        total = num_input + num_output
+        num_tokens += total
+        flops += _FLOPS_PER_WEIGHT * (cost.num_body_weights * total + cost.num_lm_head_weights * num_output)
+        for window in cost.windows:
+            flops += _FLOPS_PER_PAIR * cost.attention_width * attended(total, window)
+            kv_bytes += cost.kv_bytes * (attended(total, window) - attended(num_input, window))
+    return Ceilings(
+        gemm_s=flops / rates.gemm_flop_s,
+        kv_s=kv_bytes / rates.read_bytes_s,
+        nanoflow_s=num_tokens * _FLOPS_PER_WEIGHT * cost.num_parameters / rates.gemm_flop_s,
+    )
+
+
+def attended(num_tokens: int, window: int | None) -> int:
+    """How many (query, key) pairs a causal layer looks at over the first `num_tokens` positions."""
+    inside = num_tokens if window is None else min(num_tokens, window)
+    return inside * (inside + 1) // 2 + (num_tokens - inside) * inside
+
+
+def _layer_weights(config: DecoderConfig, layer: int) -> int:
+    """Weights that one token is multiplied with; of a mixture of experts those it is sent to, and the router."""
+    hidden, moe = config.hidden_size, config.moe
+    attention = hidden * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    if moe is None or not moe.sparse_layers[layer]:
+        return attention + 3 * hidden * config.intermediate_size
+    return attention + 3 * hidden * moe.intermediate_size * moe.num_experts_per_tok + hidden * moe.num_experts

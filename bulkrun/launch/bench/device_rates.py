@@ -1,0 +1,71 @@
+"""What this device does at best: its GEMM rate on the model's own shapes, and how fast it reads memory.
+
+Measured with the operations the engine has (`bulkrun.ops`), so that a share of 100% means that nothing but them runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from bulkrun.launch.bench.ceilings import DeviceRates
+from bulkrun.models.config import ModelConfig
+from bulkrun.ops.linear import linear, pack_linear_weight
+
+_BEST_OF = 5
+_ROUND_S = 0.05  # long enough that starting the clock does not count
+_READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}  # far beyond any cache
+_SQUARE = {"cpu": 1024, "cuda": 8192}
+
+
+@torch.inference_mode()
+def measure_device(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_rows: int) -> DeviceRates:
+    """The best of several rounds each; `num_rows`: tokens of a full step. Needs some memory beside the engine's."""
+    best_flop_s = 0.0
+    for rows, inner, outer in _gemm_shapes(config, device, num_rows):
+        x = torch.randn(rows, inner, dtype=dtype, device=device)
+        weight = pack_linear_weight(torch.randn(outer, inner, dtype=dtype, device=device))
+        seconds = _best_seconds(partial(linear, x, weight, None), device)
+        best_flop_s = max(best_flop_s, 2 * rows * inner * outer / seconds)
+    return DeviceRates(best_flop_s, _read_bytes_s(device))
+
+
+def _gemm_shapes(config: ModelConfig, device: torch.device, num_rows: int) -> Iterator[tuple[int, int, int]]:
+    """Rows, inner and outer size: the model's widest products at a full step, and a plain square one."""
+    yield num_rows, config.hidden_size, 2 * config.intermediate_size
+    yield num_rows, config.intermediate_size, config.hidden_size
+    size = _SQUARE[device.type]
+    yield size, size, size
+
+
+def _read_bytes_s(device: torch.device) -> float:
+    """The faster of two ways to read a large matrix once: a sum, and a product with a vector."""
+    num_columns = 4096
+    values = torch.ones(_READ_BYTES[device.type] // (4 * num_columns), num_columns, device=device)
+    vector = torch.ones(num_columns, device=device)
+    seconds = min(_best_seconds(values.sum, device), _best_seconds(lambda: values @ vector, device))
+    return values.numel() * values.element_size() / seconds
+
+
+def _best_seconds(run: Callable[[], torch.Tensor], device: torch.device) -> float:
+    """Seconds of one call, in the best of several rounds."""
+    once = _timed(run, 1, device)
+    calls = max(1, round(_ROUND_S / max(once, 1e-6)))
+    return min(_timed(run, calls, device) / calls for _ in range(_BEST_OF))
+
+
+def _timed(run: Callable[[], torch.Tensor], calls: int, device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,83 @@
+"""The engine of a benchmark: a model or a shape, loaded with the engine settings asked for. Loading imports torch."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bulkrun.errors import UsageError
+from bulkrun.launch.bench.shapes import write_shape
+from bulkrun.launch.prepare import BUNDLED_ROOT
+from bulkrun.launch.threads import settle_threads
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.model_dir import resolve_model
+
+if TYPE_CHECKING:
+    from bulkrun.engine.llm_engine import LLMEngine
+
+SHAPE_MAX_MODEL_LEN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model, by name or as a shape (exactly one), and how it is loaded; `settings` are the engine's."""
+
+    model: str | None = None
+    shape: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.shape is None):
+            raise UsageError("give either --model (a directory, a hub id or bundled:tiny) or --shape")
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Under what name the result is told."""
+        return {"model": self.model} if self.model is not None else {"shape": self.shape or ""}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to be measured. `model_dir` is None for a shape, which has no tokenizer."""
+
+    engine: LLMEngine
+    config: ModelConfig
+    model_dir: Path | None
+    load_s: float
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What ran where."""
+        import torch
+
+        device = self.engine.config.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+        dtype = str(self.engine.config.dtype).removeprefix("torch.")
+        return {"device": name, "torch": str(torch.__version__), "dtype": dtype, "kv": dtype}
+
+
+def load_for_bench(choice: ModelChoice) -> LoadedModel:
+    """Load it. Raises ModelError for a model that cannot be used, UsageError for settings that cannot work."""
+    settle_threads()
+    from bulkrun.engine.llm_engine import LLMEngine
+
+    settings = {name: value for name, value in choice.settings.items() if value is not None}
+    with ExitStack() as scratch:
+        if choice.model is not None:
+            model_dir = resolve_model(choice.model, bundled_root=BUNDLED_ROOT)
+        else:
+            assert choice.shape is not None, "a choice is one of the two"
+            settings = {"max_model_len": SHAPE_MAX_MODEL_LEN, **settings, "load_format": "dummy"}
+            folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="bulkrun-shape-")))
+            dtype = settings.get("dtype", "auto")
+            stored = "bfloat16" if dtype == "auto" else dtype
+            model_dir = write_shape(choice.shape, folder, dtype=stored, max_model_len=settings["max_model_len"])
+        start = time.perf_counter()
+        engine = LLMEngine.from_model_dir(model_dir, **settings)
+        load_s = time.perf_counter() - start
+        config = ModelConfig.from_dir(model_dir)
+    return LoadedModel(engine, config, model_dir if choice.model is not None else None, load_s)

@@ -1,0 +1,109 @@
+"""An engine over a workload, with a clock beside it. Knows requests and time; knows no policies and no ceilings."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bulkrun.errors import UsageError
+from bulkrun.launch.bench.workload import Work
+from bulkrun.request import Engine, Request, SamplingParams
+
+_WARM_UP_REQUESTS, _WARM_UP_TOKENS = 64, 4
+
+
+@dataclass(slots=True)
+class Measured:
+    """One run. Seats are counted per step: `num_busy` had a sequence, `num_held` could have had no other one."""
+
+    wall_s: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+    widths: list[tuple[float, int]] = field(default_factory=list)  # when a step ended, sequences in it
+    num_busy: int = 0
+    num_held: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def latency_s(self, share: float) -> float:
+        """The latency that this share of the requests did not exceed."""
+        ordered = sorted(self.latencies_s)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def run_workload(
+    engine: Engine, work: Sequence[Work], arrivals_s: Sequence[float] | None = None, *, holds_seats: bool = False
+) -> Measured:
+    """Every request greedily to its full length, end-of-sequence ignored; each is added when it arrives (default: all
+    at once, in order). `holds_seats`: an ended sequence keeps its seat until its whole batch has ended.
+    """
+    check_lengths(work, engine.max_model_len)
+    measured = Measured(input_tokens=sum(len(one.prompt_token_ids) for one in work))
+    arrivals = list(arrivals_s or [0.0] * len(work))
+    todo, seats = deque(range(len(work))), _Seats(engine, holds_seats)
+    start = time.perf_counter()
+    while todo or engine.has_unfinished():
+        now = time.perf_counter() - start
+        while todo and arrivals[todo[0]] <= now:
+            number = todo.popleft()
+            engine.add_request(_request(number, work[number]))
+        if not engine.has_unfinished():
+            time.sleep(arrivals[todo[0]] - now)
+            continue
+        ended = engine.step()
+        now = time.perf_counter() - start
+        seats.count(measured, len(ended), now)
+        for completion in ended:
+            assert completion.error is None, f"request {completion.request_id}: {completion.error}"
+            measured.latencies_s.append(now - arrivals[int(completion.request_id)])
+            measured.output_tokens += completion.num_output_tokens
+    measured.wall_s = time.perf_counter() - start
+    return measured
+
+
+def warm_up(engine: Engine, work: Sequence[Work]) -> None:
+    """Let kernels be compiled and memory be touched: some requests like these, with other tokens and short outputs."""
+    some = work[:_WARM_UP_REQUESTS]
+    run_workload(
+        engine, [Work(one.prompt_token_ids[::-1], min(one.num_output_tokens, _WARM_UP_TOKENS)) for one in some]
+    )
+
+
+def check_lengths(work: Sequence[Work], max_model_len: int) -> None:
+    """Raises UsageError where a request would be cut short: the tokens counted must be those computed."""
+    for number, one in enumerate(work):
+        wanted = len(one.prompt_token_ids) + one.num_output_tokens
+        if wanted > max_model_len:
+            raise UsageError(
+                f"request {number}: {len(one.prompt_token_ids)} + {one.num_output_tokens} tokens are above "
+                f"max_model_len {max_model_len}; give shorter lengths, or a higher --max-model-len where the model "
+                "has more positions"
+            )
+
+
+def _request(number: int, one: Work) -> Request:
+    params = SamplingParams(max_tokens=one.num_output_tokens, temperature=0.0, ignore_eos=True)
+    return Request(str(number), one.prompt_token_ids, params, seed=number)
+
+
+class _Seats:
+    """Who sits where, step by step, from the engine's counters."""
+
+    def __init__(self, engine: Engine, holds_seats: bool) -> None:
+        self._engine, self._holds_seats = engine, holds_seats
+        self._num_steps = engine.stats().num_steps
+        self._num_left = self._batch_size = 0
+
+    def count(self, measured: Measured, num_ended: int, now: float) -> None:
+        """Add the step that just ended, if it computed anything."""
+        stats = self._engine.stats()
+        if stats.num_steps == self._num_steps:
+            return
+        width = stats.num_running + num_ended
+        num_new = max(0, width - self._num_left)
+        self._batch_size = num_new if self._num_left == 0 else self._batch_size + num_new
+        measured.widths.append((now, width))
+        measured.num_busy += width
+        measured.num_held += max(width, self._batch_size) if self._holds_seats else width
+        self._num_steps, self._num_left = stats.num_steps, stats.num_running
