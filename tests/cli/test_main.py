@@ -19,7 +19,7 @@ COMMANDS = sorted(main.commands)
 def test_the_commands_are_those_that_are_built() -> None:
     jobs = "submit worker cancel retry validate plan preview schema"
     runs = "status watch logs errors query export verify compact list"
-    assert sorted(f"{jobs} {runs} models doctor".split()) == COMMANDS
+    assert sorted(f"{jobs} {runs} models doctor bench".split()) == COMMANDS
 
 
 def test_help_shows_every_command_under_a_topic_and_the_exit_codes() -> None:

@@ -1,0 +1,128 @@
+"""`bulkrun bench`: what it prints, counts and refuses. Nothing here is about how fast anything is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from bulkrun.cli import main
+from tests.models.tiny_models import save_tiny_model
+
+SMALL = ("--device", "cpu", "--dtype", "float32")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("qwen3"), "qwen3"))
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", *arguments], catch_exceptions=False)
+
+
+def facts_of(*arguments: str) -> dict[str, Any]:
+    done = bench(*arguments, *SMALL, "--json")
+    assert done.exit_code == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    facts = json.loads(line)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def test_throughput_of_a_dataset_counts_its_tokens(model: str, tmp_path: Path) -> None:
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text("".join(json.dumps({"prompt_token_ids": [7] * n, "max_tokens": n}) + "\n" for n in (1, 5, 9)))
+    facts = facts_of("throughput", "--model", model, "--dataset", str(dataset))
+    assert (facts["requests"], facts["input_tokens"], facts["output_tokens"]) == (3, 15, 15)
+    assert facts["total_tok_s"] == pytest.approx(2 * facts["output_tok_s"], rel=0.01)
+    assert facts["wall_s"] > 0 and facts["load_s"] > 0 and facts["dtype"] == "float32"
+
+
+def test_text_prompts_are_encoded_by_the_models_tokenizer(tmp_path: Path) -> None:
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text('{"prompt": "Once upon a time there was a cat", "max_tokens": 2}\n')
+    facts = facts_of("throughput", "--model", "bundled:tiny", "--dataset", str(dataset))
+    assert 1 <= facts["input_tokens"] < 30 and facts["output_tokens"] == 2
+
+
+def test_throughput_of_a_shape_needs_no_weights_and_has_the_names_of_the_vllm_script() -> None:
+    facts = facts_of(
+        *("throughput", "--shape", "llama-20m", "--input-len", "6-9", "--output-len", "3", "--num-requests", "4"),
+        *("--shared-prefix", "20", "--max-model-len", "64", "--max-num-seqs", "4"),
+    )
+    names = "engine shape dtype kv input_len output_len shared_prefix requests load_s wall_s input_tokens output_tokens"
+    assert facts.keys() >= {*names.split(), "output_tok_s", "total_tok_s"}
+    assert (facts["engine"], facts["shape"], facts["input_len"]) == ("bulkrun", "llama-20m", "6-9")
+    assert facts["shared_prefix"] == 20
+    assert facts["output_tokens"] == 12 and 4 * 26 <= facts["input_tokens"] <= 4 * 29
+
+
+def test_batching_compares_the_policies_on_the_same_requests(model: str) -> None:
+    facts = facts_of("batching", "--model", model, "--num-requests", "12", "--max-num-seqs", "3")
+    policies = facts["policies"]
+    assert list(policies) == ["padded", "static", "dynamic", "continuous"]
+    assert policies["continuous"]["padding_share"] == 0
+    assert 0 < policies["static"]["padding_share"] < 1
+    assert policies["continuous"]["slot_use"] > policies["static"]["slot_use"]
+    assert policies["continuous"]["steps"] < policies["static"]["steps"] <= policies["padded"]["steps"]
+    assert all(one["latency_p50_s"] <= one["latency_p99_s"] <= one["wall_s"] for one in policies.values())
+    speedup = facts["speedup"]
+    assert speedup["total"] == pytest.approx(speedup["no_padding"] * speedup["refilling"], rel=0.01)
+    assert {len(shares) for shares in facts["timeline"].values()} == {60}
+
+
+def test_batching_as_a_table_has_a_row_and_a_line_of_the_plot_for_each_policy(model: str) -> None:
+    done = bench("batching", "--model", model, "--num-requests", "8", "--max-num-seqs", "2", *SMALL)
+    assert done.exit_code == 0
+    for policy in ("padded", "static", "dynamic", "continuous"):
+        assert sum(line.split()[:1] == [policy] for line in done.stdout.splitlines()) >= 2
+    assert "by not padding" in done.stdout
+
+
+def test_batching_with_requests_that_come_one_by_one(model: str) -> None:
+    facts = facts_of(
+        *("batching", "--model", model, "--num-requests", "6", "--max-num-seqs", "2"),
+        *("--arrival", "poisson", "--rate", "100", "--window", "0.01"),
+    )
+    assert list(facts["policies"]) == ["static", "dynamic", "continuous"]
+    assert (facts["arrival"], facts["rate"], facts["speedup"]) == ("poisson", 100, None)
+
+
+def test_roofline_reports_shares_that_follow_from_its_own_rates(model: str) -> None:
+    facts = facts_of("roofline", "--model", model, "--input-len", "9", "--output-len", "4", "--num-requests", "5")
+    assert facts["gemm_tflop_s"] > 0 and facts["read_gb_s"] > 0
+    assert facts["steps"] >= 4
+    assert 0 < facts["share_outside_forward"] < 1
+    assert facts["serial_s"] == pytest.approx(facts["gemm_s"] + facts["kv_s"], abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["throughput"], "either --model"),
+        (["throughput", "--model", "x", "--shape", "llama-20m"], "either --model"),
+        (["throughput", "--model", "bundled:tiny", "--dataset", "d", "--input-len", "3"], "leave out --input-len"),
+        (["throughput", "--model", "bundled:tiny", "--input-len", "x"], "--input-len 'x': not a length"),
+        (["throughput", "--model", "bundled:tiny"], "1024 + 512 tokens are above max_model_len 1024"),
+        (["batching", "--model", "bundled:tiny", "--rate", "3"], "--rate goes with --arrival poisson"),
+        (["batching", "--model", "bundled:tiny", "--arrival", "poisson"], "needs --rate"),
+        (["batching", "--model", "bundled:tiny", "--num-requests", "4"], "all fit into one batch"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_the_fix(arguments: list[str], message: str) -> None:
+    refused = bench(*arguments)
+    assert refused.exit_code == 2 and message in refused.stderr and refused.stdout == ""

@@ -1,0 +1,81 @@
+"""The ceilings against the project's table for one H200 (790 TFLOP/s, 4.3 TB/s, bf16), and against counting by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bulkrun.errors import UsageError
+from bulkrun.launch.bench.ceilings import DeviceRates, ModelCost, attended, ceilings
+from bulkrun.launch.bench.shapes import write_shape
+from bulkrun.launch.bench.workload import Work
+from bulkrun.models.config import DecoderConfig, ModelConfig
+from tests.models.tiny_models import make_tiny_model, save_tiny_model
+
+H200 = DeviceRates(790e12, 4.3e12)
+
+
+def _cost(shape: str, tmp_path: Path) -> ModelCost:
+    return ModelCost.of(ModelConfig.from_dir(write_shape(shape, tmp_path, dtype="bfloat16", max_model_len=4096)), 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_input", "num_output", "nanoflow", "maximum", "serial"),
+    [
+        ("llama-3.1-8b", 2048, 128, 49_191, 54_143, 44_931),
+        ("llama-3.1-8b", 1024, 512, 49_191, 53_699, 31_618),
+        ("llama-3.1-8b", 1024, 1024, 49_191, 42_717, 23_572),
+        ("llama-3.1-8b", 128, 1024, 49_191, 51_992, 27_342),
+        ("qwen3-0.6b", 1024, 1024, 662_769, 48_819, 45_263),
+    ],
+)
+def test_the_ceilings_of_public_shapes_are_those_of_the_table(
+    shape: str, num_input: int, num_output: int, nanoflow: int, maximum: int, serial: int, tmp_path: Path
+) -> None:
+    limits = ceilings(_cost(shape, tmp_path), [Work([1] * num_input, num_output)] * 3, H200)
+    tokens = 3 * (num_input + num_output)
+    # the table takes n^2 / 2 pairs where there are n (n + 1) / 2
+    assert tokens / limits.nanoflow_s == pytest.approx(nanoflow, rel=2e-3)
+    assert tokens / limits.max_s == pytest.approx(maximum, rel=2e-3)
+    assert tokens / limits.serial_s == pytest.approx(serial, rel=2e-3)
+
+
+@pytest.mark.parametrize("variant", ["llama_tied", "qwen3", "mixtral"])
+def test_the_parameters_counted_are_the_models_own(variant: str, tmp_path: Path) -> None:
+    config = ModelConfig.from_dir(save_tiny_model(tmp_path, variant))
+    assert isinstance(config, DecoderConfig)
+    weights = {name: p.numel() for name, p in make_tiny_model(variant).named_parameters() if "norm" not in name}
+    expected = sum(size for name, size in weights.items() if "bias" not in name)
+    if config.moe is not None:  # a token goes to some of the experts
+        experts = sum(size for name, size in weights.items() if ".experts." in name)
+        expected -= experts - experts * config.moe.num_experts_per_tok // config.moe.num_experts
+    assert ModelCost.of(config, 2).num_parameters == expected
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 50])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 8, 20])
+def test_attended_pairs_are_those_of_a_causal_mask_with_a_window(num_tokens: int, window: int | None) -> None:
+    by_hand = sum(
+        1 for query in range(num_tokens) for key in range(query + 1) if window is None or query - key < window
+    )
+    assert attended(num_tokens, window) == by_hand
+
+
+def test_a_model_of_the_general_path_has_no_roofline() -> None:
+    config = ModelConfig(
+        architecture="GPT2LMHeadModel",
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=10,
+        bos_token_id=None,
+        eos_token_ids=(),
+        dtype="float32",
+    )
+    with pytest.raises(UsageError, match="GPT2LMHeadModel runs through transformers"):
+        ModelCost.of(config, 2)

@@ -1,0 +1,117 @@
+"""Requests of a benchmark: seeded, as long as asked for, and files that are wrong are refused by line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from bulkrun.errors import InputError, UsageError
+from bulkrun.launch.bench.workload import (
+    Lengths,
+    Work,
+    heavy_tailed_work,
+    padded,
+    poisson_arrivals,
+    random_work,
+    read_dataset,
+)
+
+
+def test_lengths_are_a_number_or_a_range_and_all_are_drawn() -> None:
+    assert Lengths.parse("512", "--input-len") == Lengths(512, 512)
+    work = random_work(200, Lengths.parse("2-4", "-"), Lengths(1, 2), shared_prefix=0, vocab_size=500)
+    assert {len(one.prompt_token_ids) for one in work} == {2, 3, 4}
+    assert {one.num_output_tokens for one in work} == {1, 2}
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "9-4", "1.5", "abc"])
+def test_a_length_that_is_none_is_refused_by_option(text: str) -> None:
+    with pytest.raises(UsageError, match="--output-len"):
+        Lengths.parse(text, "--output-len")
+
+
+def test_the_shared_prefix_comes_on_top_and_the_rest_differs() -> None:
+    work = random_work(20, Lengths(5, 5), Lengths(3, 3), shared_prefix=7, vocab_size=1000)
+    assert len({tuple(one.prompt_token_ids[:7]) for one in work}) == 1
+    assert len({tuple(one.prompt_token_ids[7:]) for one in work}) == 20
+    assert {len(one.prompt_token_ids) for one in work} == {12}
+    assert all(100 <= token < 1000 for one in work for token in one.prompt_token_ids)
+
+
+def test_the_same_seed_is_the_same_work() -> None:
+    first, second = (heavy_tailed_work(50, vocab_size=300, max_model_len=900) for _ in range(2))
+    assert first == second
+    assert first != heavy_tailed_work(50, vocab_size=300, max_model_len=900, seed=1)
+
+
+def test_heavy_tailed_lengths_have_their_medians_and_fit_the_model() -> None:
+    work = heavy_tailed_work(400, vocab_size=300, max_model_len=900)
+    assert statistics.median(len(one.prompt_token_ids) for one in work) == pytest.approx(120, abs=2)
+    assert statistics.median(one.num_output_tokens for one in work) == pytest.approx(80, abs=2)
+    assert max(len(one.prompt_token_ids) + one.num_output_tokens for one in work) <= 900
+    assert max(one.num_output_tokens for one in work) == 300
+
+
+def test_padding_makes_each_batch_one_length_and_keeps_every_prompts_end() -> None:
+    work = heavy_tailed_work(23, vocab_size=300, max_model_len=900)
+    longer = padded(work, 5)
+    for first in range(0, 23, 5):
+        batch, originals = longer[first : first + 5], work[first : first + 5]
+        assert {len(one.prompt_token_ids) for one in batch} == {max(len(one.prompt_token_ids) for one in originals)}
+        assert {one.num_output_tokens for one in batch} == {max(one.num_output_tokens for one in originals)}
+        for one, original in zip(batch, originals, strict=True):
+            assert one.prompt_token_ids[-len(original.prompt_token_ids) :] == original.prompt_token_ids
+
+
+def test_poisson_arrivals_have_their_rate() -> None:
+    arrivals = poisson_arrivals(5000, rate=20.0)
+    assert arrivals == sorted(arrivals)
+    assert arrivals[-1] == pytest.approx(250, rel=0.05)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+    assert statistics.stdev(gaps) == pytest.approx(0.05, rel=0.1)  # as much as their mean
+
+
+def test_rows_with_ids_and_rows_with_text_become_requests_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    rows = [
+        {"prompt": "ab", "max_tokens": 3},
+        {"prompt_token_ids": [9, 8], "max_tokens": 1},
+        {"prompt": "c", "max_tokens": 2, "more": None},
+    ]
+    path.write_text("\n\n".join(json.dumps(row) for row in rows) + "\n")
+    work = read_dataset(path, vocab_size=200, encode=lambda texts: [[ord(ch) for ch in text] for text in texts])
+    assert work == [Work([97, 98], 3), Work([9, 8], 1), Work([99], 2)]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "not readable as JSON"),
+        ("[1]", "a row is"),
+        ('{"prompt": "a"}', "a row is"),
+        ('{"prompt": "a", "max_tokens": 0}', "a row is"),
+        ('{"prompt": "a", "max_tokens": true}', "a row is"),
+        ('{"prompt_token_ids": [], "max_tokens": 1}', "a row is"),
+        ('{"prompt_token_ids": [1, "2"], "max_tokens": 1}', "a row is"),
+        ('{"prompt_token_ids": [1, -2], "max_tokens": 1}', "a row is"),
+        ('{"prompt_token_ids": [200], "max_tokens": 1}', "vocabulary of 200"),
+        ('{"prompt": "a", "max_tokens": 1}', "no tokenizer"),
+    ],
+)
+def test_a_row_that_cannot_be_asked_is_refused_by_file_and_line(line: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt_token_ids": [1], "max_tokens": 1}\n' + line + "\n")
+    with pytest.raises(InputError, match=f"d.jsonl:2: .*{why}"):
+        read_dataset(path, vocab_size=200, encode=None)
+
+
+def test_a_dataset_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_dataset(tmp_path / "none.jsonl", vocab_size=200, encode=None)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(InputError, match="no rows"):
+        read_dataset(tmp_path / "empty.jsonl", vocab_size=200, encode=None)
