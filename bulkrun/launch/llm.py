@@ -53,6 +53,8 @@ class EngineSettings(TypedDict, total=False):
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int
     enable_prefix_caching: bool
+    batching: Literal["continuous", "static", "dynamic"]
+    batching_window_s: float
 
 
 class LLM:
