@@ -46,6 +46,7 @@ class EngineSettings(TypedDict, total=False):
 
     device: Literal["auto", "cpu", "cuda"]
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    load_format: Literal["auto", "dummy"]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
