@@ -9,9 +9,7 @@ and a hidden sibling that the next `compact` removes. Knows no plan and no engin
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bulkrun.data.in_order import in_row_order
-from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds, write_part
+from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds
 from bulkrun.errors import RunError
 from bulkrun.job.store.durable import (
     can_exchange,
@@ -41,6 +38,7 @@ from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.hold import hold
+from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
@@ -154,10 +152,10 @@ class _Rewrite:
         make_dirs(self.target.state, 0o700)
         make_dirs(self.target.tmp)
         written = list(self._parts())
-        totals = self._checked(written)
+        totals = self._checked([info for _, info in written])
         link_tree(self.run.root, self.target.root, self._is_carried_over(self.run.parts().values()))
-        for info in written:
-            self._give_name(info)  # late: a glob over the parent directory sees both until the exchange is done
+        for tmp, info in written:
+            self._give_name(tmp, info)  # late: a glob over the parent directory sees both until the exchange is done
         write_file(self.target.success, encode_json(totals_document(totals)))
         fsync_dir(self.target.root)
         return totals
@@ -169,8 +167,8 @@ class _Rewrite:
             path not in left and not (path.name.endswith(".tmp") and path.is_relative_to(self.run.state))
         )
 
-    def _parts(self) -> Iterator[PartInfo]:
-        """Write the new parts under temporary names, folder after folder; the footer of each."""
+    def _parts(self) -> Iterator[tuple[Path, PartInfo]]:
+        """Write the new parts under temporary names, folder after folder; file and footer of each."""
         first = max([*self.run.parts(), *self.run.planned_shards()], default=-1) + 1
         numbers = count(first)
         folders: dict[Path, list[Path]] = {}
@@ -179,7 +177,7 @@ class _Rewrite:
         for _, paths in sorted(folders.items()):
             yield from self._folder_parts(paths, numbers)
 
-    def _folder_parts(self, paths: Sequence[Path], numbers: Iterator[int]) -> Iterator[PartInfo]:
+    def _folder_parts(self, paths: Sequence[Path], numbers: Iterator[int]) -> Iterator[tuple[Path, PartInfo]]:
         """The new parts of one folder. What was spent on its rows besides tokens is counted in the first of them."""
         old = [read_part_info(path) for path in paths]
         first, last = row_bounds(paths)
@@ -195,7 +193,7 @@ class _Rewrite:
         newest = -1
         for table in self._files(in_row_order(tables, range(first, last + 1), self.target.tmp)):
             newest = _check_order(paths, table, self.record.samples, newest)
-            yield self._write(table, replace(like, shard=next(numbers)))
+            yield write_again(self.target.tmp, table, replace(like, shard=next(numbers)), self.record)
             like = replace(like, saved_generations=0, cached_tokens=0, stopped=0)
 
     def _files(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -214,28 +212,10 @@ class _Rewrite:
         if num_rows:
             yield pa.concat_tables(held)
 
-    def _write(self, table: pa.Table, like: PartInfo) -> PartInfo:
-        info = replace(
-            like,
-            attempt=secrets.token_hex(8),
-            input_rows=table.num_rows // self.record.samples,
-            rows=table.num_rows,
-            errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
-            prompt_tokens=_sum(table, "prompt_tokens"),
-            completion_tokens=_sum(table, "completion_tokens"),
-        )
-        tmp = self._tmp(info)
-        with disk_errors("writing a part", tmp):
-            write_part(tmp, table, info, compression=self.record.job["output"]["compression"])
-        return info
-
-    def _tmp(self, info: PartInfo) -> Path:
-        return self.target.tmp / f"part-{info.shard:05d}.{info.attempt}.tmp"
-
-    def _give_name(self, info: PartInfo) -> None:
+    def _give_name(self, tmp: Path, info: PartInfo) -> None:
         final = self.target.part(info.shard, info.folder)
         make_dirs(final.parent)
-        publish_new(self._tmp(info), final)
+        publish_new(tmp, final)
 
     def _checked(self, parts: Sequence[PartInfo]) -> RunTotals:
         """The new totals: those of the run, after a look whether the new parts come to the same."""
@@ -265,7 +245,3 @@ def _check_order(paths: Sequence[Path], table: pa.Table, samples: int, newest: i
         row = int(keys[int(np.argmax(steps <= 0))]) // samples
         raise RunError(f"{paths[0].parent}: row {row} is there twice; nothing was changed: `bulkrun verify` says more")
     return int(keys[-1])
-
-
-def _sum(table: pa.Table, column: str) -> int:
-    return int(pc.sum(table[column]).as_py() or 0)

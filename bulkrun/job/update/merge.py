@@ -8,8 +8,6 @@ Memory is that of a part and some 60 bytes for each staged row.
 
 from __future__ import annotations
 
-import secrets
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema, write_part
+from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.subset import Targets, read_targets
 from bulkrun.errors import RunError
 from bulkrun.job.plan.row_key import ROW_KEY
 from bulkrun.job.plan.spool import Spool
-from bulkrun.job.store.durable import disk_errors, publish_new, remove_tree, replace_json, swap_in
+from bulkrun.job.store.durable import publish_new, remove_tree, replace_json, swap_in
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document
+from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
@@ -145,19 +144,8 @@ class _Merge:
 
     def _write(self, table: pa.Table, like: PartInfo) -> Path:
         """The rows as a part of the new generation, under a temporary name beside the staged run."""
-        info = replace(
-            like,
-            attempt=secrets.token_hex(8),
-            input_rows=table.num_rows // self.record.samples,
-            rows=table.num_rows,
-            errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
-            prompt_tokens=_sum(table, "prompt_tokens"),
-            completion_tokens=_sum(table, "completion_tokens"),
-            generation=self.update.generation,
-        )
-        tmp = self.run.staged.tmp / f"part-{info.shard:05d}.{info.attempt}.tmp"
-        with disk_errors("writing a part", tmp):
-            write_part(tmp, table, info, compression=self.record.job["output"]["compression"])
+        like = replace(like, generation=self.update.generation)
+        tmp, _ = write_again(self.run.staged.tmp, table, like, self.record)
         return tmp
 
 
@@ -234,8 +222,3 @@ def _replaced(old: pa.Table, fresh: pa.Table, keep_success: npt.NDArray[np.bool_
 
 def _keys(table: pa.Table) -> Iterator[tuple[int, int]]:
     return zip(table["row"].to_pylist(), table["sample"].to_pylist(), strict=True)
-
-
-def _sum(table: pa.Table, column: str) -> int:
-    total: Any = pc.sum(table[column]).as_py()
-    return int(total or 0)

@@ -23,6 +23,7 @@ from bulkrun.job.store import durable
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import compact as compact_module
+from bulkrun.job.update import rewrite
 from bulkrun.job.update.compact import compact
 from bulkrun.job.update.hold import hold
 from bulkrun.job.views.row_errors import read_row_errors
@@ -222,7 +223,7 @@ def test_a_full_disk_changes_nothing_and_leaves_nothing(tmp_path: Path, monkeypa
         written.append(path)
         write_part(path, *arguments, **options)
 
-    monkeypatch.setattr(compact_module, "write_part", write_until_full)
+    monkeypatch.setattr(rewrite, "write_part", write_until_full)
     with pytest.raises(RunError, match="No space left on device; free some space"):
         compact(run, 50)
     results = {name: inode for name, inode in files(run).items() if "workers/" not in name}
