@@ -89,6 +89,7 @@ def write_shard(run: RunDir, number: int, rows: list[Row]) -> None:
             "token_ids": [row.token_ids for row in rows],
             "overrides": [json.dumps(row.overrides) if row.overrides else None for row in rows],
             "error_code": [row.error_code for row in rows],
+            "priority": [0 for _ in rows],
             "error_message": ["rows.jsonl:1: broken" if row.error_code else None for row in rows],
             "passthrough": [{"doc": f"text {row.row}", "score": row.row / 2} for row in rows],
         },

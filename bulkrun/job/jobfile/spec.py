@@ -36,6 +36,9 @@ class InputSpec(Section):
         description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input.",
     )
     id: str | None = Field(None, description="The column that names a row. Default: the row's position.")
+    priority: str | None = Field(
+        None, description="A column of integers: rows with a smaller one run first. Default: all are equal."
+    )
     columns: list[str] | None = Field(
         None, description="Input columns to pass through to the output. Default: all of them."
     )

@@ -2,7 +2,8 @@
 
 A depth-first walk over the tree of prefixes, done as sorts: at each depth clusters come by their mean cost, the largest
 first, and inside the deepest cluster rows do too. So a prefix is hot while its rows run, and the last rows are short,
-which keeps the tail of the run short. Error rows come last. With partitions (folders of the output) the partition is
+which keeps the tail of the run short. Rows with a better
+priority come before all that, error rows last. With partitions (folders of the output) the partition is
 the outermost cluster: a shard is one file in one folder. Knows hashes and lengths, no tokens.
 """
 
@@ -25,8 +26,9 @@ class RunOrder(NamedTuple):
     ends: I64
 
 
-def run_order(index: WindowIndex, partitions: I64 | None = None) -> RunOrder:
-    """The order of a window, the same for the same rows however they came. `partitions`: a number per row."""
+def run_order(index: WindowIndex, partitions: I64 | None = None, priorities: I64 | None = None) -> RunOrder:
+    """The order of a window, the same for the same rows however they came. `partitions`: a number per row;
+    `priorities`: smaller ones first, within a partition."""
     if not len(index):
         return RunOrder(np.empty(0, np.int64), np.empty(0, np.bool_), np.zeros(1, np.int64))
     costs = index.costs
@@ -35,7 +37,8 @@ def run_order(index: WindowIndex, partitions: I64 | None = None) -> RunOrder:
     rows_in_order = np.arange(len(index))
     # lexsort takes the most important key last.
     tie_break = (rows_in_order, index.identity[:, 1], index.identity[:, 0], -costs)
-    rows = np.lexsort((*tie_break, *reversed(keys), index.lengths == 0, _cluster_rank(partition, costs)))
+    priority = np.zeros(len(index), np.int64) if priorities is None else priorities
+    rows = np.lexsort((*tie_break, *reversed(keys), priority, index.lengths == 0, _cluster_rank(partition, costs)))
     ordered = index.identity[rows]
     begins = np.diff(partition[rows], prepend=partition[rows[0]]) != 0  # a new partition
     first = np.ones(len(rows), np.bool_)

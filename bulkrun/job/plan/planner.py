@@ -27,6 +27,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
 from bulkrun.job.plan.partitions import Partitions
+from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
 from bulkrun.job.plan.rows import RowMaker
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
@@ -87,6 +88,7 @@ class PlanInput:
             max_model_len,
             spec.sampling.generations,
             spec.input.id,
+            Priorities(spec.input.priority, dataset.schema.names),
             needs_ids=spec.run.incremental,
         )
         self._partitions = Partitions(spec.output.partition_by, self.passthrough)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from bulkrun.data.batch import InputBatch
 from bulkrun.errors import InputError
 from bulkrun.job.plan.index import I64, U64
+from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.shard_file import shard_schema
 from bulkrun.job.prompts.builder import Prompt
 from bulkrun.job.prompts.fit import PromptFitter
@@ -45,6 +46,7 @@ class PlannedRows:
     error_codes: list[str]
     truncated: int
     ids: list[str | None] | None
+    priorities: I64
 
 
 class RowMaker:
@@ -60,6 +62,7 @@ class RowMaker:
         max_model_len: int,
         num_samples: int,
         id_column: str | None,
+        priorities: Priorities,
         needs_ids: bool = False,
     ) -> None:
         self.schema = shard_schema(passthrough)
@@ -68,6 +71,7 @@ class RowMaker:
         self._max_model_len = max_model_len
         self._num_samples = num_samples
         self._id_column = id_column
+        self._priorities = priorities
         self._needs_ids = needs_ids
 
     def make(self, batch: InputBatch, prompts: Sequence[Prompt | RowError], first_row: int) -> PlannedRows:
@@ -76,11 +80,15 @@ class RowMaker:
         ids = None if self._id_column is None else id_texts(batch.rows.column(self._id_column), self._id_column)
         if self._needs_ids and ids is not None and None in ids:
             fitted = [self._nameless(prompt) if ids[k] is None else prompt for k, prompt in enumerate(fitted)]
+        ranked = self._priorities.of(batch.rows)
+        fitted = [p if isinstance(p, RowError) else ranked.errors.get(row, p) for row, p in enumerate(fitted)]
         tokens, lengths = _flat([prompt.token_ids if isinstance(prompt, Prompt) else [] for prompt in fitted])
         payload = _struct(batch.rows, self._passthrough)
         pairs = list(zip(prompts, fitted, strict=True))
         return PlannedRows(
-            table=self._table(fitted, tokens, lengths, payload, _numbers(batch, first_row), first_row, ids),
+            table=self._table(
+                fitted, tokens, lengths, ranked.values, payload, _numbers(batch, first_row), first_row, ids
+            ),
             tokens=tokens,
             lengths=lengths,
             outputs=np.array([self._expected_output(prompt) for prompt in fitted], np.int64),
@@ -90,6 +98,7 @@ class RowMaker:
             error_codes=[prompt.code for prompt in fitted if isinstance(prompt, RowError)],
             truncated=sum(_is_cut(old, new) for old, new in pairs),
             ids=ids,
+            priorities=ranked.values,
         )
 
     def _nameless(self, prompt: Prompt | RowError) -> RowError:
@@ -108,6 +117,7 @@ class RowMaker:
         prompts: Sequence[Prompt | RowError],
         tokens: npt.NDArray[np.int32],
         lengths: I64,
+        priorities: I64,
         payload: pa.StructArray,
         numbers: Sequence[str],
         first_row: int,
@@ -125,6 +135,7 @@ class RowMaker:
             pa.array([p.sampling.overrides if isinstance(p, Prompt) else None for p in prompts], pa.string()),
             pa.array([p.code if isinstance(p, RowError) else None for p in prompts], pa.string()),
             pa.array([p.message if isinstance(p, RowError) else None for p in prompts], pa.string()),
+            pa.array(priorities.astype(np.int32)),
             payload,
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -9,6 +9,7 @@ An Arrow IPC file (zstd), rows in input order. Columns:
     overrides     string         the row's own sampling values as JSON; null when none
     error_code    string         null for a row that can run
     error_message string
+    priority      int32          smaller runs first; null counts as 0
     passthrough   struct<...>    the input columns that go to the output, in their declared types
 
 Schema metadata (`bulkrun.shard`, JSON): shard, window, rows, prompt_tokens (of unique prompts), cost.
@@ -54,6 +55,7 @@ def shard_schema(passthrough: pa.Schema, info: ShardInfo | None = None) -> pa.Sc
         pa.field("overrides", pa.string()),
         pa.field("error_code", pa.string()),
         pa.field("error_message", pa.string()),
+        pa.field("priority", pa.int32()),
         pa.field("passthrough", pa.struct(list(passthrough)), nullable=False),
     ]
     metadata = {METADATA_KEY: json.dumps(asdict(info)).encode()} if info else None

@@ -52,6 +52,7 @@ class Window:
         self._partitions = partitions
         self._folders: dict[str, int] = {}
         self._folder_of_row: list[I64] = []
+        self._priorities: list[I64] = []
         self._keep = keep
         self._index = IndexBuilder(first_row)
         self._counters = Counters()
@@ -66,6 +67,7 @@ class Window:
         self._counters.truncated += rows.truncated
         if rows.ids is not None:
             self.ids.append(hash_ids(rows.ids, first))
+        self._priorities.append(rows.priorities)
         self._keep(rows.table)
         self.rows += len(prompts)
 
@@ -88,7 +90,8 @@ class Window:
         """Order and cut the window; `total_rows` of the whole input where that is known."""
         index = self._index.finish()
         folder_of_row = np.concatenate(self._folder_of_row or [np.empty(0, np.int64)])
-        order = run_order(index, folder_of_row)
+        priorities = np.concatenate(self._priorities or [np.empty(0, np.int64)])
+        order = run_order(index, folder_of_row, priorities)
         borders = cut(order, index.costs, index.nbytes, Limits.of(total_rows or self.rows, self.rows, shard_rows))
         place = np.empty(self.rows, np.int64)
         place[order.rows] = np.arange(self.rows)

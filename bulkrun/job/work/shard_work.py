@@ -84,6 +84,7 @@ def _generations(
     shard: int, table: pa.Table, sampling: SamplingSpec, row_timeout: float | None, outcomes: ShardOutcomes
 ) -> Iterator[Generation]:
     rows, row_ids = table["row"].to_pylist(), table["row_id"].to_pylist()
+    priorities = table["priority"].to_pylist()
     token_ids, overrides = table["token_ids"].combine_chunks(), table["overrides"].to_pylist()
     params = cache(partial(_params, sampling, row_timeout))
     for indexes in _groups(table, params):
@@ -98,6 +99,7 @@ def _generations(
                     sampling=given,
                     seed=row_seed(job_seed, row_ids[first], sample),
                     output_token_ids=outcomes.partials.get((left[0], sample), ())[: given.max_tokens - 1],
+                    priority=priorities[first] or 0,
                 )
                 yield Generation(request, shard, left, sample)
 

@@ -1,0 +1,50 @@
+"""The rows' own priorities (`input.priority`): smaller runs first. Knows one column; knows no order and no shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.plan.index import I64
+from bulkrun.job.prompts.templates import unknown_column
+from bulkrun.request import RowError
+
+_LARGEST = 2**31 - 1
+
+
+class RowPriorities(NamedTuple):
+    """A priority per row of a batch; `errors`: rows whose value is none, by their place in the batch."""
+
+    values: I64
+    errors: dict[int, RowError]
+
+
+class Priorities:
+    """Reads the column of one job. Raises JobFileError where the input does not have it."""
+
+    def __init__(self, column: str | None, columns: Sequence[str]) -> None:
+        if column is not None and column not in columns:
+            raise JobFileError([f"input.priority: {unknown_column(column, columns)}"])
+        self._column = column
+
+    def of(self, rows: pa.RecordBatch) -> RowPriorities:
+        """The priority of each row; 0 where there is no column, for null, and for a value that is no integer."""
+        values, errors = np.zeros(rows.num_rows, np.int64), dict[int, RowError]()
+        if self._column is None:
+            return RowPriorities(values, errors)
+        for row, value in enumerate(rows.column(self._column).to_pylist()):
+            if _is_priority(value):
+                values[row] = value
+            elif value is not None:
+                errors[row] = RowError(
+                    "bad_input", f"input.priority: column {self._column!r} is {value!r:.60}, not a 32-bit integer"
+                )
+        return RowPriorities(values, errors)
+
+
+def _is_priority(value: Any) -> bool:
+    return type(value) is int and -_LARGEST <= value <= _LARGEST

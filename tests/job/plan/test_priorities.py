@@ -1,0 +1,67 @@
+"""`input.priority`: better rows run first, within a shard and across them; a value that is none is a row's error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bulkrun.errors import JobFileError
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.work.shard_work import open_shard
+from tests.job.plan.planning import job, make_plan, read_rows, read_shards, write_jsonl, write_parquet
+
+
+def _table(root: Path, priorities: list[int | None]) -> Path:
+    """Prompts whose lengths say nothing of their priorities."""
+    texts = [f"{'long ' * (row * 7 % 5)}prompt {row}" for row in range(len(priorities))]
+    return write_parquet(root / "in.parquet", {"text": texts, "urgency": priorities})
+
+
+def test_rows_run_by_priority_first_whatever_their_shard(tmp_path: Path) -> None:
+    priorities: list[int | None] = [(row * 5) % 4 - 1 for row in range(40)]
+    path = _table(tmp_path, priorities)
+    make_plan(tmp_path / "run", job(path, input={"priority": "urgency"}, output={"rows_per_file": 7}))
+    ran = [
+        row["priority"]
+        for _, rows in read_shards(tmp_path / "run")
+        for row in sorted(rows, key=lambda row: row["order"])
+    ]
+    assert ran == sorted(priorities) and len(set(ran)) == 4  # type: ignore[type-var]
+
+
+def test_requests_carry_the_priority_of_their_row(tmp_path: Path) -> None:
+    priorities = [3, None, -2, 0, 3]
+    spec = job(_table(tmp_path, priorities), input={"priority": "urgency", "columns": ["text"]})
+    make_plan(tmp_path / "run", spec)
+    work = open_shard(RunDir(tmp_path / "run"), 0, spec.sampling)
+    asked = [(generation.rows[0], generation.request.priority) for generation in work.generations]
+    assert dict(asked) == {row: priority or 0 for row, priority in enumerate(priorities)}
+    assert [priority for _, priority in asked] == [-2, 0, 0, 3, 3]
+
+
+def test_equal_prompts_of_one_shard_are_generated_once_with_the_best_priority(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": "same", "p": priority} for priority in (4, 1, 2)])
+    spec = job(path, input={"priority": "p"})
+    make_plan(tmp_path / "run", spec)
+    (generation,) = open_shard(RunDir(tmp_path / "run"), 0, spec.sampling).generations
+    assert (sorted(generation.rows), generation.request.priority) == ([0, 1, 2], 1)
+
+
+def test_without_the_key_all_are_equal(tmp_path: Path) -> None:
+    make_plan(tmp_path / "run", job(_table(tmp_path, [5, 1, 3])))
+    assert [row["priority"] for row in read_rows(tmp_path / "run")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("value", [1.5, "high", True, 2**40, [1]])
+def test_a_priority_that_is_no_integer_is_an_error_of_its_row(value: object, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "p": value}])
+    make_plan(tmp_path / "run", job(path, input={"priority": "p"}))
+    (row,) = read_rows(tmp_path / "run")
+    assert row["error_code"] == "bad_input"
+    assert "input.priority: column 'p' is" in row["error_message"]
+
+
+def test_a_column_that_is_not_there_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=r"input\.priority: the input has no column 'urgancy'; did you mean 'urg"):
+        make_plan(tmp_path / "run", job(_table(tmp_path, [1]), input={"priority": "urgancy"}))
