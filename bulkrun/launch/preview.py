@@ -11,6 +11,7 @@ from bulkrun.data.schema import output_schema, passthrough_schema
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.planner import dry_plan
+from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.rows import fit_prompt, id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
@@ -43,6 +44,7 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
         extra = extra_fields(prepared.spec)
         passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra)
         Partitions(spec.output.partition_by, passthrough)
+        Priorities(spec.input.priority, dataset.schema.names)
         declared = output_schema(passthrough, extra)
     return {
         "job": spec.name,

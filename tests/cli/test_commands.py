@@ -138,6 +138,12 @@ def test_validate_reports_every_problem_with_its_place(folder: Path) -> None:
     assert "broken.yaml:7:" in result.stderr
 
 
+def test_validate_finds_a_priority_column_that_is_not_there(folder: Path) -> None:
+    result = bulkrun("validate", "job.yaml", "--set", "input.priority=urgency")
+    assert result.exit_code == 2
+    assert "input.priority: no column 'urgency'" in result.stderr
+
+
 def test_a_missing_input_says_how_to_make_it(folder: Path) -> None:
     result = bulkrun("submit", "job.yaml", "--set", "input.path=none.jsonl", "--set", "input.hint=make rows")
     assert result.exit_code == 2
