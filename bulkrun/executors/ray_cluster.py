@@ -26,6 +26,7 @@ WorkerCommand = Callable[[RunDir, str, int], list[str]]  # of a run, a worker's 
 Ended = tuple[str, str] | None  # the error that ended a worker: its class and its message
 
 _TEND_EVERY_S = 0.2
+_TOKEN = Path("~/.ray/auth_token")  # where Ray keeps it
 
 
 class WorkerHost:
@@ -113,6 +114,8 @@ class RayWorkers:
 
 def _connected(spec: RaySpec) -> Any:
     """The module `ray`, connected to the cluster (a local one is started where there is no address)."""
+    if str(spec.address).startswith("ray://") and _TOKEN.expanduser().exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # a client from outside shows its token only when told to
     try:
         import ray
     except ImportError:
