@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from bulkrun.job.jobfile.section import Section
 from bulkrun.request import RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
-PER_ROW_SAMPLING = (
+_CHOOSING = (
     "max_tokens",
     "min_tokens",
     "temperature",
@@ -20,28 +20,11 @@ PER_ROW_SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
-    "seed",
-    "stop",
-    "structured_outputs",
 )
+PER_ROW_SAMPLING = (*_CHOOSING, "seed", "stop", "structured_outputs")
 
 # Sampling keys that go to the engine as they are.
-_PLAIN_SAMPLING = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "logprobs",
-    "prompt_logprobs",
-)
+_PLAIN_SAMPLING = (*_CHOOSING, "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
 
 
 class StructuredOutputsSpec(Section):
