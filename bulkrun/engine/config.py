@@ -37,6 +37,7 @@ class EngineConfig:
     device: torch.device
     batching: Batching = "continuous"
     batching_window_s: float = DEFAULT_WINDOW_S
+    async_scheduling: bool = False
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -59,6 +60,7 @@ class EngineConfig:
         enable_prefix_caching: bool = True,
         batching: Batching = "continuous",
         batching_window_s: float = DEFAULT_WINDOW_S,
+        async_scheduling: bool | None = None,
     ) -> EngineConfig:
         """Fill in what was not given. Raises UsageError, naming key and fix, for what cannot work.
 
@@ -86,6 +88,7 @@ class EngineConfig:
             device=device,
             batching=batching,
             batching_window_s=batching_window_s,
+            async_scheduling=device.type == "cuda" if async_scheduling is None else async_scheduling,
         )
 
 

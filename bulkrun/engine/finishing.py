@@ -66,7 +66,7 @@ def ending_of(seq: Sequence) -> Ending | None:
         ending = _stop_of(seq)
     if ending is None and seq.repetition is not None:
         ending = _runaway_of(seq, seq.repetition)
-    if ending is None and seq.num_tokens >= seq.max_num_tokens:
+    if ending is None and len(seq.token_ids) >= seq.max_num_tokens:
         ending = Ending("length")
     return ending
 

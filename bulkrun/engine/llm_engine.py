@@ -28,7 +28,8 @@ from bulkrun.engine.finishing import (
     refused,
     timeout_of,
 )
-from bulkrun.engine.model_runner import ModelRunner, StepOutput
+from bulkrun.engine.model_runner import ModelRunner
+from bulkrun.engine.pending_step import PendingStep, StepOutput
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.token_masks import MaskFiller
@@ -83,6 +84,7 @@ class LLMEngine:
         self._clock = clock
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # ended without a step; the next step returns them
+        self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
         self._num_added = 0
         self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = self._num_output_tokens = 0
 
@@ -160,19 +162,22 @@ class LLMEngine:
         self.scheduler.add(seq)
 
     def step(self) -> list[Completion]:
-        """Run one forward pass and return the requests that ended in it (any order)."""
+        """Launch one forward pass and return the requests that are known to have ended (any order).
+
+        With asynchronous scheduling a step is launched before the tokens of the one before are looked at, so that the
+        device never waits for the host; what a sequence computes beyond its end is thrown away.
+        """
         completions, self._ended = self._ended, []
         completions += self._time_out()
+        if self._under_way is not None and self._under_way.decides_what_comes_next:
+            completions += self._land()
         batch = self.scheduler.schedule()
-        if batch.seqs:
-            self._deadlines.start(batch.new_seqs)
-            self._count(batch)
-            masks = None if self._mask_filler is None else self._mask_filler.start(batch)
-            output = self.model_runner.execute(batch, masks)
-            completions += self._finish(output)
-        elif self.scheduler.num_waiting:
+        launched = self._launch(batch) if batch.seqs else None
+        if launched is None and self._under_way is None and self.scheduler.num_waiting:
             time.sleep(_WINDOW_PAUSE_S)
-        return completions
+        completions += self._land()
+        self._under_way = launched
+        return completions if self.config.async_scheduling else completions + self._land()
 
     def has_unfinished(self) -> bool:
         """Whether any added request has not been returned by `step` yet."""
@@ -226,6 +231,21 @@ class LLMEngine:
             constraint=constraint,
         )
 
+    def _launch(self, batch: ScheduledBatch) -> PendingStep:
+        """Put a step on its way."""
+        self._deadlines.start(batch.new_seqs)
+        self._count(batch)
+        masks = None if self._mask_filler is None else self._mask_filler.start(batch)
+        launched = self.model_runner.start(batch, masks)
+        for seq in launched.seqs:
+            seq.num_pending += 1
+        return launched
+
+    def _land(self) -> list[Completion]:
+        """Wait for the step under way, if there is one, and take in what it brought."""
+        landed, self._under_way = self._under_way, None
+        return [] if landed is None else self._finish(landed.result())
+
     def _append_token(self, seq: Sequence, token_id: int) -> Ending | None:
         seq.token_ids.append(token_id)
         return ending_of(seq)
@@ -243,8 +263,11 @@ class LLMEngine:
         completions: list[Completion] = []
         ended: list[Sequence] = []
         broken: list[Sequence] = []
-        self._num_output_tokens += len(output.seqs)
         for index, seq in enumerate(output.seqs):
+            seq.num_pending -= 1
+            if seq.has_ended:
+                continue
+            self._num_output_tokens += 1
             ending = self._advance(seq, output, index)
             if ending is not None:
                 completions.append(completion_of(seq, ending))

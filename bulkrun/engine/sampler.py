@@ -6,7 +6,7 @@ all greedy is one maximum. Knows no stop conditions. All arithmetic is in `bulkr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -19,7 +19,7 @@ from bulkrun.request import SamplingParams, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token per sampling sequence S', on the device."""
+    """One token per sampling sequence S': on the device, then on its way to the host, then there."""
 
     token_ids: torch.Tensor  # int64 [S']
     is_valid: torch.Tensor  # bool [S']: False where the logits are not numbers
@@ -27,9 +27,26 @@ class SampledTokens:
     chosen_logprobs: torch.Tensor | None = None  # float32 [S']
     top_logprobs: torch.Tensor | None = None  # float32 [S', k], descending
     top_token_ids: torch.Tensor | None = None  # int64 [S', k]
+    _copied: torch.cuda.Event | None = None  # when the copies of `on_the_way_to_host` are complete
 
-    def logprobs_on_host(self, seqs: list[Sequence]) -> list[TokenLogprob | None]:
-        """Per sequence what it asked for; None for sequences that asked for none."""
+    def on_the_way_to_host(self) -> SampledTokens:
+        """Copies in host memory that are complete once `arrived` has been called; nothing here waits."""
+        if not self.token_ids.is_cuda:
+            return self
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        copies = {name: t.to("cpu", non_blocking=True) for name, t in tensors.items() if isinstance(t, torch.Tensor)}
+        copied = torch.cuda.Event()
+        copied.record()
+        return SampledTokens(**copies, _copied=copied)
+
+    def arrived(self) -> SampledTokens:
+        """Wait for the copies."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self
+
+    def logprobs_of(self, seqs: list[Sequence]) -> list[TokenLogprob | None]:
+        """Per sequence what it asked for, on the host; None for sequences that asked for none."""
         if self.chosen_logprobs is None or self.top_logprobs is None or self.top_token_ids is None:
             return [None] * len(seqs)
         tokens, chosen = self.token_ids.tolist(), self.chosen_logprobs.tolist()
@@ -109,7 +126,7 @@ def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence]) -> torch.Te
     pairs = [
         (i, token_id)
         for i, seq in enumerate(seqs)
-        if seq.num_output_tokens < seq.request.sampling.min_tokens
+        if seq.num_tokens - seq.num_prompt_tokens < seq.request.sampling.min_tokens
         for token_id in seq.stop_token_ids
     ]
     if not pairs:

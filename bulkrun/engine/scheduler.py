@@ -81,13 +81,19 @@ class Scheduler:
         return batch
 
     def finish(self, seqs: list[Sequence], *, observe: bool = True) -> None:
-        """Take ended sequences out and free what they hold; `observe`: they ended by themselves."""
+        """Take ended sequences out, wherever they are, and free what they hold; `observe`: they ended by themselves.
+
+        A step under way may still write to what is freed: whoever gets it next is computed by a later step, and the
+        device does one step after the other.
+        """
+        self.waiting.remove([seq for seq in seqs if seq.row is None])
         for seq in seqs:
-            self._release(seq)
+            seq.has_ended = True
+            if seq.row is not None:
+                self._release(seq)
             if observe:
                 self._lengths.observe(seq.num_output_tokens)
-        ended = set(map(id, seqs))
-        self.running = [seq for seq in self.running if id(seq) not in ended]
+        self.running = [seq for seq in self.running if not seq.has_ended]
         self._blocked = False
 
     def abort(self, request_ids: set[str]) -> list[Sequence]:
@@ -98,15 +104,16 @@ class Scheduler:
         return dropped
 
     def drop(self, seqs: list[Sequence]) -> None:
-        """Take sequences out wherever they are, and free what they hold; says nothing about how long outputs are."""
-        self.waiting.remove(seqs)
-        self.finish([seq for seq in seqs if seq.row is not None], observe=False)
+        """Take sequences out; says nothing about how long outputs are."""
+        self.finish(seqs, observe=False)
 
     def _make_room_for_growth(self) -> None:
         """Preempt until every running sequence that enters a new block can have one."""
         size = self.block_manager.block_size
         while True:
-            num_short = sum(seq.num_tokens > len(seq.block_table) * size for seq in self.running)
+            num_short = sum(
+                seq.num_tokens > len(seq.block_table) * size and not seq.ends_when_known for seq in self.running
+            )
             if num_short <= self.block_manager.num_free_blocks:
                 return
             assert len(self.running) > 1, "one sequence alone always fits: EngineConfig sees to it"
@@ -144,12 +151,17 @@ class Scheduler:
         seq.has_offered_tail = False
 
     def _schedule_running(self, batch: ScheduledBatch) -> None:
-        """One token for every sequence that is one behind, then what is left for chunked prompts."""
+        """One token for every sequence that is one behind, then what is left for chunked prompts.
+
+        A sequence whose last token is on its way has nothing to compute any more.
+        """
         size = self.block_manager.block_size
         behind = []
         for seq in self.running:
             if seq.num_tokens - seq.num_computed_tokens > 1:
                 behind.append(seq)
+                continue
+            if seq.ends_when_known:
                 continue
             if seq.num_tokens > len(seq.block_table) * size:
                 self._add_blocks(batch, seq, self.block_manager.allocate(1))
@@ -167,6 +179,8 @@ class Scheduler:
         self._blocked = self._blocked and bool(self.running)
         while budget > 0 and len(batch.new_seqs) < num_seats and self._free_rows and self.waiting and not self._blocked:
             seq = self.waiting.head
+            if seq.num_pending:
+                break  # preempted while a step under way computes its next token
             cached = self._cached_prefix(seq)
             if not self._fits(seq, cached.blocks):
                 self._blocked = True
@@ -253,20 +267,19 @@ class Scheduler:
         batch.starts.append(seq.num_computed_tokens)
         batch.num_scheduled_tokens.append(count)
         seq.num_computed_tokens += count
-        if count > 1 or seq.num_computed_tokens % self.block_manager.block_size == 0:
-            self._register_full_blocks(seq)
+        self._register_full_blocks(seq)
         if not seq.has_offered_tail and seq.num_computed_tokens >= seq.num_prompt_tokens - 1:
             self._register_tail(seq)
 
     def _register_full_blocks(self, seq: Sequence) -> None:
-        """Offer blocks to others as soon as their tokens are scheduled.
+        """Offer blocks to others as soon as their tokens are scheduled and known.
 
         Within a step every layer writes the KV of all tokens before any of them attends, so a sequence of the same
         step can already share them: a prefix is shared while it is being computed.
         """
         size = self.block_manager.block_size
-        first, end = seq.num_registered_blocks, seq.num_computed_tokens // size
-        if not self._enable_prefix_caching or first >= end:
+        first, end = seq.num_registered_blocks, min(seq.num_computed_tokens, len(seq.token_ids)) // size
+        if first >= end or not self._enable_prefix_caching:
             return
         hashes = seq.hash_full_blocks(end, size)
         for index in range(first, end):

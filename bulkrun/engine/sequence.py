@@ -27,6 +27,9 @@ class Sequence:
 
     `eos_token_ids` are empty where they are ignored; `stop_token_ids` are all ids that end it, those included;
     `max_num_tokens` is where it ends at the latest, prompt included. `prompt_logprobs` grows with the computed prompt.
+
+    `num_pending` counts tokens that steps under way will bring: the device has them in time for the next step, the host
+    does not know them yet.
     """
 
     __slots__ = (
@@ -36,11 +39,13 @@ class Sequence:
         "block_table",
         "constraint",
         "eos_token_ids",
+        "has_ended",
         "has_offered_tail",
         "logprobs",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_pending",
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
@@ -94,6 +99,8 @@ class Sequence:
         self.num_cached_tokens = 0  # prompt tokens the prefix cache held at its first admission
         self.num_shared_tokens = 0  # tokens the prefix cache held at its latest admission
         self.num_preemptions = 0
+        self.num_pending = 0
+        self.has_ended = False  # what steps under way still bring for it is nobody's any more
 
     @property
     def order(self) -> tuple[int, int]:
@@ -102,18 +109,23 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens so far."""
-        return len(self.token_ids)
+        """Prompt and output tokens so far, pending ones included."""
+        return len(self.token_ids) + self.num_pending
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far, those brought along included."""
+        """Known output tokens, those brought along included."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:
-        """Output tokens so far, those brought along included."""
+        """Known output tokens, those brought along included."""
         return tuple(self.token_ids[self.num_prompt_tokens :])
+
+    @property
+    def ends_when_known(self) -> bool:
+        """Whether its pending tokens are its last ones, whatever they are."""
+        return self.num_pending > 0 and self.num_tokens >= self.max_num_tokens
 
     @property
     def needs_prompt_logits(self) -> bool:

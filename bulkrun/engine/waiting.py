@@ -38,6 +38,8 @@ class WaitingQueue:
 
     def remove(self, seqs: list[Sequence]) -> None:
         """Take these out, those that do not wait excepted."""
+        if not seqs:
+            return
         ids = set(map(id, seqs))
         self._heap = [entry for entry in self._heap if id(entry[1]) not in ids]
         heapq.heapify(self._heap)

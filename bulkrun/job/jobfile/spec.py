@@ -150,6 +150,9 @@ class EngineSpec(Section):
     batching_window_s: float = Field(
         0.05, ge=0, description="Seconds for which batching: dynamic waits for a batch to be full."
     )
+    async_scheduling: bool | None = Field(
+        None, description="Launch a step before the tokens of the one before are looked at. Default: on a GPU."
+    )
 
 
 class RunSpec(Section):
