@@ -27,7 +27,7 @@ class ModelRunner:
         self.model = model
         self.rows = SequenceRows(config)
         self.kv_cache = KVCache.allocate(
-            model.config, config.num_blocks, config.block_size, config.dtype, config.device
+            model.config, config.num_blocks, config.block_size, config.kv_cache_dtype, config.device
         )
 
     @torch.inference_mode()
@@ -57,5 +57,4 @@ class ModelRunner:
     def clear_blocks(self, block_ids: SequenceOf[int]) -> None:
         """Zero blocks whose content is not numbers: their next owner masks stale slots, but 0 * NaN is NaN."""
         index = torch.tensor(block_ids, dtype=torch.int64).to(self.kv_cache.k[0].device)
-        for cache in (*self.kv_cache.k, *self.kv_cache.v):
-            cache.index_fill_(0, index, 0)
+        self.kv_cache.clear_blocks(index)
