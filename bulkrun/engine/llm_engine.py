@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from bulkrun.engine.batching import batching_policy
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.counters import Counters
 from bulkrun.engine.deadlines import Deadlines
 from bulkrun.engine.finishing import (
     Ending,
@@ -86,7 +88,7 @@ class LLMEngine:
         self._ended: list[Completion] = []  # ended without a step; the next step returns them
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
         self._num_added = 0
-        self._num_steps = self._num_prompt_tokens = self._num_cached_tokens = self._num_output_tokens = 0
+        self._counters = Counters()
 
     @classmethod
     def from_model_dir(
@@ -96,6 +98,7 @@ class LLMEngine:
         device: str = "auto",
         dtype: str = "auto",
         load_format: str = "auto",
+        quantization: str | None = None,
         stop_matcher_factory: StopMatcherFactory | None = None,
         constraint_factory: TokenConstraintFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -104,13 +107,15 @@ class LLMEngine:
         """Load a Hugging Face model directory; `engine_settings` are those of `EngineConfig.resolve`.
 
         dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
-        directory with nothing but config.json will do. Raises ModelError for a model that cannot be
-        used and UsageError for settings that cannot work.
+        directory with nothing but config.json will do. quantization fp8: of the projections' weights, as they are
+        loaded. Raises ModelError for a model that cannot be used and UsageError for settings that cannot work.
         """
         torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         model_config = ModelConfig.from_dir(path)
         torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
-        model = load_model(path, dtype=torch_dtype, device=torch_device, load_format=load_format)
+        model = load_model(
+            path, dtype=torch_dtype, device=torch_device, load_format=load_format, quantization=quantization
+        )
         config = EngineConfig.resolve(model_config, torch_dtype, torch_device, **engine_settings)
         eos_token_ids = generation_defaults(path).get("eos_token_ids") or model_config.eos_token_ids
         return cls(
@@ -202,11 +207,8 @@ class LLMEngine:
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
             kv_cache_usage=manager.num_used_blocks / (manager.num_blocks - 1),
-            num_steps=self._num_steps,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_cached_tokens=self._num_cached_tokens,
-            num_output_tokens=self._num_output_tokens,
             num_preemptions=self.scheduler.num_preemptions,
+            **asdict(self._counters),
         )
 
     def _new_sequence(self, request: Request) -> Sequence:
@@ -234,7 +236,7 @@ class LLMEngine:
     def _launch(self, batch: ScheduledBatch) -> PendingStep:
         """Put a step on its way."""
         self._deadlines.start(batch.new_seqs)
-        self._count(batch)
+        self._counters.count(batch)
         masks = None if self._mask_filler is None else self._mask_filler.start(batch)
         launched = self.model_runner.start(batch, masks)
         for seq in launched.seqs:
@@ -267,7 +269,7 @@ class LLMEngine:
             seq.num_pending -= 1
             if seq.has_ended:
                 continue
-            self._num_output_tokens += 1
+            self._counters.num_output_tokens += 1
             ending = self._advance(seq, output, index)
             if ending is not None:
                 completions.append(completion_of(seq, ending))
@@ -297,10 +299,3 @@ class LLMEngine:
         manager.forget(list(blocks))
         self.scheduler.finish(broken, observe=False)
         self.model_runner.clear_blocks([block_id for block_id in blocks if manager.ref_count(block_id) == 0])
-
-    def _count(self, batch: ScheduledBatch) -> None:
-        self._num_steps += 1
-        self._num_cached_tokens += sum(seq.num_cached_tokens for seq in batch.new_seqs if not seq.num_preemptions)
-        for seq, start, count in zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True):
-            if start < seq.num_prompt_tokens:
-                self._num_prompt_tokens += min(count, seq.num_prompt_tokens - start)

@@ -1,0 +1,25 @@
+"""What an engine has done so far, in tokens and steps. Knows batches; knows no queues and no memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bulkrun.engine.scheduled_batch import ScheduledBatch
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the engine was made. `num_prompt_tokens` are computed ones, again after a preemption; cached ones apart."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+    def count(self, batch: ScheduledBatch) -> None:
+        """A step was launched."""
+        self.num_steps += 1
+        self.num_cached_tokens += sum(seq.num_cached_tokens for seq in batch.new_seqs if not seq.num_preemptions)
+        for seq, start, count in zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True):
+            if start < seq.num_prompt_tokens:
+                self.num_prompt_tokens += min(count, seq.num_prompt_tokens - start)
