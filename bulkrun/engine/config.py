@@ -6,17 +6,23 @@ the fix, so that nothing later has to doubt a size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from bulkrun.engine.batching import DEFAULT_WINDOW_S, Batching, check_batching
 from bulkrun.engine.host_memory import available_ram_bytes
+from bulkrun.engine.memory import DeviceMemory
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
+from bulkrun.models.quantization import refuse_without_fp8
+from bulkrun.ops.fp8 import FP8
 
 BLOCK_SIZE = 16
+MIN_BLOCKS = 2  # the null block and one for somebody
+MIN_MODEL_LEN = 2  # a prompt token and an output token
 CPU_RAM_SHARE = 0.25  # of the RAM that is available; the rest is the job's and the other processes'
 DEFAULT_MAX_NUM_SEQS = {"cpu": 128, "cuda": 1024}
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -34,6 +40,7 @@ class EngineConfig:
     num_blocks: int
     enable_prefix_caching: bool
     dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
     device: torch.device
     batching: Batching = "continuous"
     batching_window_s: float = DEFAULT_WINDOW_S
@@ -57,39 +64,52 @@ class EngineConfig:
         block_size: int | None = None,
         gpu_memory_utilization: float = 0.9,
         kv_cache_memory_bytes: int | None = None,
+        kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = True,
         batching: Batching = "continuous",
         batching_window_s: float = DEFAULT_WINDOW_S,
         async_scheduling: bool | None = None,
+        measure: Callable[[EngineConfig], DeviceMemory] | None = None,
     ) -> EngineConfig:
         """Fill in what was not given. Raises UsageError, naming key and fix, for what cannot work.
 
-        On a GPU the weights must be loaded already: the KV cache gets what is free of its utilization share.
+        On a GPU the KV cache gets what weights and the widest step leave of the utilization share: `measure` finds that
+        out, given all sizes but the pool's. On a CPU it gets a share of the RAM that is available.
         """
         check_batching(batching, batching_window_s)
         num_seqs, num_tokens = _batch_sizes(device, max_num_seqs, max_num_batched_tokens)
         block_size = block_size or BLOCK_SIZE
-        kv_bytes = kv_cache_memory_bytes
-        if kv_bytes is None:
-            kv_bytes = _kv_memory_bytes(model_config, dtype, device, num_seqs, num_tokens, gpu_memory_utilization)
-        block_bytes = bytes_per_block(model_config, block_size, dtype)
-        num_blocks = kv_bytes // block_bytes
-        longest = (num_blocks - 1) * block_size
-        max_model_len = _model_len(model_config, max_model_len, longest, kv_bytes, block_bytes // block_size)
-        useful_blocks = num_seqs * -(-max_model_len // block_size)
-        return cls(
+        draft = cls(
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_tokens,
-            max_model_len=max_model_len,
+            max_model_len=_longest_asked(model_config, max_model_len),
             block_size=block_size,
-            num_blocks=min(num_blocks, 1 + useful_blocks),
+            num_blocks=MIN_BLOCKS,
             enable_prefix_caching=enable_prefix_caching,
             dtype=dtype,
+            kv_cache_dtype=_kv_dtype(kv_cache_dtype, dtype, device),
             device=device,
             batching=batching,
             batching_window_s=batching_window_s,
             async_scheduling=device.type == "cuda" if async_scheduling is None else async_scheduling,
         )
+        if kv_cache_memory_bytes is None and device.type == "cpu":
+            kv_cache_memory_bytes = int(CPU_RAM_SHARE * available_ram_bytes())
+        memory = None
+        if kv_cache_memory_bytes is None:
+            assert measure is not None, "what a GPU has free is found out by running a step on it"
+            memory = measure(draft)
+            kv_cache_memory_bytes = memory.kv_bytes(gpu_memory_utilization)
+        block_bytes = bytes_per_block(model_config, block_size, draft.kv_cache_dtype)
+        num_blocks = max(kv_cache_memory_bytes, 0) // block_bytes
+        longest = max(num_blocks - 1, 0) * block_size
+        if longest < (max_model_len or MIN_MODEL_LEN):
+            given = f"engine.kv_cache_memory_bytes: {kv_cache_memory_bytes / _MIB:.1f} MiB"
+            where = given if memory is None else memory.explain(gpu_memory_utilization)
+            raise _too_small(where, longest, max_model_len or MIN_MODEL_LEN, block_bytes / block_size)
+        max_model_len = min(draft.max_model_len, longest)
+        useful_blocks = num_seqs * -(-max_model_len // block_size)
+        return replace(draft, max_model_len=max_model_len, num_blocks=min(num_blocks, 1 + useful_blocks))
 
 
 def _batch_sizes(device: torch.device, num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
@@ -108,36 +128,24 @@ def _batch_sizes(device: torch.device, num_seqs: int | None, num_tokens: int | N
     return num_seqs, num_tokens
 
 
-def _model_len(model_config: ModelConfig, asked: int | None, longest: int, kv_bytes: int, token_bytes: int) -> int:
+def _kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """auto: the model's dtype."""
+    if name == "fp8":
+        refuse_without_fp8(device, "engine.kv_cache_dtype")
+        return FP8
+    kv_dtype: torch.dtype = dtype if name == "auto" else getattr(torch, name)
+    return kv_dtype
+
+
+def _longest_asked(model_config: ModelConfig, asked: int | None) -> int:
     limit = model_config.max_position_embeddings
     if asked is not None and asked > limit:
         raise UsageError(f"engine.max_model_len: {asked} is above the model's {limit} positions; at most {limit}")
-    needed = asked or 2
-    if longest < needed:
-        raise UsageError(
-            f"engine.kv_cache_memory_bytes: {kv_bytes / _MIB:.1f} MiB hold {max(longest, 0)} tokens, and one sequence "
-            f"of {needed} needs {needed * token_bytes / _MIB:.1f} MiB; lower engine.max_model_len or give more memory"
-        )
-    return asked or min(limit, longest)
+    return asked or limit
 
 
-def _kv_memory_bytes(
-    model_config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    num_seqs: int,
-    num_tokens: int,
-    gpu_memory_utilization: float,
-) -> int:
-    if device.type == "cpu":
-        return int(CPU_RAM_SHARE * available_ram_bytes())
-    free, total = torch.cuda.mem_get_info(device)
-    held_back = total * (1 - gpu_memory_utilization)
-    return int(free - held_back) - _workspace_bytes(model_config, dtype, num_seqs, num_tokens)
-
-
-def _workspace_bytes(model_config: ModelConfig, dtype: torch.dtype, num_seqs: int, num_tokens: int) -> int:
-    """Activations of the widest step and a few copies of the logits."""
-    heads = model_config.num_heads + 2 * model_config.num_kv_heads
-    widths = 6 * model_config.hidden_size + 3 * model_config.intermediate_size + 3 * heads * model_config.head_dim
-    return num_tokens * widths * dtype.itemsize + 5 * num_seqs * model_config.vocab_size * torch.float32.itemsize
+def _too_small(where: str, longest: int, needed: int, token_bytes: float) -> UsageError:
+    return UsageError(
+        f"{where} hold {longest} tokens, and one sequence of {needed} needs {needed * token_bytes / _MIB:.1f} MiB; lower "
+        "engine.max_model_len or give more memory"
+    )

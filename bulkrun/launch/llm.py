@@ -53,6 +53,8 @@ class EngineSettings(TypedDict, total=False):
     block_size: int
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"]
+    quantization: Literal["fp8"] | None
     enable_prefix_caching: bool
     batching: Literal["continuous", "static", "dynamic"]
     batching_window_s: float

@@ -87,9 +87,16 @@ class PreparedJob:
         )
 
     def _model_facts(self) -> dict[str, Any]:
-        """What the results come from: random weights are another model, which the engine section does not say."""
+        """What the results come from: random or 8-bit numbers are another model, which is no matter of the engine."""
+        engine = self.spec.engine
         facts = {"fingerprint": model_fingerprint(self.model_dir)}
-        return facts if self.spec.engine.load_format == "auto" else facts | {"load_format": "dummy"}
+        if engine.load_format == "dummy":
+            facts["load_format"] = "dummy"
+        if engine.quantization is not None:
+            facts["quantization"] = engine.quantization
+        if engine.kv_cache_dtype == "fp8":
+            facts["kv_cache_dtype"] = "fp8"
+        return facts
 
 
 def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> PreparedJob:

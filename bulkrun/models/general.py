@@ -103,9 +103,9 @@ def _paged_attention(
     q_THD, k_TKD, v_TKD = (states[0].transpose(0, 1) for states in (query, key, value))
     _refuse_what_is_missing(module, k_TKD, v_TKD, k_cache, sliding_window, others)
     step.layers.append(layer)
-    ops.store_kv(k_TKD.to(k_cache.dtype), v_TKD.to(k_cache.dtype), k_cache, v_cache, step.meta.slot_mapping_T)
+    ops.store_kv(k_TKD, v_TKD, k_cache, v_cache, step.meta.slot_mapping_T)
     out_THD = attend(
-        q_THD.to(k_cache.dtype).contiguous(),
+        q_THD.to(v_TKD.dtype).contiguous(),  # some models turn queries in float32
         k_cache,
         v_cache,
         step.meta,

@@ -33,6 +33,11 @@ class KVCache:
 
         return cls(k=per_layer(), v=per_layer())
 
+    def clear_blocks(self, block_ids: torch.Tensor) -> None:
+        """Zero these blocks (int64) in every layer. By bytes, which are zero in every dtype: fp8 cannot be filled."""
+        for cache in (*self.k, *self.v):
+            cache.view(torch.uint8).index_fill_(0, block_ids, 0)
+
     @property
     def block_size(self) -> int:
         """Tokens per block."""

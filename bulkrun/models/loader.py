@@ -20,6 +20,7 @@ from bulkrun.models.decoder import Decoder
 from bulkrun.models.dummy_weights import fill_with_random_weights
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.model_dir import read_header
+from bulkrun.models.quantization import quantize_projections, refuse_quantization, store_quantized
 from bulkrun.models.tensor_names import Target, targets
 from bulkrun.ops.linear import can_pack_bfloat16
 
@@ -31,22 +32,30 @@ _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^la
 
 
 def load_model(
-    path: Path | str, *, dtype: torch.dtype, device: torch.device | str, load_format: str = "auto"
+    path: Path | str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    load_format: str = "auto",
+    quantization: str | None = None,
 ) -> LanguageModel:
     """Build the model of a directory and fill its weights.
 
-    `load_format` dummy: with random ones, from config.json alone, the same on every run.
-    Raises ModelError for an unsupported model, for pickle weights, for torn files, and for tensors that are
-    missing, unexpected or of another shape than config.json says.
+    `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization` fp8: the
+    projections' weights, each as it is read. Raises ModelError for an unsupported model, for pickle weights, for torn
+    files, and for tensors that are missing, unexpected or of another shape than config.json says; UsageError for a
+    device that cannot do what was asked.
     """
     path, is_dummy = Path(path), load_format == "dummy"
     config = ModelConfig.from_dir(path)
+    if quantization is not None:
+        refuse_quantization(config, torch.device(device))
     files = [] if is_dummy else _weight_files(path)
     if not isinstance(config, DecoderConfig):
         from bulkrun.models.general_loader import load_general_model  # transformers takes seconds to import
 
         return load_general_model(path, config, dtype=dtype, device=device, is_dummy=is_dummy)
-    model = _empty_model(config, dtype, device)
+    model = _empty_model(config, dtype, device, quantization)
     if is_dummy:
         fill_with_random_weights(model)
     else:
@@ -55,11 +64,15 @@ def load_model(
     return model.eval()
 
 
-def _empty_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+def _empty_model(
+    config: DecoderConfig, dtype: torch.dtype, device: torch.device | str, quantization: str | None
+) -> Decoder:
     """The decoder on its device, with whatever the memory held as weights."""
     with torch.device("meta"):
         model = Decoder(config)
     model.cast(dtype)
+    if quantization == "fp8":
+        quantize_projections(model)
     model.to_empty(device=device)
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
@@ -154,6 +167,9 @@ def _copy(tensor: torch.Tensor, target: Target, name: str, path: Path) -> None:
         )
     if not tensor.is_floating_point():
         raise ModelError(f"{path}: tensor {name} holds {tensor.dtype}: quantized weights are not supported")
+    if target.scale is not None:
+        store_quantized(tensor, target.view, target.scale)
+        return
     target.view.copy_(tensor)
     if target.offset:
         target.view.add_(target.offset)

@@ -13,6 +13,7 @@ from bulkrun.models.config import DecoderConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.decoder_layer import Attention, DecoderLayer
 from bulkrun.models.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm, SparseMLP
+from bulkrun.models.quantization import Fp8Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Target:
     view: torch.Tensor
     shape: tuple[int, ...]  # what the checkpoint must hold
     offset: float = 0.0  # added to what it holds
+    scale: torch.Tensor | None = None  # of each row, float32 [rows, 1], where the view is fp8
 
 
 class _ExpertNames(NamedTuple):
@@ -112,9 +114,12 @@ def _norm(norm: RMSNorm, config: DecoderConfig) -> Target:
     return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
 
 
-def _parts(prefix: str, fused: Linear, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
+def _parts(prefix: str, fused: Linear | Fp8Linear, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
     """The parts of a fused projection: consecutive rows of its weight and bias."""
-    for kind, parameter in (("weight", fused.weight), ("bias", fused.bias)):
-        if parameter is not None:
-            for name, part in zip(sizes, parameter.data.split(list(sizes.values())), strict=True):
-                yield f"{prefix}{name}.{kind}", Target(part, tuple(part.shape))
+    rows = list(sizes.values())
+    scales = fused.weight_scale.split(rows) if isinstance(fused, Fp8Linear) else [None] * len(rows)
+    for name, part, scale in zip(sizes, fused.weight.data.split(rows), scales, strict=True):
+        yield f"{prefix}{name}.weight", Target(part, tuple(part.shape), scale=scale)
+    if fused.bias is not None:
+        for name, part in zip(sizes, fused.bias.data.split(rows), strict=True):
+            yield f"{prefix}{name}.bias", Target(part, tuple(part.shape))

@@ -5,6 +5,8 @@ Callers import ops from here. An op with a Triton twin (`triton/<op>.py`, same s
 
 from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
 from bulkrun.ops.dispatch import by_device
+from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
+from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
 from bulkrun.ops.linear import linear, pack_linear_weight
 from bulkrun.ops.moe import fused_experts, route_top_k
@@ -31,10 +33,12 @@ from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 add_rms_norm = by_device(_add_rms_norm)
 apply_token_masks = by_device(_apply_token_masks)
 apply_top_k_top_p = by_device(_apply_top_k_top_p)
+fp8_linear = by_device(_fp8_linear)
 gelu_mul = by_device(_gelu_mul)
 gumbel_sample = by_device(_gumbel_sample)
 norm_rotary_store = by_device(_norm_rotary_store)
 paged_attention = by_device(_paged_attention)
+quantize_rows = by_device(_quantize_rows)
 rms_norm = by_device(_rms_norm)
 silu_mul = by_device(_silu_mul)
 
@@ -50,6 +54,7 @@ __all__ = [
     "apply_top_k_top_p",
     "chosen_logprobs",
     "copy_kv",
+    "fp8_linear",
     "fused_experts",
     "gelu_mul",
     "gumbel_noise",
@@ -58,6 +63,7 @@ __all__ = [
     "norm_rotary_store",
     "pack_linear_weight",
     "paged_attention",
+    "quantize_rows",
     "rms_norm",
     "rotary_cos_sin",
     "route_top_k",

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.fp8 import FP8, raw_bytes, to_fp8
 from bulkrun.ops.sequence_groups import SequenceGroup, group_sequences
 
 
@@ -21,14 +22,15 @@ def store_kv(
     v_cache: torch.Tensor,
     slot_mapping_T: torch.Tensor,
 ) -> None:
-    """Write each token's key and value to its slot, in place.
+    """Write each token's key and value to its slot, in place, rounded to the cache's dtype (fp8 saturates).
 
     k_TKD, v_TKD: [T, K, D], any strides. k_cache, v_cache: [N, B, K, D] contiguous. slot_mapping_T: int64, block * B
     + offset; a negative slot is padding and goes to the null block, which no sequence reads.
     """
     slots_T = slot_mapping_T.clamp_min(0)
-    _by_slot(k_cache).index_copy_(0, slots_T, k_TKD.flatten(1))
-    _by_slot(v_cache).index_copy_(0, slots_T, v_TKD.flatten(1))
+    for cache, x_TKD in ((k_cache, k_TKD), (v_cache, v_TKD)):
+        stored_TKD = to_fp8(x_TKD) if cache.dtype == FP8 else x_TKD.to(cache.dtype)
+        _by_slot(cache).index_copy_(0, slots_T, raw_bytes(stored_TKD).flatten(1))
 
 
 def copy_kv(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_copies: torch.Tensor) -> None:
@@ -54,7 +56,7 @@ def paged_attention(
     """Causal attention of each query over its own sequence's keys in the cache; returns [T, H, D] in q's dtype.
 
     q_THD: [T, H, D], H a multiple of K; query head h reads key head h // (H / K). k_cache, v_cache: [N, B, K, D], with
-    this step's tokens already stored. A query at position p sees (p - sliding_window, p], or [0, p] where it is
+    this step's tokens already stored; of another dtype than q they are converted to q's before the products. A query at position p sees (p - sliding_window, p], or [0, p] where it is
     None. Before the softmax a scaled score s becomes `soft_cap * tanh(s / soft_cap)`, unless soft_cap is None. Rows
     that belong to no sequence come out as zeros.
     """
@@ -62,7 +64,7 @@ def paged_attention(
         meta.groups[sliding_window] = group_sequences(
             meta,
             block_size=k_cache.shape[1],
-            kv_bytes=2 * k_cache[0, 0].numel() * k_cache.element_size(),
+            kv_bytes=2 * k_cache[0, 0].numel() * q_THD.element_size(),
             sliding_window=sliding_window,
             dtype=q_THD.dtype,
         )
@@ -71,26 +73,27 @@ def paged_attention(
     workspace = _workspace(groups, k_cache)
     for group in groups:
         attend = _attend_folded if _pays_to_fold(group, q_THD, k_cache) else _attend_by_head
-        k_sKLD, v_sKLD = _gather(k_cache, group, workspace[0]), _gather(v_cache, group, workspace[1])
+        k_sKLD = _gather(k_cache, group, workspace[0]).to(q_THD.dtype)
+        v_sKLD = _gather(v_cache, group, workspace[1]).to(q_THD.dtype)
         out_THD.index_copy_(0, group.output_index, attend(q_THD, k_sKLD, v_sKLD, group, scale, soft_cap))
     return out_THD[:num_tokens]
 
 
 def _by_slot(cache: torch.Tensor) -> torch.Tensor:
-    return cache.view(-1, cache.shape[2] * cache.shape[3])
+    return raw_bytes(cache).view(-1, cache.shape[2] * cache.shape[3])
 
 
 def _workspace(groups: list[SequenceGroup], cache: torch.Tensor) -> torch.Tensor:
     """Room for the keys and the values of the largest group: one piece of memory that stays warm over the groups."""
     largest = max((group.key_slots.numel() for group in groups), default=0)
-    return cache.new_empty(2, largest, cache.shape[2] * cache.shape[3])
+    return raw_bytes(cache).new_empty(2, largest, cache.shape[2] * cache.shape[3])
 
 
 def _gather(cache: torch.Tensor, group: SequenceGroup, workspace: torch.Tensor) -> torch.Tensor:
     """The group's keys or values, copied into the workspace, as a strided view [s, K, L, D]."""
     rows = workspace[: group.key_slots.numel()]
     torch.index_select(_by_slot(cache), 0, group.key_slots, out=rows)
-    return rows.view(group.num_seqs, group.num_keys, *cache.shape[2:]).transpose(1, 2)
+    return rows.view(cache.dtype).view(group.num_seqs, group.num_keys, *cache.shape[2:]).transpose(1, 2)
 
 
 def _pays_to_fold(group: SequenceGroup, q_THD: torch.Tensor, k_cache: torch.Tensor) -> bool:

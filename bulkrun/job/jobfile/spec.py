@@ -142,6 +142,15 @@ class EngineSpec(Section):
         ge=1,
         description="Bytes of KV cache. Default: what gpu_memory_utilization leaves; on CPU a share of RAM.",
     )
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"] = Field(
+        "auto",
+        description="auto: the model's; fp8: half of bfloat16's bytes at some loss of quality, twice the sequences.",
+    )
+    quantization: Literal["fp8"] | None = Field(
+        None,
+        description="fp8: weights and activations of the projections in 8 bits, at some loss of quality. "
+        "Default: the model's dtype.",
+    )
     enable_prefix_caching: bool = Field(True, description="Compute a prefix that several prompts share only once.")
     batching: Literal["continuous", "static", "dynamic"] = Field(
         "continuous",

@@ -54,6 +54,8 @@ def attend_tile(
     else:
         k_ND = tl.load(k_ptr + offset_ND)
         v_ND = tl.load(v_ptr + offset_ND)
+    # an fp8 cache is read as fp8 and multiplied in the queries' dtype: Hopper's fp8 products keep 14 bits of a sum
+    k_ND, v_ND = k_ND.to(q_MD.dtype), v_ND.to(q_MD.dtype)
 
     score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="tf32x3")
     if SOFT_CAP > 0.0:

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from bulkrun.ops.triton.fp8 import to_dtype
+
 _HEADS = 8  # per program: enough bytes in flight, and enough programs in a step of decoding
 
 
@@ -168,5 +170,6 @@ def _store(
     is_q_N = head_N < NUM_Q_HEADS
     is_v_N = head_N >= NUM_Q_HEADS + NUM_KV_HEADS
     tl.store(q_ptr + q_row_N[:, None] + dim_D[None, :], x_ND, mask=is_real_ND & is_q_N[:, None])
-    tl.store(k_ptr + k_row_N[:, None] + dim_D[None, :], x_ND, mask=is_real_ND & ~(is_q_N | is_v_N)[:, None])
-    tl.store(v_ptr + v_row_N[:, None] + dim_D[None, :], raw_ND, mask=is_real_ND & is_v_N[:, None])
+    k_ND, v_ND = to_dtype(x_ND, k_ptr.dtype.element_ty), to_dtype(raw_ND, v_ptr.dtype.element_ty)
+    tl.store(k_ptr + k_row_N[:, None] + dim_D[None, :], k_ND, mask=is_real_ND & ~(is_q_N | is_v_N)[:, None])
+    tl.store(v_ptr + v_row_N[:, None] + dim_D[None, :], v_ND, mask=is_real_ND & is_v_N[:, None])

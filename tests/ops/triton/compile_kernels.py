@@ -27,6 +27,7 @@ from triton.runtime.jit import JITFunction
 from bulkrun import ops
 from bulkrun.ops import dispatch
 from bulkrun.ops.attention_metadata import SharedPrefixes
+from bulkrun.ops.fp8 import FP8
 from tests.ops.triton.attention_cases import make_case
 
 
@@ -54,6 +55,8 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
     k_cache, v_cache = torch.zeros(2, 3, 16, 2, head_dim, dtype=dtype)
     for weight in (qkv_TND[0, :10].contiguous(), None):
         ops.norm_rotary_store(qkv_TND, weight, 1e-6, angles, angles, k_cache, v_cache, index)
+    ops.norm_rotary_store(qkv_TND, None, 1e-6, angles, angles, k_cache.to(FP8), v_cache.to(FP8), index)
+    ops.quantize_rows(rows)
     logits_SV = torch.zeros(4, 128_256)
     ops.gumbel_sample(logits_SV, torch.ones(4), index, index)
     ops.apply_top_k_top_p(logits_SV, index, torch.ones(4))
@@ -61,12 +64,16 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
     for query_lens, contexts in (([1, 1, 60], [600, 700, 60]), ([1, 1], [90, 80])):
         case = make_case(query_lens, contexts, (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu")
         for window, soft_cap in ((None, None), (128, 30.0)):
-            ops.paged_attention(
-                case.q_THD, case.k_cache, case.v_cache, case.meta, scale=0.1, sliding_window=window, soft_cap=soft_cap
-            )
+            for kv_dtype in (dtype, FP8):
+                k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
+                ops.paged_attention(
+                    case.q_THD, k_cache, v_cache, case.meta, scale=0.1, sliding_window=window, soft_cap=soft_cap
+                )
     case = make_case([1, 1], [600, 700], (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu", shared_blocks=33)
     meta = replace(case.meta, shared_prefixes=SharedPrefixes.of_groups([([0, 1], 528)], 2, "cpu"))
-    ops.paged_attention(case.q_THD, case.k_cache, case.v_cache, meta, scale=0.1, sliding_window=None)
+    for kv_dtype in (dtype, FP8):
+        k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
+        ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
 
 
 def needs(kernel: Any) -> dict[str, object]:
