@@ -146,6 +146,6 @@ def _longest_asked(model_config: ModelConfig, asked: int | None) -> int:
 
 def _too_small(where: str, longest: int, needed: int, token_bytes: float) -> UsageError:
     return UsageError(
-        f"{where} hold {longest} tokens, and one sequence of {needed} needs {needed * token_bytes / _MIB:.1f} MiB; lower "
-        "engine.max_model_len or give more memory"
+        f"{where} hold {longest} tokens, and one sequence of {needed} needs {needed * token_bytes / _MIB:.1f} MiB; "
+        "lower engine.max_model_len or give more memory"
     )
