@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from bulkrun.ops.attention_tiles import AttentionTiles
     from bulkrun.ops.sequence_groups import SequenceGroup
 
 NULL_BLOCK = 0  # never allocated: padding in block tables points here, and padded tokens may write here
+PREFIX_UNIT = 64  # tokens: shared prefixes end at multiples of it, so that a kernel's tiles of keys do not straddle them
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class SharedPrefixes:
 
     seq_index: torch.Tensor  # int32: the sequences of group 0, then of group 1, ...
     cu_groups: torch.Tensor  # int32 [G + 1]: prefix sum of group sizes
-    prefix_lens_G: torch.Tensor  # int32: tokens shared, at most the context of the shortest sequence of the group
+    # int32: tokens shared, a multiple of PREFIX_UNIT, at most the context of the shortest sequence of the group
+    prefix_lens_G: torch.Tensor
     prefix_lens_S: torch.Tensor  # int32, per decode sequence: that of its group; 0: in none
     max_prefix_len: int
 
@@ -39,6 +42,7 @@ class SharedPrefixes:
         """From the host's (sequences, tokens shared) of each group."""
         lens_S = [0] * num_decode_seqs
         for seqs, prefix_len in groups:
+            assert prefix_len % PREFIX_UNIT == 0, "tiles of keys must not straddle the end of a shared prefix"
             for seq in seqs:
                 lens_S[seq] = prefix_len
 
@@ -74,3 +78,5 @@ class AttentionMetadata:
     shared_prefixes: SharedPrefixes | None = None
     # sliding window -> padding plan of the reference attention: made by the first layer, shared by the others
     groups: dict[int | None, list[SequenceGroup]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # the same of the batch-invariant attention
+    tiles: dict[int | None, AttentionTiles] = field(default_factory=dict, init=False, repr=False, compare=False)

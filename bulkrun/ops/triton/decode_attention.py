@@ -2,7 +2,9 @@
 
 One program takes all query heads of one key head over one chunk, so keys and values are read once; partial results are
 merged by their log-sum-exp, in order. The cuts lie at multiples of `CHUNK` positions, so a sequence's result does not
-depend on the rest of the batch. Knows no prefill; a shared prefix's partial results may be there already.
+depend on the rest of the batch. How many programs there are depends on bounds that the host knows, what they do on
+lengths that the device knows, so that a CUDA graph can hold them. Knows no prefill; a shared prefix's partial results
+may be there already.
 """
 
 from __future__ import annotations
@@ -17,23 +19,25 @@ from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.triton.attention_tile import attend_tile, padded_dim
 
 CHUNK = 512  # keys: partial results of 4 heads add about 2% to the bytes read
+_ENOUGH_PROGRAMS = 2048  # a few for each place on a large GPU: more only have to be started
 
 
 @dataclass(frozen=True, slots=True)
 class PartialResults:
-    """Normalized attention over each chunk [S, C, H, D] and base-2 log-sum-exp [S, C, H], float32; C chunks at most.
+    """Normalized attention over parts of the context [S, C, H, D] and base-2 log-sum-exp [S, C, H], float32.
 
-    Chunk 0 of a sequence is the first with a key in the sliding window. Chunks without keys are not written.
+    A sequence's parts, in order: the chunks of its shared prefix, the last of which may be cut short, then the chunks
+    behind it, the first of which may begin late (under a sliding window too). A sequence with one part has none here.
     """
 
     out: torch.Tensor
     lse: torch.Tensor
 
     @classmethod
-    def allocate(cls, q_SHD: torch.Tensor, num_chunks: int) -> PartialResults:
+    def allocate(cls, q_SHD: torch.Tensor, num_parts: int) -> PartialResults:
         """Room, uninitialized."""
         num_seqs, num_heads, head_dim = q_SHD.shape
-        shape = (num_seqs, num_chunks, num_heads)
+        shape = (num_seqs, num_parts, num_heads)
         new = q_SHD.new_empty
         return cls(new(*shape, head_dim, dtype=torch.float32), new(*shape, dtype=torch.float32))
 
@@ -61,14 +65,15 @@ def decode_attention(
 ) -> None:
     """Write the rows of the step's decode sequences, the first of `out_THD`; sequences without context get zeros.
 
-    prefix_lens_S: int32; chunks that lie wholly in a sequence's shared prefix are in `partial` already.
+    prefix_lens_S: int32; the parts of a sequence's shared prefix are in `partial` already.
     """
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
-    num_chunks = partial.out.shape[1]
+    num_parts = partial.out.shape[1]
     group, dim = num_heads // num_kv_heads, padded_dim(head_dim)
     window = sliding_window or 0
-    _decode_kernel[(meta.num_decode_seqs, num_kv_heads, num_chunks)](
+    workers = programs_per_sequence(num_parts, meta.num_decode_seqs * num_kv_heads)
+    _decode_kernel[(meta.num_decode_seqs, num_kv_heads, workers)](
         q_THD,
         k_cache,
         v_cache,
@@ -81,7 +86,7 @@ def decode_attention(
         scale,
         q_THD.stride(0),
         meta.block_tables_SM.stride(0),
-        num_chunks,
+        num_parts,
         NUM_HEADS=num_heads,
         GROUP=group,
         PADDED_GROUP=max(triton.next_power_of_2(group), 16),
@@ -94,27 +99,36 @@ def decode_attention(
         SLIDING_WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
         HAS_PREFIX=prefix_lens_S is not None,
-        IN_ONE=num_chunks == 1,
         num_warps=4,
         num_stages=5,  # half of them for the block ids, which keys wait for: keys and values are two tiles deep
     )
-    if num_chunks > 1:
+    if num_parts > 1:
         _merge_kernel[(meta.num_decode_seqs, num_heads)](
             partial.out,
             partial.lse,
             meta.context_lens_S,
+            prefix_lens_S,
             out_THD,
-            num_chunks,
+            num_parts,
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             PADDED_DIM=dim,
             CHUNK=CHUNK,
             SLIDING_WINDOW=window,
+            HAS_PREFIX=prefix_lens_S is not None,
             num_warps=1,
         )
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_chunks"])
+def programs_per_sequence(num_parts: int, num_rows: int) -> int:
+    """Among how many programs the parts of a sequence (or group) are dealt out, `num_rows` of such being there.
+
+    At least two, so that one long context among short ones is not alone at the end.
+    """
+    return min(num_parts, max(2, triton.next_power_of_2(triton.cdiv(_ENOUGH_PROGRAMS, num_rows))))
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_parts"])
 def _decode_kernel(
     q_ptr,
     k_ptr,
@@ -128,7 +142,7 @@ def _decode_kernel(
     scale,
     q_stride,
     table_stride,
-    num_chunks,
+    num_parts,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
@@ -141,19 +155,12 @@ def _decode_kernel(
     SLIDING_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
-    IN_ONE: tl.constexpr,
 ):
     seq = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    index = tl.program_id(2)
     context_len = tl.load(context_lens_ptr + seq)
-    first_key = _first_key(context_len, SLIDING_WINDOW)
-    chunk = first_key // CHUNK + index
-    begin = tl.maximum(chunk * CHUNK, first_key)
-    end = tl.minimum(chunk * CHUNK + CHUNK, context_len)
-    if HAS_PREFIX and chunk < tl.load(prefix_lens_ptr + seq) // CHUNK:
-        return
-    if begin >= end and not IN_ONE:
+    first_key, num_shared, num_own = _parts(context_len, prefix_lens_ptr, seq, CHUNK, SLIDING_WINDOW, HAS_PREFIX)
+    if tl.program_id(2) >= tl.maximum(num_own, 1):  # the first one writes the zeros of sequences without context
         return
 
     head_M = tl.arange(0, PADDED_GROUP)
@@ -161,66 +168,74 @@ def _decode_kernel(
     is_real_MD = (head_M < GROUP)[:, None] & (dim_D < HEAD_DIM)[None, :]
     offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
     q_MD = tl.load(q_ptr + seq * q_stride + offset_MD, mask=is_real_MD, other=0.0)
-    acc_MD = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
-    max_M = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
-    sum_M = tl.zeros([PADDED_GROUP], tl.float32)
     position_M = tl.zeros([PADDED_GROUP], tl.int32) + (context_len - 1)
-    for tile_start in range(begin // BLOCK_N * BLOCK_N, end, BLOCK_N):
-        acc_MD, max_M, sum_M = attend_tile(
-            q_MD,
-            acc_MD,
-            max_M,
-            sum_M,
-            k_ptr + kv_head * HEAD_DIM,
-            v_ptr + kv_head * HEAD_DIM,
-            block_tables_ptr + seq * table_stride,
-            tile_start,
-            begin,
-            end,
-            position_M,
-            scale,
-            SLOT_STRIDE,
-            BLOCK_SIZE,
-            HEAD_DIM,
-            PADDED_DIM,
-            BLOCK_N,
-            SLIDING_WINDOW,
-            SOFT_CAP,
-            True,
-        )
-    out_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
-    if IN_ONE:
-        tl.store(out_ptr + seq * NUM_HEADS * HEAD_DIM + offset_MD, out_MD, mask=is_real_MD)
-    else:
-        row = seq * num_chunks + index
-        tl.store(partial_ptr + row * NUM_HEADS * HEAD_DIM + offset_MD, out_MD, mask=is_real_MD)
-        lse_M = max_M + tl.log2(sum_M)
-        tl.store(lse_ptr + row * NUM_HEADS + kv_head * GROUP + head_M, lse_M, mask=head_M < GROUP)
+    for index in range(tl.program_id(2), tl.maximum(num_own, 1), tl.num_programs(2)):
+        chunk = first_key // CHUNK + index
+        begin = tl.maximum(chunk * CHUNK, first_key)
+        end = tl.minimum(chunk * CHUNK + CHUNK, context_len)
+        acc_MD = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+        max_M = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
+        sum_M = tl.zeros([PADDED_GROUP], tl.float32)
+        for tile_start in range(begin // BLOCK_N * BLOCK_N, end, BLOCK_N):
+            acc_MD, max_M, sum_M = attend_tile(
+                q_MD,
+                acc_MD,
+                max_M,
+                sum_M,
+                k_ptr + kv_head * HEAD_DIM,
+                v_ptr + kv_head * HEAD_DIM,
+                block_tables_ptr + seq * table_stride,
+                tile_start,
+                begin,
+                end,
+                position_M,
+                scale,
+                SLOT_STRIDE,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                PADDED_DIM,
+                BLOCK_N,
+                SLIDING_WINDOW,
+                SOFT_CAP,
+                True,
+            )
+        out_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
+        if (num_shared == 0) & (num_own <= 1):
+            tl.store(out_ptr + seq * NUM_HEADS * HEAD_DIM + offset_MD, out_MD, mask=is_real_MD)
+        else:
+            row = seq * num_parts + num_shared + index
+            tl.store(partial_ptr + row * NUM_HEADS * HEAD_DIM + offset_MD, out_MD, mask=is_real_MD)
+            lse_M = max_M + tl.log2(sum_M)
+            tl.store(lse_ptr + row * NUM_HEADS + kv_head * GROUP + head_M, lse_M, mask=head_M < GROUP)
 
 
-@triton.jit(do_not_specialize=["num_chunks"])
+@triton.jit(do_not_specialize=["num_parts"])
 def _merge_kernel(
     partial_ptr,
     lse_ptr,
     context_lens_ptr,
+    prefix_lens_ptr,
     out_ptr,
-    num_chunks,
+    num_parts,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     CHUNK: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
 ):
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     context_len = tl.load(context_lens_ptr + seq)
-    first_chunk = _first_key(context_len, SLIDING_WINDOW) // CHUNK
+    _, num_shared, num_own = _parts(context_len, prefix_lens_ptr, seq, CHUNK, SLIDING_WINDOW, HAS_PREFIX)
+    if (num_shared == 0) & (num_own <= 1):
+        return
     dim_D = tl.arange(0, PADDED_DIM)
     acc_D = tl.zeros([PADDED_DIM], tl.float32)
     highest = -float("inf")
     total = 0.0
-    for index in range(0, tl.cdiv(context_len, CHUNK) - first_chunk):
-        row = (seq * num_chunks + index) * NUM_HEADS + head
+    for index in range(0, num_shared + num_own):
+        row = (seq * num_parts + index) * NUM_HEADS + head
         lse = tl.load(lse_ptr + row)
         part_D = tl.load(partial_ptr + row * HEAD_DIM + dim_D, mask=dim_D < HEAD_DIM, other=0.0)
         new_highest = tl.maximum(highest, lse)
@@ -234,9 +249,18 @@ def _merge_kernel(
 
 
 @triton.jit
-def _first_key(context_len, SLIDING_WINDOW: tl.constexpr):
-    """The first key that the last position sees."""
+def _parts(
+    context_len, prefix_lens_ptr, seq, CHUNK: tl.constexpr, SLIDING_WINDOW: tl.constexpr, HAS_PREFIX: tl.constexpr
+):
+    """The first key that the last position sees and nobody else reads for it; parts before that key, and from it on.
+
+    A context that is nothing but a shared prefix has one part of its own, without a key, or none.
+    """
+    first_key = context_len * 0
+    num_shared = context_len * 0
     if SLIDING_WINDOW > 0:
-        return tl.maximum(context_len - SLIDING_WINDOW, 0)
-    else:
-        return context_len * 0
+        first_key = tl.maximum(context_len - SLIDING_WINDOW, 0)
+    if HAS_PREFIX:
+        first_key = tl.load(prefix_lens_ptr + seq)
+        num_shared = tl.cdiv(first_key, CHUNK)
+    return first_key, num_shared, tl.cdiv(context_len, CHUNK) - first_key // CHUNK

@@ -33,9 +33,9 @@ def paged_attention(
     if not all_rows_written:
         out_THD.zero_()
     if num_decode:
-        num_chunks = max_chunks(meta.max_context_len, sliding_window)
-        partial = PartialResults.allocate(q_THD[:num_decode], num_chunks)
-        shared = meta.shared_prefixes if num_chunks > 1 and sliding_window is None else None
+        shared = meta.shared_prefixes if sliding_window is None else None
+        num_parts = max_chunks(meta.max_context_len, sliding_window) + (shared is not None)
+        partial = PartialResults.allocate(q_THD[:num_decode], num_parts)
         if shared is not None:
             shared_prefix_attention(
                 q_THD, k_cache, v_cache, meta.block_tables_SM, shared, partial, scale=scale, soft_cap=soft_cap

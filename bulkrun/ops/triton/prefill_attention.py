@@ -33,7 +33,7 @@ def prefill_attention(
     rows, keys = tile_shape(head_dim, q_THD.dtype)
     block_q = max(rows // padded_group, 1)
     num_seqs = meta.context_lens_S.numel() - meta.num_decode_seqs
-    tiles = num_tiles(num_tokens - meta.num_decode_seqs, num_seqs, block_q)
+    tiles = num_tiles(num_tokens, num_seqs, block_q)  # a padded step has fewer decode tokens than decode sequences
     _prefill_kernel[(tiles, num_kv_heads)](
         q_THD,
         k_cache,

@@ -1,7 +1,8 @@
 """Attention of many decode sequences over the blocks they share: read once for a tile of sequences, not once for each.
 
-The shared prefix is cut into the chunks of `decode_attention`; this fills in their partial results, and the merge by
-log-sum-exp there cannot tell who wrote them. A chunk that lies only partly in the prefix is left to the others.
+The shared prefix is cut into the chunks of `decode_attention`, the last of which may end early; this fills in their
+partial results, and the merge by log-sum-exp there cannot tell who wrote them. As there, lengths and group sizes are
+read by the device: the host knows bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton.language as tl
 from bulkrun.ops.attention_metadata import SharedPrefixes
 from bulkrun.ops.triton import decode_attention
 from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, num_tiles, padded_dim, tile_shape
-from bulkrun.ops.triton.decode_attention import PartialResults
+from bulkrun.ops.triton.decode_attention import PartialResults, programs_per_sequence
 
 
 def shared_prefix_attention(
@@ -27,10 +28,8 @@ def shared_prefix_attention(
     scale: float,
     soft_cap: float | None,
 ) -> None:
-    """Write `partial` of every chunk that lies wholly in a shared prefix, for the sequences of its group."""
+    """Write `partial` of every chunk of a shared prefix, for the sequences of its group."""
     chunk = decode_attention.CHUNK
-    if shared.max_prefix_len < chunk:
-        return
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     padded_group = triton.next_power_of_2(num_heads // num_kv_heads)
@@ -38,7 +37,8 @@ def shared_prefix_attention(
     block_s = max(rows // padded_group, 1)
     num_groups = shared.prefix_lens_G.numel()
     tiles = num_tiles(shared.seq_index.numel(), num_groups, block_s)
-    _shared_prefix_kernel[(tiles, num_kv_heads, shared.max_prefix_len // chunk)](
+    workers = programs_per_sequence(triton.cdiv(shared.max_prefix_len, chunk), tiles * num_kv_heads)
+    _shared_prefix_kernel[(tiles, num_kv_heads, workers)](
         q_THD,
         k_cache,
         v_cache,
@@ -69,7 +69,7 @@ def shared_prefix_attention(
     )
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_groups", "num_chunks"])
+@triton.jit(do_not_specialize=["table_stride", "num_groups", "num_parts"])
 def _shared_prefix_kernel(
     q_ptr,
     k_ptr,
@@ -84,7 +84,7 @@ def _shared_prefix_kernel(
     q_stride,
     table_stride,
     num_groups,
-    num_chunks,
+    num_parts,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
@@ -99,12 +99,11 @@ def _shared_prefix_kernel(
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    chunk = tl.program_id(2)
     group, first_tile = find_owner(tile, cu_groups_ptr, num_groups, BLOCK_S)
     group_start = tl.load(cu_groups_ptr + group)
     group_size = tl.load(cu_groups_ptr + group + 1) - group_start
     first_member = (tile - first_tile) * BLOCK_S
-    if (first_member >= group_size) | (chunk >= tl.load(prefix_lens_ptr + group) // CHUNK):
+    if first_member >= group_size:
         return
 
     BLOCK_M: tl.constexpr = BLOCK_S * PADDED_GROUP
@@ -117,35 +116,37 @@ def _shared_prefix_kernel(
     seq_M = tl.load(seq_index_ptr + group_start + member_M, mask=member_M < group_size, other=0).to(tl.int64)
     offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
     q_MD = tl.load(q_ptr + seq_M[:, None] * q_stride + offset_MD, mask=is_real_MD, other=0.0)
-    acc_MD = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
-    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    prefix_len = tl.load(prefix_lens_ptr + group)
     first_seq = tl.load(seq_index_ptr + group_start).to(tl.int64)  # its block table is as good as any of the group
-    for tile_start in range(chunk * CHUNK, chunk * CHUNK + CHUNK, BLOCK_N):
-        acc_MD, max_M, sum_M = attend_tile(
-            q_MD,
-            acc_MD,
-            max_M,
-            sum_M,
-            k_ptr + kv_head * HEAD_DIM,
-            v_ptr + kv_head * HEAD_DIM,
-            block_tables_ptr + first_seq * table_stride,
-            tile_start,
-            0,
-            0,
-            max_M,  # positions: every key lies before every query
-            scale,
-            SLOT_STRIDE,
-            BLOCK_SIZE,
-            HEAD_DIM,
-            PADDED_DIM,
-            BLOCK_N,
-            0,
-            SOFT_CAP,
-            False,
-        )
-    partial_row_M = seq_M * num_chunks + chunk
-    partial_MD = partial_row_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD
-    tl.store(partial_ptr + partial_MD, acc_MD / sum_M[:, None], mask=is_real_MD)
-    lse_offset_M = partial_row_M * NUM_HEADS + kv_head * GROUP + head_M
-    tl.store(lse_ptr + lse_offset_M, max_M + tl.log2(sum_M), mask=is_real_M)
+    for chunk in range(tl.program_id(2), tl.cdiv(prefix_len, CHUNK), tl.num_programs(2)):
+        acc_MD = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+        max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        sum_M = tl.zeros([BLOCK_M], tl.float32)
+        for tile_start in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, prefix_len), BLOCK_N):
+            acc_MD, max_M, sum_M = attend_tile(
+                q_MD,
+                acc_MD,
+                max_M,
+                sum_M,
+                k_ptr + kv_head * HEAD_DIM,
+                v_ptr + kv_head * HEAD_DIM,
+                block_tables_ptr + first_seq * table_stride,
+                tile_start,
+                0,
+                0,
+                max_M,  # positions: every key lies before every query
+                scale,
+                SLOT_STRIDE,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                PADDED_DIM,
+                BLOCK_N,
+                0,
+                SOFT_CAP,
+                False,
+            )
+        part_M = seq_M * num_parts + chunk
+        partial_MD = part_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD
+        tl.store(partial_ptr + partial_MD, acc_MD / sum_M[:, None], mask=is_real_MD)
+        lse_offset_M = part_M * NUM_HEADS + kv_head * GROUP + head_M
+        tl.store(lse_ptr + lse_offset_M, max_M + tl.log2(sum_M), mask=is_real_M)

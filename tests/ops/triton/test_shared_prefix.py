@@ -27,9 +27,13 @@ def share(case: Case, *groups: tuple[list[int], int]) -> Case:
 
 
 @pytest.mark.parametrize("soft_cap", [None, 0.7])
-def test_a_prefix_of_two_chunks_and_a_rest(device: str, soft_cap: float | None) -> None:
-    case = make_case([1] * 4 + [5], [150, 140, 215, 139, 139], HEADS, shared_blocks=34, device=device)
-    check(share(case, ([0, 3, 2], 136)), soft_cap=soft_cap)  # chunk 2 is shared in part: everyone reads it
+@pytest.mark.parametrize("chunk", [64, 128, 256])
+def test_a_prefix_of_two_chunks_or_one_and_a_half_or_half_a_chunk(
+    device: str, soft_cap: float | None, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_attention, "CHUNK", chunk)
+    case = make_case([1] * 4 + [5], [250, 240, 415, 239, 239], HEADS, shared_blocks=58, device=device)
+    check(share(case, ([0, 3, 2], 192 if chunk == 128 else 128)), soft_cap=soft_cap)
 
 
 def test_several_groups_in_any_order_and_sequences_in_none(device: str) -> None:
@@ -38,15 +42,32 @@ def test_several_groups_in_any_order_and_sequences_in_none(device: str) -> None:
     check(share(case, (list(range(25, 3, -1)), 128), ([1, 3], 64)))
 
 
-def test_a_prefix_that_is_the_whole_context(device: str) -> None:
-    case = make_case([1, 1], [128, 128], HEADS, shared_blocks=32, device=device)
-    check(share(case, ([0, 1], 128)))
+@pytest.mark.parametrize("length", [64, 128, 192])
+def test_a_prefix_that_is_the_whole_context(device: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_attention, "CHUNK", 128)
+    case = make_case([1, 1], [length, length], HEADS, shared_blocks=length // 4, device=device)
+    check(share(case, ([0, 1], length)))
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_nothing_is_shared_below_a_chunk_or_under_a_window(device: str, window: int | None) -> None:
-    case = make_case([1, 1], [100, 140], HEADS, shared_blocks=15, window=window, device=device)
-    assert torch.equal(attend(share(case, ([0, 1], 60)), window), attend(case, window))
+def test_nothing_is_shared_under_a_window(device: str) -> None:
+    case = make_case([1, 1], [100, 140], HEADS, shared_blocks=17, window=20, device=device)
+    assert torch.equal(attend(share(case, ([0, 1], 64)), 20), attend(case, 20))
+
+
+def test_bounds_that_are_too_large_and_groups_of_nobody_change_no_bit(device: str) -> None:
+    """A captured graph has room for the longest prefix and the most groups it may meet."""
+    case = share(make_case([1] * 5, [150, 140, 215, 139, 139], HEADS, shared_blocks=33, device=device), ([4, 1], 128))
+    shared = case.meta.shared_prefixes
+    assert shared is not None
+    roomy = dataclasses.replace(
+        shared,
+        seq_index=torch.cat((shared.seq_index, shared.seq_index.new_full((7,), 3))),
+        cu_groups=torch.cat((shared.cu_groups, shared.cu_groups[-1:].repeat(4))),
+        prefix_lens_G=torch.cat((shared.prefix_lens_G, shared.prefix_lens_G.new_full((4,), 64))),
+        max_prefix_len=1000,
+    )
+    meta = dataclasses.replace(case.meta, shared_prefixes=roomy, max_context_len=1000)
+    assert torch.equal(attend(dataclasses.replace(case, meta=meta)), attend(case))
 
 
 def test_the_prefix_is_read_through_one_block_table(device: str) -> None:
