@@ -22,6 +22,7 @@ _ENGINE_SETTINGS = (
     "max_num_batched_tokens",
     "batching_window_s",
 )
+_LEAST_SHARE_SHOWN = 0.005  # of the time: ops in the terminal
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -43,6 +44,9 @@ _model_options = _options(
     click.option("--max-model-len", type=click.IntRange(2), help="Most tokens of prompt and output."),
     click.option("--max-num-seqs", type=click.IntRange(1), help="Most sequences that run at once."),
     click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Most tokens of a step."),
+    click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another key: --set engine.block_size=32"
+    ),
 )
 _work_options = _options(
     click.option(
@@ -91,11 +95,19 @@ def roofline(as_json: bool, **options: Any) -> None:
 
     Measures the GEMM rate and the read bandwidth of this device, and what share of SERIAL (kernels one after another),
     MAX (perfect overlap) and NanoFlow-optimal the run reached. Without a shared prefix no engine passes MAX.
+
+    After the run a few steps are traced: for each op its FLOP/s and bytes/s, and how much of its time the ceiling that
+    binds it explains (above 100% where the processor's caches hold what it reads); and the share of time in which the
+    device sat idle. Tracing slows a CPU's small ops down.
     """
     from bulkrun.launch.bench.roofline import bench_roofline
 
     choice = _choice(options)
-    _show(bench_roofline(choice, _asked(options)), as_json)
+    facts = bench_roofline(choice, _asked(options))
+    if as_json:
+        print_json(facts)
+    else:
+        _show_roofline(facts)
 
 
 @bench.command()
@@ -133,6 +145,37 @@ def batching(
         _show_batching(facts)
 
 
+def _show_roofline(facts: dict[str, Any]) -> None:
+    idle, ops = facts.pop("idle"), facts.pop("ops")
+    print_facts(facts)
+    click.echo()
+    shown = [op for op in ops if op["share_of_time"] >= _LEAST_SHARE_SHOWN]
+    columns = ["op", "rows", "calls", "ms", "% of time", "TFLOP/s", "GB/s", "% of ceiling"]
+    print_table(columns, [_op_cells(op) for op in shown])
+    if len(shown) < len(ops):
+        click.echo(f"{len(ops) - len(shown)} more below {_LEAST_SHARE_SHOWN:.1%} of the time each (--json has them)")
+    if idle is not None:
+        click.echo(
+            f"\nidle: {idle['share']:.1%} of {idle['wall_s'] * 1e3:.4g} ms ({idle['steps']} steps): "
+            f"{idle['between_steps']:.1%} between steps, {idle['inside_steps']:.1%} inside them; "
+            f"traced steps took {idle['slowdown']:.2f} times as long as others"
+        )
+
+
+def _op_cells(op: dict[str, Any]) -> list[Any]:
+    ceiling = op["share_of_ceiling"]
+    return [
+        op["op"],
+        op["rows"],
+        op["calls"],
+        op["seconds"] * 1e3,
+        round(op["share_of_time"] * 100, 1),
+        op["tflop_s"],
+        op["gb_s"],
+        None if ceiling is None else round(ceiling * 100, 1),
+    ]
+
+
 def _show_batching(facts: dict[str, Any]) -> None:
     policies = facts.pop("policies")
     timeline, speedup = facts.pop("timeline"), facts.pop("speedup")
@@ -160,10 +203,10 @@ def _bar(share: float) -> str:
 
 
 def _choice(options: dict[str, Any]) -> Any:
-    from bulkrun.launch.bench.engine import ModelChoice
+    from bulkrun.launch.bench.engine import ModelChoice, engine_settings
 
-    settings = {name: options.get(name) for name in _ENGINE_SETTINGS}
-    return ModelChoice(options["model"], options["shape"], settings)
+    flags = {name: options[name] for name in _ENGINE_SETTINGS if options.get(name) is not None}
+    return ModelChoice(options["model"], options["shape"], engine_settings(options["overrides"]) | flags)
 
 
 def _asked(options: dict[str, Any]) -> Any:

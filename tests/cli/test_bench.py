@@ -106,8 +106,29 @@ def test_roofline_reports_shares_that_follow_from_its_own_rates(model: str) -> N
     facts = facts_of("roofline", "--model", model, "--input-len", "9", "--output-len", "4", "--num-requests", "5")
     assert facts["gemm_tflop_s"] > 0 and facts["read_gb_s"] > 0
     assert facts["steps"] >= 4
-    assert 0 < facts["share_outside_forward"] < 1
     assert facts["serial_s"] == pytest.approx(facts["gemm_s"] + facts["kv_s"], abs=2e-4)
+
+
+def test_roofline_tells_where_the_time_went_and_how_long_the_device_sat_idle(model: str) -> None:
+    facts = facts_of(
+        *("roofline", "--model", model, "--input-len", "9", "--output-len", "8", "--num-requests", "12"),
+        *("--max-num-seqs", "3"),
+    )
+    ops = {op["op"] for op in facts["ops"]}
+    products = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
+    assert ops >= {*products, "attention, decode", "rms_norm", "norm_rotary_store", "silu_mul", "sampling", "other"}
+    assert sum(op["share_of_time"] for op in facts["ops"]) == pytest.approx(1, abs=0.01)
+    idle = facts["idle"]
+    assert idle["share"] == pytest.approx(idle["between_steps"] + idle["inside_steps"], abs=2e-4)
+    assert 0 < idle["share"] < 1 and idle["slowdown"] > 0
+
+
+def test_roofline_as_a_table_has_a_row_for_an_op_and_says_the_idle_share(model: str) -> None:
+    arguments = ("--input-len", "9", "--output-len", "8", "--num-requests", "6", "--max-num-seqs", "3")
+    done = bench("roofline", "--model", model, *arguments, *SMALL)
+    assert done.exit_code == 0
+    assert any(line.split()[:2] == ["attention,", "decode"] for line in done.stdout.splitlines())
+    assert "between steps" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -117,6 +138,8 @@ def test_roofline_reports_shares_that_follow_from_its_own_rates(model: str) -> N
         (["throughput", "--model", "x", "--shape", "llama-20m"], "either --model"),
         (["throughput", "--model", "bundled:tiny", "--dataset", "d", "--input-len", "3"], "leave out --input-len"),
         (["throughput", "--model", "bundled:tiny", "--input-len", "x"], "--input-len 'x': not a length"),
+        (["throughput", "--model", "bundled:tiny", "--set", "engine.max_num_sqs=3"], "did you mean max_num_seqs"),
+        (["throughput", "--model", "bundled:tiny", "--set", "run.limit=3"], "takes the engine's keys only"),
         (["throughput", "--model", "bundled:tiny"], "1024 + 512 tokens are above max_model_len 1024"),
         (["batching", "--model", "bundled:tiny", "--rate", "3"], "--rate goes with --arrival poisson"),
         (["batching", "--model", "bundled:tiny", "--arrival", "poisson"], "needs --rate"),

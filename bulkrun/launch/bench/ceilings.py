@@ -19,8 +19,8 @@ from bulkrun.errors import UsageError
 from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config import DecoderConfig, ModelConfig
 
-_FLOPS_PER_WEIGHT = 2
-_FLOPS_PER_PAIR = 4  # per query, key and dimension: query times key, weight times value
+FLOPS_PER_WEIGHT = 2
+FLOPS_PER_PAIR = 4  # per query, key and dimension: query times key, weight times value
 
 
 class DeviceRates(NamedTuple):
@@ -88,14 +88,14 @@ def ceilings(cost: ModelCost, work: Iterable[Work], rates: DeviceRates) -> Ceili
         num_input, num_output = len(one.prompt_token_ids), one.num_output_tokens
         total = num_input + num_output
         num_tokens += total
-        flops += _FLOPS_PER_WEIGHT * (cost.num_body_weights * total + cost.num_lm_head_weights * num_output)
+        flops += FLOPS_PER_WEIGHT * (cost.num_body_weights * total + cost.num_lm_head_weights * num_output)
         for window in cost.windows:
-            flops += _FLOPS_PER_PAIR * cost.attention_width * attended(total, window)
+            flops += FLOPS_PER_PAIR * cost.attention_width * attended(total, window)
             kv_bytes += cost.kv_bytes * (attended(total, window) - attended(num_input, window))
     return Ceilings(
         gemm_s=flops / rates.gemm_flop_s,
         kv_s=kv_bytes / rates.read_bytes_s,
-        nanoflow_s=num_tokens * _FLOPS_PER_WEIGHT * cost.num_parameters / rates.gemm_flop_s,
+        nanoflow_s=num_tokens * FLOPS_PER_WEIGHT * cost.num_parameters / rates.gemm_flop_s,
     )
 
 

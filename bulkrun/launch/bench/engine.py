@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bulkrun.errors import UsageError
+from bulkrun.job.jobfile.load import override_job
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import settle_threads
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from bulkrun.engine.llm_engine import LLMEngine
 
 SHAPE_MAX_MODEL_LEN = 4096
+_ANY_JOB = {"name": "bench", "model": "bundled:tiny", "input": {"path": "-"}, "output": {"path": "-"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,21 @@ class LoadedModel:
         return {"device": name, "torch": str(torch.__version__), "dtype": dtype, "kv": dtype}
 
 
+def engine_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """The engine's settings among `--set engine.KEY=VALUE` options, by the rules of a job file.
+
+    Raises JobFileError for a key or value that no job file could have, UsageError for another section's.
+    """
+    for override in overrides:
+        if not override.startswith("engine."):
+            raise UsageError(f"--set {override}: a benchmark takes the engine's keys only: --set engine.block_size=32")
+    return override_job(_ANY_JOB, overrides).engine.model_dump(exclude_unset=True)
+
+
 def load_for_bench(choice: ModelChoice) -> LoadedModel:
     """Load it. Raises ModelError for a model that cannot be used, UsageError for settings that cannot work."""
     settle_threads()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of every start and stop on stderr
     from bulkrun.engine.llm_engine import LLMEngine
 
     settings = {name: value for name, value in choice.settings.items() if value is not None}

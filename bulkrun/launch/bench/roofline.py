@@ -1,40 +1,54 @@
-"""How far a run is from what the device allows: measured rates, the ceilings they make, and the achieved share."""
+"""How far a run is from what the device allows: measured rates, the ceilings they make, achieved shares, op by op."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from bulkrun.launch.bench.ceilings import Ceilings, ModelCost, ceilings
-from bulkrun.launch.bench.engine import ModelChoice, load_for_bench
+from bulkrun.launch.bench.ceilings import Ceilings, DeviceRates, ModelCost, ceilings
+from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench
 from bulkrun.launch.bench.measure import check_lengths, run_workload, warm_up
+from bulkrun.launch.bench.op_table import idle_shares, op_table
 from bulkrun.launch.bench.throughput import Asked, throughput_facts
+
+_SEED_OF_TRACE = 1  # other tokens than the main run's, which may still be in the prefix cache
 
 
 def bench_roofline(choice: ModelChoice, asked: Asked) -> dict[str, Any]:
-    """The throughput benchmark, and its shares of SERIAL, MAX and NanoFlow-optimal on this device.
-
-    `share_outside_forward`: of the run's time, what was not spent in the model; None on a GPU, where the host's clock
-    does not say when the device works.
-    """
+    """The throughput benchmark, its shares of SERIAL, MAX and NanoFlow-optimal on this device, and where time goes."""
     loaded = load_for_bench(choice)
-    from bulkrun.launch.bench.device_rates import measure_device
-    from bulkrun.launch.bench.forward_timer import timed_forward
+    return roofline_of(choice, asked, loaded, device_rates(loaded))
 
-    engine, config = loaded.engine, loaded.engine.config
-    cost = ModelCost.of(loaded.config, config.dtype.itemsize)
-    work = asked.work(loaded)
+
+def device_rates(loaded: LoadedModel) -> DeviceRates:
+    """Measured beside the idle engine."""
+    from bulkrun.launch.bench.device_rates import measure_device
+
+    config = loaded.engine.config
+    return measure_device(loaded.config, config.dtype, config.device, config.max_num_batched_tokens)
+
+
+def roofline_of(
+    choice: ModelChoice, asked: Asked, loaded: LoadedModel, rates: DeviceRates, seed: int = 0
+) -> dict[str, Any]:
+    """One workload on a loaded engine. `idle` and `ops` are of a few traced steps after the run: see `op_table`."""
+    from bulkrun.launch.bench.traced_run import trace_steps
+
+    engine = loaded.engine
+    cost = ModelCost.of(loaded.config, engine.model_runner.kv_cache.k[0].element_size())
+    work = asked.work(loaded, seed)
     check_lengths(work, engine.max_model_len)
-    rates = measure_device(loaded.config, config.dtype, config.device, config.max_num_batched_tokens)
     warm_up(engine, work)
-    with timed_forward(engine) as forward:
-        measured = run_workload(engine, work)
+    measured = run_workload(engine, work)
+    traced = trace_steps(engine, asked.work(loaded, seed + _SEED_OF_TRACE))
+    idle = idle_shares(traced.plain)
     return {
         **throughput_facts(choice, asked, loaded, measured),
         "steps": len(measured.widths),
         "gemm_tflop_s": round(rates.gemm_flop_s / 1e12, 4),
         "read_gb_s": round(rates.read_bytes_s / 1e9, 2),
         **_shares(ceilings(cost, work, rates), measured.wall_s),
-        "share_outside_forward": None if forward is None else round(1 - forward.seconds / measured.wall_s, 4),
+        "idle": None if idle is None else {**idle, "slowdown": round(traced.slowdown, 3)},
+        "ops": op_table(traced.by_op, traced.calls, rates),
     }
 
 

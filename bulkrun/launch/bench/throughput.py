@@ -42,8 +42,11 @@ class Asked:
             "shared_prefix": self.shared_prefix or 0,
         }
 
-    def work(self, loaded: LoadedModel) -> list[Work]:
-        """The requests. Raises InputError or UsageError for what is not one."""
+    def work(self, loaded: LoadedModel, seed: int = 0) -> list[Work]:
+        """The requests; those that are drawn have other tokens with another seed.
+
+        Raises InputError or UsageError for what is not a request.
+        """
         vocab_size = loaded.config.vocab_size
         if self.dataset is not None:
             return read_dataset(self.dataset, vocab_size=vocab_size, encode=_encoder(loaded.model_dir))
@@ -53,6 +56,7 @@ class Asked:
             Lengths.parse(self.output_len or _DEFAULT_OUTPUT, "--output-len"),
             shared_prefix=self.shared_prefix or 0,
             vocab_size=vocab_size,
+            seed=seed,
         )
 
 

@@ -10,7 +10,6 @@ import pytest
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.batching import timeline
-from bulkrun.launch.bench.forward_timer import timed_forward
 from bulkrun.launch.bench.measure import Measured, check_lengths, run_workload
 from bulkrun.launch.bench.workload import Work
 from tests.models.tiny_models import save_tiny_model
@@ -77,12 +76,3 @@ def test_the_timeline_spreads_each_step_over_its_own_time() -> None:
     bins = timeline([(30.0, 2), (60.0, 1)], 60.0, 4)
     assert bins == [0.5] * 30 + [0.25] * 30
     assert timeline([(30.0, 4)], 60.0, 4) == [1.0] * 30 + [0.0] * 30
-
-
-def test_the_forward_timer_changes_no_token_and_leaves_again(make_engine: Callable[..., LLMEngine]) -> None:
-    engine = make_engine()
-    model = engine.model_runner.model
-    with timed_forward(engine) as timer:
-        measured = run_workload(engine, WORK)
-    assert timer is not None and 0 < timer.seconds < measured.wall_s
-    assert engine.model_runner.model is model

@@ -1,0 +1,181 @@
+"""An engine whose steps, and if wanted whose ops, leave their names in a profiler's trace; and what each call cost.
+
+While recording, functions of `bulkrun.ops` and the model's products are replaced by ones that do the same inside an
+annotation. Calls are numbered; the trace names the number, `calls` has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from bulkrun import ops
+from bulkrun.engine import model_runner
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.launch.bench.device_trace import OP_PREFIX, STEP_PREFIX
+from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepShape, attention_cost, experts_cost, product_cost
+from bulkrun.models.layers import Linear
+from bulkrun.ops.dispatch import uses_triton
+
+Function = Callable[..., Any]
+Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
+
+_PASSES = {"rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3}  # over tensors as large as the result
+_ATTENTION = ("paged_attention", "invariant_attention")
+
+
+class OpRecorder:
+    """Numbers the steps and the calls of ops."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._num_steps = 0
+        self._step = StepShape((), (), 0)
+        self.calls: list[OpCall] = []
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Steps are annotated; ops run as they always do."""
+        with ExitStack() as stack:
+            runner = self._engine.model_runner
+            _replace(stack, runner, "start", self._annotated_step(runner.start))
+            yield
+
+    @contextmanager
+    def steps_and_ops(self) -> Iterator[None]:
+        """Ops are annotated too, and run one by one even where the engine replays CUDA graphs."""
+        with ExitStack() as stack:
+            stack.enter_context(self.steps())
+            for owner, name, price in self._ops():
+                _replace(stack, owner, name, self._annotated(getattr(owner, name), price))
+            yield
+
+    def _annotated_step(self, start: Function) -> Function:
+        @wraps(start)
+        def annotated(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            self._step = StepShape(tuple(batch.starts), tuple(batch.num_scheduled_tokens), batch.num_decode_seqs)
+            self._num_steps += 1
+            with record_function(f"{STEP_PREFIX}{self._num_steps}"):
+                return start(batch, *args, **kwargs)
+
+        return annotated
+
+    def _annotated(self, op: Function, price: Price) -> Function:
+        @wraps(op)
+        def annotated(*args: Any, **kwargs: Any) -> Any:
+            index = len(self.calls)
+            self.calls.append(OpCall("", 0, OpCost()))  # ops inside this one come after it
+            with record_function(f"{OP_PREFIX}{index}"):
+                result = op(*args, **kwargs)
+            self.calls[index] = price(result, *args, **kwargs)
+            return result
+
+        return annotated
+
+    def _ops(self) -> Iterator[tuple[Any, str, Price]]:
+        """Where each op is looked up when it is called, and what a call of it costs."""
+        runner = self._engine.model_runner
+        assert isinstance(runner.model, torch.nn.Module), "a model of the general path has no roofline"
+        prices = {name: _pass_over(name, passes) for name, passes in _PASSES.items()}
+        prices |= {"norm_rotary_store": _norm_rotary_store, "fused_experts": _experts}
+        if uses_triton(runner.kv_cache.k[0]):
+            kernels = import_module("bulkrun.ops.triton.paged_attention")
+            yield kernels, "decode_attention", self._attention("decode")
+            yield kernels, "prefill_attention", self._attention("prefill")
+            yield kernels, "shared_prefix_attention", _shared_prefix
+        else:
+            prices |= dict.fromkeys(_ATTENTION, self._attention(None))
+        for path, module in runner.model.named_modules():
+            if isinstance(module, Linear):
+                yield module, "forward", _product(path.rpartition(".")[2], module)
+            for attribute, name in _ops_kept_by(module, prices):
+                yield module, attribute, prices[name]
+        for name, price in prices.items():
+            yield ops, name, price
+        yield model_runner, "sample_tokens", _sampling
+
+    def _attention(self, part: str | None) -> Price:
+        def price(_: Any, q_THD: torch.Tensor, k_cache: torch.Tensor, *args: Any, **kwargs: Any) -> OpCall:
+            kind = part or self._step.kind
+            shape = self._step if part is None else getattr(self._step, part)
+            cost = attention_cost(
+                shape,
+                attention_width=q_THD[0].numel(),
+                kv_bytes=2 * k_cache[0, 0].numel() * k_cache.element_size(),
+                window=kwargs["sliding_window"],
+                itemsize=q_THD.element_size(),
+            )
+            return OpCall(f"attention, {kind}", sum(shape.counts), cost)
+
+        return price
+
+
+def _ops_kept_by(module: torch.nn.Module, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Ops that a module looked up when it was made: under which attribute, and their name."""
+    by_op = {getattr(ops, name): name for name in names}
+    kept = {attribute: value for attribute, value in vars(module).items() if isinstance(value, Hashable)}
+    return [(attribute, by_op[value]) for attribute, value in kept.items() if value in by_op]
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, function: Function) -> None:
+    """Put a function in the place of another until the stack is closed."""
+    own = vars(owner).get(name)
+    setattr(owner, name, function)
+    if own is None:  # it was the class's
+        stack.callback(delattr, owner, name)
+    else:
+        stack.callback(setattr, owner, name, own)
+
+
+def _product(name: str, module: Linear) -> Price:
+    def price(result: torch.Tensor, x: torch.Tensor) -> OpCall:
+        rows, weights = x.shape[0], x.shape[-1] * result.shape[-1]
+        moved = _bytes(x) + _bytes(result)
+        cost = product_cost(rows, weights, weight_itemsize=module.weight.dtype.itemsize, activation_bytes=moved)
+        return OpCall(name, rows, cost)
+
+    return price
+
+
+def _experts(
+    _: Any, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights_Tk: torch.Tensor, *args: Any
+) -> OpCall:
+    cost = experts_cost(
+        x.shape[0],
+        num_experts=gate_up.shape[0],
+        experts_per_tok=weights_Tk.shape[1],
+        expert_weights=gate_up[0].numel() + down[0].numel(),
+        itemsize=gate_up.element_size(),
+    )
+    return OpCall("experts", x.shape[0], cost)
+
+
+def _pass_over(name: str, passes: int) -> Price:
+    def price(result: Any, x: torch.Tensor, *args: Any) -> OpCall:
+        written = result[0] if isinstance(result, tuple) else result
+        return OpCall(name, x.shape[0], OpCost(0.0, passes * _bytes(written)))
+
+    return price
+
+
+def _norm_rotary_store(_: torch.Tensor, qkv_TND: torch.Tensor, *args: Any) -> OpCall:
+    return OpCall("norm_rotary_store", qkv_TND.shape[0], OpCost(0.0, 2 * _bytes(qkv_TND)))
+
+
+def _sampling(_: Any, logits_SV: torch.Tensor, *args: Any) -> OpCall:
+    return OpCall("sampling", logits_SV.shape[0], OpCost(0.0, _bytes(logits_SV)))
+
+
+def _shared_prefix(_: Any, q_THD: torch.Tensor, *args: Any, **kwargs: Any) -> OpCall:
+    """What it reads is counted with the rest of the decode step's attention."""
+    return OpCall("attention, decode", q_THD.shape[0], OpCost())
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
