@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bulkrun.ops.sequence_groups import SequenceGroup
 
 NULL_BLOCK = 0  # never allocated: padding in block tables points here, and padded tokens may write here
-PREFIX_UNIT = 64  # tokens: shared prefixes end at multiples of it, so that a kernel's tiles of keys do not straddle them
+PREFIX_UNIT = 64  # tokens: a shared prefix ends at a multiple of it, where a tile of keys ends too
 
 
 @dataclass(frozen=True, slots=True)
