@@ -1,0 +1,94 @@
+"""What an op cannot do without, against counting by hand, and against the ceilings of whole requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.launch.bench.ceilings import DeviceRates, ModelCost, ceilings
+from bulkrun.launch.bench.measure import run_workload
+from bulkrun.launch.bench.op_costs import OpCost, StepShape, attention_cost, experts_cost, product_cost
+from bulkrun.launch.bench.op_recorder import OpRecorder
+from bulkrun.launch.bench.traced_run import trace_steps
+from bulkrun.launch.bench.workload import Work
+from bulkrun.models.config import ModelConfig
+from tests.models.tiny_models import save_tiny_model
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+def test_attention_counts_the_pairs_of_a_mask_and_the_keys_that_some_query_sees(window: int | None) -> None:
+    shape = StepShape(starts=(5, 0, 3), counts=(1, 4, 6), num_decode_seqs=1)
+    pairs = keys = 0
+    for start, count in zip(shape.starts, shape.counts, strict=True):
+        seen = {
+            (query, key)
+            for query in range(start, start + count)
+            for key in range(query + 1)
+            if window is None or query - key < window
+        }
+        pairs, keys = pairs + len(seen), keys + len({key for _, key in seen})
+    cost = attention_cost(shape, attention_width=12, kv_bytes=7, window=window, itemsize=2)
+    assert cost == OpCost(4 * 12 * pairs, 7 * keys + 2 * 12 * 2 * 11)
+
+
+def test_a_step_is_the_sum_of_its_decode_and_its_prefill() -> None:
+    shape = StepShape(starts=(5, 0, 3), counts=(1, 4, 6), num_decode_seqs=1)
+    whole, decode, prefill = (
+        attention_cost(part, attention_width=3, kv_bytes=5, window=None, itemsize=2)
+        for part in (shape, shape.decode, shape.prefill)
+    )
+    assert whole == OpCost(decode.flops + prefill.flops, decode.num_bytes + prefill.num_bytes)
+    assert (shape.kind, shape.decode.kind, shape.prefill.kind) == ("mixed", "decode", "prefill")
+
+
+def test_products_read_their_weights_once_and_experts_only_those_that_are_needed() -> None:
+    assert product_cost(3, 50, weight_itemsize=1, activation_bytes=8) == OpCost(300, 58)
+    few = experts_cost(1, num_experts=8, experts_per_tok=2, expert_weights=50, itemsize=2)
+    many = experts_cost(100, num_experts=8, experts_per_tok=2, expert_weights=50, itemsize=2)
+    assert (few, many) == (OpCost(200, 200), OpCost(20_000, 800))
+
+
+WORK = [Work([5 + n, 6, 7, 8, 9], length) for n, length in enumerate([1, 9, 12, 7, 11])]
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "mixtral"])
+def test_the_ops_of_a_run_add_up_to_the_flops_of_its_ceiling(variant: str, tmp_path: Path) -> None:
+    """Every token goes through the model once, except each request's last, which nobody reads."""
+    engine = _engine(save_tiny_model(tmp_path, variant))
+    recorder = OpRecorder(engine)
+    with recorder.steps_and_ops():
+        run_workload(engine, WORK)
+    recorded = sum(call.cost.flops for call in recorder.calls)
+    cost = ModelCost.of(ModelConfig.from_dir(tmp_path), 4)
+    read = [Work(one.prompt_token_ids, one.num_output_tokens - 1) for one in WORK]
+    rates = DeviceRates(gemm_flop_s=1.0, read_bytes_s=1.0)
+    heads = 2 * cost.num_lm_head_weights * len(WORK)  # lm_head on the last token of a prompt
+    assert recorded == ceilings(cost, read, rates).gemm_s + heads
+
+
+def test_recording_changes_no_token_and_leaves_no_trace(tmp_path: Path) -> None:
+    engine = _engine(save_tiny_model(tmp_path, "llama"))
+    before = _functions(engine)
+    expected = run_workload(engine, WORK).output_tokens
+    traced = trace_steps(engine, WORK, num_steps=3)
+    assert _functions(engine) == before
+    assert {busy.step for busy in traced.plain} == {1, 2, 3, None}
+    assert not engine.has_unfinished()
+    assert run_workload(engine, WORK).output_tokens == expected
+
+
+def _engine(path: Path) -> LLMEngine:
+    settings: dict[str, object] = {"max_num_seqs": 2, "kv_cache_memory_bytes": 8 * 2**20}
+    return LLMEngine.from_model_dir(path, device="cpu", dtype="float32", **settings)
+
+
+def _functions(engine: LLMEngine) -> list[object]:
+    from bulkrun import ops
+
+    model = engine.model_runner.model
+    assert isinstance(model, torch.nn.Module)
+    own = [value for module in model.modules() for name, value in vars(module).items() if callable(value)]
+    return [*own, *vars(ops).values(), "start" in vars(engine.model_runner)]
