@@ -16,6 +16,7 @@ from bulkrun.launch.bench.shapes import SHAPE_NAMES
 _ENGINE_SETTINGS = (
     "device",
     "dtype",
+    "kv_cache_dtype",
     "load_format",
     "max_model_len",
     "max_num_seqs",
@@ -40,6 +41,11 @@ _model_options = _options(
     click.option("--shape", type=click.Choice(SHAPE_NAMES), help="Instead: a public shape with random weights."),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Default: the GPU where there is one."),
     click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), help="As in a job file."),
+    click.option(
+        "--kv-cache-dtype",
+        type=click.Choice(["auto", "bfloat16", "float16", "float32", "fp8"]),
+        help="Of the KV cache. Default: the model's.",
+    ),
     click.option("--load-format", type=click.Choice(["auto", "dummy"]), help="dummy: random weights."),
     click.option("--max-model-len", type=click.IntRange(2), help="Most tokens of prompt and output."),
     click.option("--max-num-seqs", type=click.IntRange(1), help="Most sequences that run at once."),

@@ -20,6 +20,8 @@ from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import resolve_model
 
 if TYPE_CHECKING:
+    import torch
+
     from bulkrun.engine.llm_engine import LLMEngine
 
 SHAPE_MAX_MODEL_LEN = 4096
@@ -60,8 +62,17 @@ class LoadedModel:
 
         device = self.engine.config.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-        dtype = str(self.engine.config.dtype).removeprefix("torch.")
-        return {"device": name, "torch": str(torch.__version__), "dtype": dtype, "kv": dtype}
+        config = self.engine.config
+        return {
+            "device": name,
+            "torch": str(torch.__version__),
+            "dtype": _name_of(config.dtype),
+            "kv": _name_of(config.kv_cache_dtype),
+        }
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def engine_settings(overrides: Sequence[str]) -> dict[str, Any]:

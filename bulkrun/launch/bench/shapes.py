@@ -8,7 +8,7 @@ from typing import Any
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
 _QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 128}
-SHAPE_NAMES = ("llama-3.1-8b", "qwen3-0.6b", "llama-20m")
+SHAPE_NAMES = ("llama-3.1-8b", "qwen3-8b", "qwen3-0.6b", "llama-20m")
 _MIN_POSITIONS = 8192
 
 
@@ -29,6 +29,9 @@ def _sizes(name: str) -> dict[str, Any]:
     if name == "llama-3.1-8b":
         sizes = _shape(4096, 14336, 32, 32, 8, 128256)
         return _LLAMA | sizes | {"rope_theta": 500000.0, "tie_word_embeddings": False}
+    if name == "qwen3-8b":
+        sizes = _shape(4096, 12288, 36, 32, 8, 151936)
+        return _QWEN3 | sizes | {"rope_theta": 1000000.0, "tie_word_embeddings": False}
     if name == "qwen3-0.6b":
         sizes = _shape(1024, 3072, 28, 16, 8, 151936)
         return _QWEN3 | sizes | {"rope_theta": 1000000.0, "tie_word_embeddings": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import statistics
 from pathlib import Path
 
@@ -40,6 +41,17 @@ def test_the_shared_prefix_comes_on_top_and_the_rest_differs() -> None:
     assert len({tuple(one.prompt_token_ids[7:]) for one in work}) == 20
     assert {len(one.prompt_token_ids) for one in work} == {12}
     assert all(100 <= token < 1000 for one in work for token in one.prompt_token_ids)
+
+
+def test_the_requests_are_those_that_the_script_for_vllm_draws() -> None:
+    """The same calls of the same generator in the same order, so that both engines get the same tokens."""
+    rng = random.Random(0)
+    head = [rng.randrange(100, 500) for _ in range(3)]
+    expected = []
+    for _ in range(20):
+        prompt = head + [rng.randrange(100, 500) for _ in range(rng.randint(2, 9))]
+        expected.append(Work(prompt, rng.randint(4, 6)))
+    assert random_work(20, Lengths(2, 9), Lengths(4, 6), shared_prefix=3, vocab_size=500) == expected
 
 
 def test_the_same_seed_is_the_same_work() -> None:
