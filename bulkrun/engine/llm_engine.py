@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from bulkrun.engine.finishing import (
     refused,
     timeout_of,
 )
+from bulkrun.engine.memory_probe import measure_cuda
 from bulkrun.engine.model_runner import ModelRunner
+from bulkrun.engine.out_of_memory import MEMORY_ERRORS, MemoryGuard
 from bulkrun.engine.pending_step import PendingStep, StepOutput
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
@@ -87,6 +90,7 @@ class LLMEngine:
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # ended without a step; the next step returns them
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
+        self._memory = MemoryGuard(model.config, config)
         self._num_added = 0
         self._counters = Counters()
 
@@ -99,6 +103,7 @@ class LLMEngine:
         dtype: str = "auto",
         load_format: str = "auto",
         quantization: str | None = None,
+        deterministic: bool = False,
         stop_matcher_factory: StopMatcherFactory | None = None,
         constraint_factory: TokenConstraintFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -114,9 +119,15 @@ class LLMEngine:
         model_config = ModelConfig.from_dir(path)
         torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
         model = load_model(
-            path, dtype=torch_dtype, device=torch_device, load_format=load_format, quantization=quantization
+            path,
+            dtype=torch_dtype,
+            device=torch_device,
+            load_format=load_format,
+            quantization=quantization,
+            deterministic=deterministic,
         )
-        config = EngineConfig.resolve(model_config, torch_dtype, torch_device, **engine_settings)
+        measure = partial(measure_cuda, model)
+        config = EngineConfig.resolve(model_config, torch_dtype, torch_device, measure=measure, **engine_settings)
         eos_token_ids = generation_defaults(path).get("eos_token_ids") or model_config.eos_token_ids
         return cls(
             model,
@@ -178,9 +189,11 @@ class LLMEngine:
             completions += self._land()
         batch = self.scheduler.schedule()
         launched = self._launch(batch) if batch.seqs else None
-        if launched is None and self._under_way is None and self.scheduler.num_waiting:
+        if not batch.seqs and self._under_way is None and self.scheduler.num_waiting:
             time.sleep(_WINDOW_PAUSE_S)
         completions += self._land()
+        if self._memory.shortage is not None:
+            self._shrink(self._memory.shortage)
         self._under_way = launched
         return completions if self.config.async_scheduling else completions + self._land()
 
@@ -233,15 +246,27 @@ class LLMEngine:
             constraint=constraint,
         )
 
-    def _launch(self, batch: ScheduledBatch) -> PendingStep:
-        """Put a step on its way."""
+    def _launch(self, batch: ScheduledBatch) -> PendingStep | None:
+        """Put a step on its way; None where memory ran out for it."""
         self._deadlines.start(batch.new_seqs)
-        self._counters.count(batch)
         masks = None if self._mask_filler is None else self._mask_filler.start(batch)
-        launched = self.model_runner.start(batch, masks)
+        try:
+            launched = self.model_runner.start(batch, masks)
+        except MEMORY_ERRORS as error:
+            self._memory.ran_out(error)
+            if masks is not None:
+                masks.result()  # the next step asks the same constraints
+            return None
+        self._memory.worked()
+        self._counters.count(batch)
         for seq in launched.seqs:
             seq.num_pending += 1
         return launched
+
+    def _shrink(self, shortage: str) -> None:
+        """Go on with smaller sizes. The step before has landed, so nobody's tokens are on their way any more."""
+        sizes = self._memory.shrink(shortage, self.scheduler, self.model_runner)
+        self.config = replace(self.config, **sizes._asdict())
 
     def _land(self) -> list[Completion]:
         """Wait for the step under way, if there is one, and take in what it brought."""

@@ -51,8 +51,8 @@ class SizeLimits(NamedTuple):
     max_num_batched_tokens: int
 
 
-def smaller(sizes: Sizes, limits: SizeLimits, *, pool_bytes: int, step_bytes: int) -> Sizes | None:
-    """The sizes to go on with after memory ran out, or None: there is nothing left to give up.
+def smaller(sizes: Sizes, limits: SizeLimits, *, pool_bytes: int, step_bytes: int) -> Sizes:
+    """The sizes to go on with after memory ran out: the same ones where nothing is left to give up.
 
     `pool_bytes` and `step_bytes` are what the pool and the activations of the widest step take now: the larger one
     gives way, for a fifth of a small pool would not make room for a large step.
@@ -61,9 +61,7 @@ def smaller(sizes: Sizes, limits: SizeLimits, *, pool_bytes: int, step_bytes: in
     num_tokens = max(limits.max_num_batched_tokens, sizes.max_num_batched_tokens // 2)
     if num_blocks < sizes.num_blocks and (pool_bytes >= step_bytes or num_tokens == sizes.max_num_batched_tokens):
         return sizes._replace(num_blocks=num_blocks)
-    if num_tokens < sizes.max_num_batched_tokens:
-        return sizes._replace(max_num_batched_tokens=num_tokens)
-    return None
+    return sizes._replace(max_num_batched_tokens=num_tokens)
 
 
 def _gib(num_bytes: int) -> str:

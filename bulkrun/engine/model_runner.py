@@ -26,9 +26,19 @@ class ModelRunner:
     def __init__(self, model: LanguageModel, config: EngineConfig) -> None:
         self.model = model
         self.rows = SequenceRows(config)
-        self.kv_cache = KVCache.allocate(
-            model.config, config.num_blocks, config.block_size, config.kv_cache_dtype, config.device
-        )
+        self._config = config
+        self.kv_cache = self._allocate(config.num_blocks)
+
+    def replace_kv_cache(self, num_blocks: int) -> None:
+        """Free the pool and take one of another size; what it held is gone. Raises what the allocator raises."""
+        self.kv_cache = KVCache([], [])  # the old one goes before the new one comes
+        if self._config.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.kv_cache = self._allocate(num_blocks)
+
+    def _allocate(self, num_blocks: int) -> KVCache:
+        config = self._config
+        return KVCache.allocate(self.model.config, num_blocks, config.block_size, config.kv_cache_dtype, config.device)
 
     @torch.inference_mode()
     def start(self, batch: ScheduledBatch, pending_masks: PendingMasks | None = None) -> PendingStep:

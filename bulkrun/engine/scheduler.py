@@ -107,6 +107,14 @@ class Scheduler:
         """Take sequences out; says nothing about how long outputs are."""
         self.finish(seqs, observe=False)
 
+    def restart(self, block_manager: BlockManager, max_num_batched_tokens: int) -> None:
+        """Preempt everyone and go on with a pool of another size, in which nothing is cached."""
+        while self.running:
+            self._preempt(self.running[-1])
+        self.block_manager = block_manager
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._blocked = False
+
     def _make_room_for_growth(self) -> None:
         """Preempt until every running sequence that enters a new block can have one."""
         size = self.block_manager.block_size

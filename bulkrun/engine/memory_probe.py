@@ -1,0 +1,82 @@
+"""Runs the widest steps an engine may ever take, so that its memory can be measured instead of guessed.
+
+Two steps: one that fills `max_num_batched_tokens` with prompts, and one in which everybody generates behind a context
+as long as it may be, for whose attention the kernels keep partial results. They write to the null block of a pool that
+has nothing else. Sampling does what jobs usually ask for; what only some ask for (penalties, log-probabilities over a
+long context) is left to the answer to running out of memory. On a GPU this compiles the kernels, which the first step
+would have to do anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from bulkrun.engine.config import MIN_BLOCKS, EngineConfig
+from bulkrun.engine.memory import DeviceMemory
+from bulkrun.engine.model_runner import ModelRunner
+from bulkrun.engine.scheduled_batch import ScheduledBatch
+from bulkrun.engine.sequence import Sequence
+from bulkrun.models.language_model import LanguageModel
+from bulkrun.request import Request, SamplingParams
+
+_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, ignore_eos=True)
+
+
+def measure_cuda(model: LanguageModel, config: EngineConfig) -> DeviceMemory:
+    """What the device has, and what the widest steps of `config` take of it beyond the weights.
+
+    Reserved memory counts, not allocated memory: what the allocator cannot use for its gaps is gone as well.
+    """
+    device = config.device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_reserved(device)
+    run_widest_steps(model, config)
+    torch.cuda.synchronize(device)
+    step_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
+    torch.cuda.empty_cache()
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)  # less what compiled kernels and libraries have taken
+    return DeviceMemory(total_bytes, free_bytes, step_bytes)
+
+
+def run_widest_steps(model: LanguageModel, config: EngineConfig) -> None:
+    """Both steps, on a runner of their own; nothing is left of it afterwards."""
+    runner = ModelRunner(model, replace(config, num_blocks=MIN_BLOCKS))
+    prompts = widest_prompts(config)
+    runner.start(prompts).result()
+    runner.start(widest_decode(config, prompts.seqs)).result()
+
+
+def widest_prompts(config: EngineConfig) -> ScheduledBatch:
+    """As many tokens as a step may have, over as many sequences as may run, and all of them sample."""
+    num_seqs = config.max_num_seqs
+    share, rest = divmod(config.max_num_batched_tokens, num_seqs)
+    counts = [min(share + (row >= num_seqs - rest), config.max_model_len - 1) for row in range(num_seqs)]
+    seqs = [_sequence(row, [0] * count, config) for row, count in enumerate(counts)]
+    return ScheduledBatch(
+        seqs=seqs,
+        new_seqs=list(seqs),
+        starts=[0] * num_seqs,
+        num_scheduled_tokens=counts,
+        num_decode_seqs=counts.count(1),
+    )
+
+
+def widest_decode(config: EngineConfig, seqs: list[Sequence]) -> ScheduledBatch:
+    """One token for each of these sequences: for the first at the end of `max_model_len`."""
+    batch = ScheduledBatch(seqs=seqs, num_decode_seqs=len(seqs))
+    for number, seq in enumerate(seqs):
+        num_tokens = config.max_model_len - 1 if number == 0 else seq.num_tokens
+        seq.num_pending = num_tokens - len(seq.token_ids)
+        batch.starts.append(num_tokens - 1)
+        batch.num_scheduled_tokens.append(1)
+    return batch
+
+
+def _sequence(row: int, prompt: list[int], config: EngineConfig) -> Sequence:
+    request = Request(f"probe-{row}", tuple(prompt), _SAMPLING, seed=row)
+    seq = Sequence(request, arrival=row, max_model_len=config.max_model_len)
+    seq.row = row
+    return seq

@@ -1,0 +1,117 @@
+"""When memory runs out for a step: what that looks like, and going on with smaller sizes so that nothing is lost.
+
+Whoever runs waits again with the tokens it has, and its KV is computed anew in a smaller pool. Knows sizes and errors,
+and which parts of an engine hold memory; knows no requests.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+import torch
+
+from bulkrun.engine.block_manager import BlockManager
+from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.memory import SizeLimits, Sizes, smaller
+from bulkrun.engine.model_runner import ModelRunner
+from bulkrun.engine.scheduler import Scheduler
+from bulkrun.errors import ModelError
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.kv_cache import bytes_per_block
+
+MAX_IN_A_ROW = 8  # by then the pool is a sixth of what it was: something else takes the memory
+MEMORY_ERRORS = (MemoryError, OSError, RuntimeError)  # torch.OutOfMemoryError is a RuntimeError
+# how allocators that are not torch's own say it: its CPU one, cuBLAS, the CUDA runtime, Triton's launcher
+_SIGNS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "[CUDA]: out of memory")
+_GIB = 2**30
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the error says that host or device has no memory left for what was asked."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return any(sign in str(error) for sign in _SIGNS)
+
+
+class MemoryGuard:
+    """The sizes in use, and smaller ones each time memory runs out.
+
+    `shortage` is what the allocator said, until `shrink` has done something about it: a text and not the error, which
+    through its frames would hold the tensors of the step.
+    """
+
+    def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
+        self._block_size = config.block_size
+        self._block_bytes = bytes_per_block(model_config, config.block_size, config.kv_cache_dtype)
+        self._token_bytes = _step_bytes_per_token(model_config, config.dtype)
+        self._limits = SizeLimits(1 + config.max_blocks_per_seq, config.max_num_seqs)
+        self._num_in_a_row = 0
+        self.sizes = Sizes(config.num_blocks, config.max_num_batched_tokens)
+        self.shortage: str | None = None
+
+    def worked(self) -> None:
+        """A step went through."""
+        self._num_in_a_row = 0
+
+    def ran_out(self, error: Exception) -> None:
+        """Remember a shortage; raises the error again where it is about something else."""
+        if not is_out_of_memory(error):
+            raise error
+        self.shortage = (str(error).strip() or type(error).__name__).splitlines()[0]
+
+    def shrink(self, shortage: str, scheduler: Scheduler, model_runner: ModelRunner) -> Sizes:
+        """Preempt everyone and take a smaller pool, or smaller steps; no step may be under way. Returns the sizes.
+
+        Said in the log with the key that saves the next run from this. Where nothing is left to give up, the same step
+        is tried again: others' memory comes and goes. Raises ModelError after too many times without a step in between.
+        """
+        while True:
+            self.sizes = self._next(shortage)
+            scheduler.restart(BlockManager(self.sizes.num_blocks, self._block_size), self.sizes.max_num_batched_tokens)
+            try:
+                model_runner.replace_kv_cache(self.sizes.num_blocks)
+            except MEMORY_ERRORS as error:
+                self.ran_out(error)
+            else:
+                self.shortage = None
+                return self.sizes
+
+    def _next(self, shortage: str) -> Sizes:
+        self._num_in_a_row += 1
+        pool_bytes = self._pool_bytes(self.sizes)
+        step_bytes = self.sizes.max_num_batched_tokens * self._token_bytes
+        found = smaller(self.sizes, self._limits, pool_bytes=pool_bytes, step_bytes=step_bytes)
+        if self._num_in_a_row > MAX_IN_A_ROW:
+            raise ModelError(self._hopeless(shortage))
+        if found != self.sizes:
+            logging.getLogger(__name__).warning("%s", self._said(found, shortage))
+        return found
+
+    def _said(self, found: Sizes, shortage: str) -> str:
+        if found.num_blocks < self.sizes.num_blocks:
+            pool_bytes = self._pool_bytes(found)
+            what, key = f"a KV pool of {pool_bytes / _GIB:.2f} GiB", f"engine.kv_cache_memory_bytes: {pool_bytes}"
+        else:
+            num_tokens = found.max_num_batched_tokens
+            what, key = f"steps of {num_tokens} tokens", f"engine.max_num_batched_tokens: {num_tokens}"
+        return f"out of memory; nothing is lost, going on with {what}; to begin with that, set {key} ({shortage})"
+
+    def _hopeless(self, shortage: str) -> str:
+        return (
+            f"out of memory, even with a KV pool of {self._pool_bytes(self.sizes) / _GIB:.2f} GiB and steps of "
+            f"{self.sizes.max_num_batched_tokens} tokens; lower engine.max_num_seqs or engine.max_model_len, or free "
+            f"what other processes hold ({shortage})"
+        )
+
+    def _pool_bytes(self, sizes: Sizes) -> int:
+        return sizes.num_blocks * self._block_bytes
+
+
+def _step_bytes_per_token(model_config: ModelConfig, dtype: torch.dtype) -> int:
+    """Activations that live at one time, roughly: a few hidden states, gate and up projections, heads."""
+    heads = model_config.num_heads + 2 * model_config.num_kv_heads
+    widths = 6 * model_config.hidden_size + 3 * model_config.intermediate_size + 3 * heads * model_config.head_dim
+    return widths * dtype.itemsize

@@ -1,0 +1,196 @@
+"""Memory that runs out costs time and nothing else: the tokens are transformers', and the log says what to set."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine.out_of_memory import MAX_IN_A_ROW, is_out_of_memory
+from bulkrun.errors import ModelError
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.request import Request, SamplingParams
+from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.models.tiny_models import VOCAB_SIZE
+
+MAX_TOKENS = 15
+SHARED = [(3 * k * k + 7) % (VOCAB_SIZE - 3) + 3 for k in range(21)]
+PROMPTS = [[(7 * n + 5 * k * k) % (VOCAB_SIZE - 3) + 3 for k in range(1 + 6 * n)] for n in range(6)]
+PROMPTS += [[*SHARED, n + 3, n + 9] for n in range(3)]
+CPU_ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"
+
+
+class ModelThatRunsOut:
+    """A model in which chosen calls of the forward pass, or of the head, find no memory."""
+
+    def __init__(self, model: Any, runs_out: Callable[[int], bool], *, at_logits: bool = False) -> None:
+        self._model, self._runs_out, self._at_logits = model, runs_out, at_logits
+        self._num_calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *args: Any) -> torch.Tensor:
+        hidden_TE = self._model(*args)
+        if not self._at_logits:
+            self._maybe_run_out()
+        return hidden_TE
+
+    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        if self._at_logits:
+            self._maybe_run_out()
+        return self._model.compute_logits(hidden_SE)
+
+    def _maybe_run_out(self) -> None:
+        self._num_calls += 1
+        if self._runs_out(self._num_calls):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines")
+
+
+def _run_out(engine: LLMEngine, runs_out: Callable[[int], bool], *, at_logits: bool = False) -> LLMEngine:
+    engine.model_runner.model = ModelThatRunsOut(engine.model_runner.model, runs_out, at_logits=at_logits)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return [generate_with_transformers("llama", prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
+
+
+def _requests(**params: Any) -> list[Request]:
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, **params)
+    return [Request(str(n), prompt, sampling) for n, prompt in enumerate(PROMPTS)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_tokens_equal_transformers_whenever_memory_runs_out(
+    make_engine: EngineFactory, expected: list[list[int]], data: st.DataObject
+) -> None:
+    fails = data.draw(st.sets(st.integers(1, 60), max_size=6))
+    engine = _run_out(
+        make_engine(
+            max_num_seqs=data.draw(st.integers(1, 6)),
+            max_num_batched_tokens=data.draw(st.sampled_from([7, 16, 64])),
+            max_model_len=64,
+            kv_cache_memory_bytes=data.draw(st.sampled_from([2**16, 2**18, 2**20])),
+            async_scheduling=data.draw(st.booleans()),
+            batching=data.draw(st.sampled_from(["continuous", "static"])),
+        ),
+        fails.__contains__,
+        at_logits=data.draw(st.booleans()),
+    )
+    done = run(engine, _requests())
+    for n, tokens in enumerate(expected):
+        assert list(done[str(n)].token_ids) == tokens
+        assert done[str(n)].finish_reason == "length"
+
+
+def test_the_pool_shrinks_by_a_fifth_and_the_log_says_what_to_set(
+    make_engine: EngineFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=16)
+    before = engine.config.num_blocks
+    with caplog.at_level(logging.WARNING):
+        run(_run_out(engine, {4}.__contains__), _requests())
+    assert engine.model_runner.kv_cache.num_blocks == engine.config.num_blocks == int(0.8 * before)
+    assert engine.scheduler.block_manager.num_blocks == engine.config.num_blocks
+    assert engine.stats().num_preemptions > 0
+    (record,) = caplog.records
+    assert "nothing is lost, going on with a KV pool of" in record.message
+    block_bytes = 2 * 3 * 4 * 2 * 8 * 4  # keys and values, layers, block, heads, head dim, float32
+    assert f"set engine.kv_cache_memory_bytes: {engine.config.num_blocks * block_bytes} (CUDA" in record.message
+    assert "more lines" not in record.message
+
+
+def test_steps_get_smaller_where_they_take_more_than_the_pool(
+    make_engine: EngineFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=512, kv_cache_memory_bytes=2**17)
+    before = engine.config.num_blocks
+    with caplog.at_level(logging.WARNING):
+        run(_run_out(engine, {1}.__contains__), _requests())
+    assert engine.config.num_blocks == before
+    assert engine.scheduler.max_num_batched_tokens == engine.config.max_num_batched_tokens == 256
+    assert "set engine.max_num_batched_tokens: 256" in caplog.text
+
+
+def test_memory_that_never_comes_back_ends_in_an_error_that_names_the_keys(make_engine: EngineFactory) -> None:
+    engine = _run_out(make_engine(max_model_len=64, max_num_seqs=3), lambda _: True)
+    with pytest.raises(ModelError, match=r"even with a KV pool of .* lower engine\.max_num_seqs .*\(CUDA out"):
+        run(engine, _requests())
+
+
+def test_it_gives_up_after_so_many_times_in_a_row_but_not_after_so_many_in_all(make_engine: EngineFactory) -> None:
+    settings = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 4096}
+    run(_run_out(make_engine(**settings), lambda call: call % 2 == 1 and call < 4 * MAX_IN_A_ROW), _requests())
+    with pytest.raises(ModelError, match="out of memory"):
+        run(_run_out(make_engine(**settings), lambda call: 3 < call <= 4 + MAX_IN_A_ROW), _requests())
+
+
+def test_a_smaller_pool_that_does_not_fit_either_is_made_smaller_again(
+    make_engine: EngineFactory, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _run_out(make_engine(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=16), {5}.__contains__)
+    allocate, before = KVCache.allocate, engine.config.num_blocks
+
+    def scarce(config: Any, num_blocks: int, *rest: Any) -> KVCache:
+        if num_blocks > before // 2:
+            raise RuntimeError(CPU_ALLOCATOR)
+        return allocate(config, num_blocks, *rest)
+
+    monkeypatch.setattr(KVCache, "allocate", scarce)
+    done = run(engine, _requests())
+    assert engine.config.num_blocks <= before // 2
+    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected
+
+
+def test_log_probabilities_are_there_once(make_engine: EngineFactory) -> None:
+    requests = _requests(logprobs=2, prompt_logprobs=1)
+    plain = run(make_engine(max_model_len=64, max_num_batched_tokens=9, max_num_seqs=4), requests)
+    engine = make_engine(max_model_len=64, max_num_batched_tokens=9, max_num_seqs=4)
+    done = run(_run_out(engine, {3, 9, 10, 24}.__contains__), requests)
+    for n, prompt in enumerate(PROMPTS):
+        got, want = done[str(n)], plain[str(n)]
+        assert got.logprobs is not None and want.logprobs is not None and got.prompt_logprobs is not None
+        assert len(got.logprobs) == MAX_TOKENS and len(got.prompt_logprobs) == len(prompt)
+        for one, other in zip(got.logprobs, want.logprobs, strict=True):
+            assert one is not None and other is not None
+            assert one.token_id == other.token_id and abs(one.logprob - other.logprob) < 1e-4
+
+
+def test_an_error_that_is_not_about_memory_stays_one(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+
+    def broken(*args: Any) -> torch.Tensor:
+        raise RuntimeError("a kernel is wrong")
+
+    engine.model_runner.model = ModelThatRunsOut(broken, lambda _: False)
+    engine.add_request(_requests()[0])
+    with pytest.raises(RuntimeError, match="a kernel is wrong"):
+        engine.step()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError(CPU_ALLOCATOR), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("out of resource: shared memory, Required: 300000"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, is_memory: bool) -> None:
+    assert is_out_of_memory(error) is is_memory
