@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -25,11 +27,14 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> KVCache:
-        """Zeroed blocks (a masked-out key must still be a finite number)."""
+        """Zeroed blocks (a masked-out key must still be a finite number). On a CPU only used ones take memory.
+
+        Raises what the allocator raises: torch.OutOfMemoryError on a GPU, OSError on a CPU.
+        """
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
 
         def per_layer() -> list[torch.Tensor]:
-            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+            return [_zeros(shape, dtype, torch.device(device)) for _ in range(config.num_layers)]
 
         return cls(k=per_layer(), v=per_layer())
 
@@ -47,6 +52,14 @@ class KVCache:
     def num_blocks(self) -> int:
         """Blocks in the pool, the null block included."""
         return self.k[0].shape[0]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`torch.zeros`, which on a CPU writes every zero; pages that nobody has touched read as zero and are not there."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
