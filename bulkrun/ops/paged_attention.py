@@ -56,9 +56,9 @@ def paged_attention(
     """Causal attention of each query over its own sequence's keys in the cache; returns [T, H, D] in q's dtype.
 
     q_THD: [T, H, D], H a multiple of K; query head h reads key head h // (H / K). k_cache, v_cache: [N, B, K, D], with
-    this step's tokens already stored; of another dtype than q they are converted to q's before the products. A query at position p sees (p - sliding_window, p], or [0, p] where it is
-    None. Before the softmax a scaled score s becomes `soft_cap * tanh(s / soft_cap)`, unless soft_cap is None. Rows
-    that belong to no sequence come out as zeros.
+    this step's tokens already stored; of another dtype than q (fp8) they are converted to q's before the products. A
+    query at position p sees (p - sliding_window, p], or [0, p] where it is None. Before the softmax a scaled score s
+    becomes `soft_cap * tanh(s / soft_cap)`, unless soft_cap is None. Rows that belong to no sequence come out as zeros.
     """
     if sliding_window not in meta.groups:
         meta.groups[sliding_window] = group_sequences(

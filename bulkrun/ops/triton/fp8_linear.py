@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops import fp8_linear as reference
 from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.fp8_linear import fp8_linear as reference
 from bulkrun.ops.triton.fp8 import to_dtype
 
 _MULTIPLE = 16  # sides of a weight that torch's product takes
@@ -40,7 +40,7 @@ def fp8_linear(
     Sums stay float32: the fast mode of Hopper's fp8 units keeps 14 bits of them.
     """
     if any(size % _MULTIPLE for size in weight.shape):
-        return reference.fp8_linear(x, weight, weight_scale, bias)
+        return reference(x, weight, weight_scale, bias)
     x_fp8, x_scale_T1 = quantize_rows(x)
     out_TO = torch._scaled_mm(
         x_fp8, weight.t(), x_scale_T1, weight_scale.t(), out_dtype=torch.bfloat16, use_fast_accum=False

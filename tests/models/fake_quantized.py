@@ -1,0 +1,45 @@
+"""transformers models as fp8 makes them: projections' weights and inputs rounded, or keys and values. The oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from tests.models.tiny_models import make_tiny_model
+from tests.ops.fp8_oracle import fake_quantized, rounded
+
+
+def with_fake_quantized_projections(variant: str) -> transformers.PreTrainedModel:
+    """The variant with every linear layer of its body quantized and back: rows of weights, and tokens as they come."""
+    model = make_tiny_model(variant)
+    for module in model.model.layers.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = fake_quantized(module.weight.data)
+            module.register_forward_pre_hook(lambda _, inputs: (fake_quantized(inputs[0]),))
+    return model
+
+
+def round_keys_and_values(monkeypatch: pytest.MonkeyPatch, model: transformers.PreTrainedModel) -> None:
+    """Make the model's own attention see its keys and values through fp8."""
+    module = import_module(type(model).__module__)
+    own = module.eager_attention_forward
+
+    def attention(layer: nn.Module, query: Any, key: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any) -> Any:
+        return own(layer, query, rounded(key).to(key.dtype), rounded(value).to(value.dtype), *args, **kw)
+
+    monkeypatch.setattr(module, "eager_attention_forward", attention)
+
+
+@torch.no_grad()
+def generate(model: transformers.PreTrainedModel, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """Greedy tokens after the prompt, without an end."""
+    ids = torch.tensor([list(prompt)])
+    options: dict[str, Any] = {"max_new_tokens": max_tokens, "do_sample": False, "pad_token_id": 0}
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options)
+    return output[0, len(prompt) :].tolist()
