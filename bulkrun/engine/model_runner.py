@@ -10,11 +10,12 @@ from collections.abc import Sequence as SequenceOf
 import torch
 
 from bulkrun.engine.config import EngineConfig
-from bulkrun.engine.model_input import ModelInput, SequenceRows, build_model_input
+from bulkrun.engine.model_input import ModelInput, build_model_input
 from bulkrun.engine.pending_step import PendingStep
 from bulkrun.engine.prompt_logprobs import add_prompt_logprobs
 from bulkrun.engine.sampler import sample_tokens
 from bulkrun.engine.scheduler import ScheduledBatch
+from bulkrun.engine.sequence_rows import SequenceRows
 from bulkrun.engine.token_masks import PendingMasks
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel

@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from bulkrun import ops
-from bulkrun.engine.model_input import ModelInput, SequenceRows
+from bulkrun.engine.model_input import ModelInput
 from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.sequence_rows import SequenceRows
 from bulkrun.engine.token_masks import TokenMasks
 from bulkrun.request import SamplingParams, TokenLogprob
 

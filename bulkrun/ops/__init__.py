@@ -29,6 +29,8 @@ from bulkrun.ops.sampling import apply_token_masks as _apply_token_masks
 from bulkrun.ops.sampling import apply_top_k_top_p as _apply_top_k_top_p
 from bulkrun.ops.sampling import gumbel_sample as _gumbel_sample
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
+from bulkrun.ops.step_inputs import StepBuffers
+from bulkrun.ops.step_inputs import step_inputs as _step_inputs
 
 add_rms_norm = by_device(_add_rms_norm)
 apply_token_masks = by_device(_apply_token_masks)
@@ -41,10 +43,12 @@ paged_attention = by_device(_paged_attention)
 quantize_rows = by_device(_quantize_rows)
 rms_norm = by_device(_rms_norm)
 silu_mul = by_device(_silu_mul)
+step_inputs = by_device(_step_inputs)
 
 __all__ = [
     "NULL_BLOCK",
     "AttentionMetadata",
+    "StepBuffers",
     "add_rms_norm",
     "apply_min_p",
     "apply_penalties",
@@ -69,6 +73,7 @@ __all__ = [
     "route_top_k",
     "sample",
     "silu_mul",
+    "step_inputs",
     "store_kv",
     "top_logprobs",
 ]

@@ -73,6 +73,7 @@ class AttentionMetadata:
     num_decode_seqs: int  # the first so many sequences have exactly one query token
     max_query_len: int
     max_context_len: int
+    max_decode_context_len: int | None = None  # of the decode sequences alone, where that is known
     # int64 [2, C]: slots whose KV is copied and where to, after the step's KV is stored and before anybody attends
     kv_copies: torch.Tensor | None = None
     shared_prefixes: SharedPrefixes | None = None

@@ -8,9 +8,10 @@ import torch
 
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
-from bulkrun.engine.model_input import SequenceRows, build_model_input
+from bulkrun.engine.model_input import build_model_input
 from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.sequence_rows import SequenceRows
 from bulkrun.ops.attention_metadata import NULL_BLOCK
 from bulkrun.request import Request, SamplingParams
 
@@ -26,6 +27,7 @@ def _config() -> EngineConfig:
         num_blocks=40,
         enable_prefix_caching=True,
         dtype=torch.float32,
+        kv_cache_dtype=torch.float32,
         device=torch.device("cpu"),
     )
 

@@ -34,7 +34,8 @@ def paged_attention(
         out_THD.zero_()
     if num_decode:
         shared = meta.shared_prefixes if sliding_window is None else None
-        num_parts = max_chunks(meta.max_context_len, sliding_window) + (shared is not None)
+        longest = meta.max_context_len if meta.max_decode_context_len is None else meta.max_decode_context_len
+        num_parts = max_chunks(longest, sliding_window) + (shared is not None)
         partial = PartialResults.allocate(q_THD[:num_decode], num_parts)
         if shared is not None:
             shared_prefix_attention(
