@@ -149,3 +149,10 @@ def test_roofline_as_a_table_has_a_row_for_an_op_and_says_the_idle_share(model: 
 def test_what_cannot_be_measured_is_refused_with_the_fix(arguments: list[str], message: str) -> None:
     refused = bench(*arguments)
     assert refused.exit_code == 2 and message in refused.stderr and refused.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["throughput", "roofline"])
+def test_fp8_is_told_where_it_was_asked_for(model: str, command: str) -> None:
+    sizes = ("--input-len", "9", "--output-len", "2", "--num-requests", "2")
+    facts = facts_of(command, "--model", model, "--kv-cache-dtype", "fp8", "--quantization", "fp8", *sizes)
+    assert (facts["dtype"], facts["kv"], facts["quantization"]) == ("float32", "fp8", "fp8")

@@ -48,6 +48,16 @@ def test_random_weights_are_another_run_than_the_models_own(folder: Path) -> Non
     assert submit().exit_code == 4
 
 
+@pytest.mark.parametrize("setting", ["engine.quantization=fp8", "engine.kv_cache_dtype=fp8"])
+def test_numbers_in_8_bits_are_another_run_than_the_models_own(folder: Path, setting: str) -> None:
+    shutil.copy(BUNDLED_ROOT / "tiny" / "model.safetensors", folder / "model")
+    assert submit("engine.kv_cache_dtype=bfloat16").exit_code == 0
+    assert submit().exit_code == 0
+    assert submit(setting).exit_code == 4
+    assert submit(setting, "output.path=other").exit_code == 0
+    assert sum(pq.read_metadata(path).num_rows for path in (folder / "other").glob("*.parquet")) == 6
+
+
 def test_a_job_over_an_architecture_of_the_general_path(folder: Path) -> None:
     vocab_size = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
     config = transformers.GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=128)

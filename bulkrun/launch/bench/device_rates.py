@@ -13,7 +13,7 @@ import torch
 
 from bulkrun.launch.bench.ceilings import DeviceRates
 from bulkrun.models.config import ModelConfig
-from bulkrun.ops.linear import linear, pack_linear_weight
+from bulkrun.ops import fp8_linear, linear, pack_linear_weight, quantize_rows
 
 _BEST_OF = 5
 _ROUND_S = 0.05  # long enough that starting the clock does not count
@@ -22,15 +22,27 @@ _SQUARE = {"cpu": 1024, "cuda": 8192}
 
 
 @torch.inference_mode()
-def measure_device(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_rows: int) -> DeviceRates:
-    """The best of several rounds each; `num_rows`: tokens of a full step. Needs some memory beside the engine's."""
+def measure_device(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, num_rows: int, quantization: str | None = None
+) -> DeviceRates:
+    """The best of several rounds each; `num_rows`: tokens of a full step. Needs some memory beside the engine's.
+
+    quantization fp8: the rate of products with fp8 weights, the quantizing of tokens included (lm_head's are not so).
+    """
     best_flop_s = 0.0
     for rows, inner, outer in _gemm_shapes(config, device, num_rows):
         x = torch.randn(rows, inner, dtype=dtype, device=device)
-        weight = pack_linear_weight(torch.randn(outer, inner, dtype=dtype, device=device))
-        seconds = _best_seconds(partial(linear, x, weight, None), device)
+        weight = torch.randn(outer, inner, dtype=dtype, device=device)
+        seconds = _best_seconds(_product(x, weight, quantization), device)
         best_flop_s = max(best_flop_s, 2 * rows * inner * outer / seconds)
     return DeviceRates(best_flop_s, _read_bytes_s(device))
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, quantization: str | None) -> Callable[[], torch.Tensor]:
+    """`x @ weight.T` as the engine's layers do it."""
+    if quantization == "fp8":
+        return partial(fp8_linear, x, *quantize_rows(weight), None)
+    return partial(linear, x, pack_linear_weight(weight), None)
 
 
 def _gemm_shapes(config: ModelConfig, device: torch.device, num_rows: int) -> Iterator[tuple[int, int, int]]:

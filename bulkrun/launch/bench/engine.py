@@ -54,6 +54,7 @@ class LoadedModel:
     config: ModelConfig
     model_dir: Path | None
     load_s: float
+    quantization: str | None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -67,7 +68,8 @@ class LoadedModel:
             "device": name,
             "torch": str(torch.__version__),
             "dtype": _name_of(config.dtype),
-            "kv": _name_of(config.kv_cache_dtype),
+            "kv": "fp8" if config.kv_cache_dtype == torch.float8_e4m3fn else _name_of(config.kv_cache_dtype),
+            **({} if self.quantization is None else {"quantization": self.quantization}),
         }
 
 
@@ -107,4 +109,5 @@ def load_for_bench(choice: ModelChoice) -> LoadedModel:
         engine = LLMEngine.from_model_dir(model_dir, **settings)
         load_s = time.perf_counter() - start
         config = ModelConfig.from_dir(model_dir)
-    return LoadedModel(engine, config, model_dir if choice.model is not None else None, load_s)
+    named_dir = model_dir if choice.model is not None else None
+    return LoadedModel(engine, config, named_dir, load_s, settings.get("quantization"))

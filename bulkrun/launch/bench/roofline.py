@@ -24,7 +24,8 @@ def device_rates(loaded: LoadedModel) -> DeviceRates:
     from bulkrun.launch.bench.device_rates import measure_device
 
     config = loaded.engine.config
-    return measure_device(loaded.config, config.dtype, config.device, config.max_num_batched_tokens)
+    num_rows = config.max_num_batched_tokens
+    return measure_device(loaded.config, config.dtype, config.device, num_rows, loaded.quantization)
 
 
 def roofline_of(
