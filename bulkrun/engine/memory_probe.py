@@ -16,8 +16,10 @@ import torch
 from bulkrun.engine.config import MIN_BLOCKS, EngineConfig
 from bulkrun.engine.memory import DeviceMemory
 from bulkrun.engine.model_runner import ModelRunner
+from bulkrun.engine.out_of_memory import MEMORY_ERRORS, is_out_of_memory
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
+from bulkrun.errors import UsageError
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import Request, SamplingParams
 
@@ -42,11 +44,23 @@ def measure_cuda(model: LanguageModel, config: EngineConfig) -> DeviceMemory:
 
 
 def run_widest_steps(model: LanguageModel, config: EngineConfig) -> None:
-    """Both steps, on a runner of their own; nothing is left of it afterwards."""
-    runner = ModelRunner(model, replace(config, num_blocks=MIN_BLOCKS))
-    prompts = widest_prompts(config)
-    runner.start(prompts).result()
-    runner.start(widest_decode(config, prompts.seqs)).result()
+    """Both steps, on a runner of their own; nothing is left of it afterwards.
+
+    Raises UsageError, naming keys, where not even they fit beside the weights.
+    """
+    try:
+        runner = ModelRunner(model, replace(config, num_blocks=MIN_BLOCKS))
+        prompts = widest_prompts(config)
+        runner.start(prompts).result()
+        runner.start(widest_decode(config, prompts.seqs)).result()
+    except MEMORY_ERRORS as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"engine.max_num_batched_tokens: out of memory in a step of {config.max_num_batched_tokens} tokens and "
+            f"{config.max_num_seqs} sequences of up to {config.max_model_len}, before there is a KV cache; lower it, "
+            f"engine.max_num_seqs or engine.max_model_len ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def widest_prompts(config: EngineConfig) -> ScheduledBatch:

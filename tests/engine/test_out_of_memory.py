@@ -18,6 +18,7 @@ from bulkrun.errors import ModelError
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.engine.test_token_masks import _constrained_by_transformers, _grammar, steps_factory
 from tests.models.tiny_models import VOCAB_SIZE
 
 MAX_TOKENS = 15
@@ -176,6 +177,38 @@ def test_an_error_that_is_not_about_memory_stays_one(make_engine: EngineFactory)
     engine.add_request(_requests()[0])
     with pytest.raises(RuntimeError, match="a kernel is wrong"):
         engine.step()
+
+
+def test_constraints_are_asked_again_and_see_every_token_once(make_engine: EngineFactory) -> None:
+    requests = [Request(str(n), prompt, _grammar()) for n, prompt in enumerate(PROMPTS[:4])]
+    engine = make_engine(max_model_len=64, constraint_factory=steps_factory, async_scheduling=True)
+    done = run(_run_out(engine, {1, 3, 4, 6}.__contains__), requests)
+    for n, prompt in enumerate(PROMPTS[:4]):
+        assert list(done[str(n)].token_ids) == _constrained_by_transformers(prompt)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_on_a_gpu_that_is_really_full(
+    make_engine: EngineFactory, expected: list[list[int]], async_scheduling: bool
+) -> None:
+    settings = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    engine = make_engine(device="cuda", kv_cache_memory_bytes=2**30, async_scheduling=async_scheduling, **settings)
+    before = engine.config.num_blocks
+    torch.cuda.empty_cache()
+    ballast = [torch.empty(torch.cuda.mem_get_info()[0] - 2**20, dtype=torch.uint8, device="cuda")]
+
+    def take_a_lot(call: int) -> bool:
+        if call == 5:  # in the middle of a step
+            torch.empty(2**28, dtype=torch.uint8, device="cuda")
+        return False
+
+    done = run(_run_out(engine, take_a_lot), _requests())
+    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected
+    assert engine.config.num_blocks < before
+    ballast.clear()
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""The widest steps really are: every token and every row of them, through the model, and nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine.memory_probe import measure_cuda, run_widest_steps, widest_prompts
+from bulkrun.errors import UsageError
+from bulkrun.models.kv_cache import KVCache
+from tests.engine.conftest import EngineFactory
+from tests.engine.test_out_of_memory import ModelThatRunsOut
+from tests.models.tiny_models import VARIANTS
+
+
+class WatchedModel:
+    """A model that remembers how wide its steps were."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.tokens: list[int] = []
+        self.longest: list[int] = []
+        self.logits: list[int] = []
+        self.pools: list[weakref.ref[torch.Tensor]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: Any) -> torch.Tensor:
+        self.tokens.append(ids_T.numel())
+        self.longest.append(meta.max_context_len)
+        self.pools.append(weakref.ref(kv_cache.k[0]))
+        return self._model(ids_T, positions_T, kv_cache, meta)
+
+    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        self.logits.append(hidden_SE.shape[0])
+        return self._model.compute_logits(hidden_SE)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens"), [(1, 1), (5, 5), (3, 100), (7, 29), (4, 400)])
+def test_a_step_of_every_token_and_one_behind_the_longest_context(
+    make_engine: EngineFactory, max_num_seqs: int, max_num_batched_tokens: int
+) -> None:
+    engine = make_engine(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=150, block_size=4
+    )
+    model = WatchedModel(engine.model_runner.model)
+    run_widest_steps(model, engine.config)
+    assert model.tokens == [max_num_batched_tokens, max_num_seqs]
+    assert model.logits == [max_num_seqs, max_num_seqs]
+    assert model.longest[1] == 149
+    gc.collect()
+    assert all(pool() is None for pool in model.pools)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_model_can_take_them(make_engine: EngineFactory, variant: str) -> None:
+    engine = make_engine(variant, max_num_seqs=3, max_num_batched_tokens=17, max_model_len=90)
+    run_widest_steps(engine.model_runner.model, engine.config)
+
+
+def test_one_token_sequences_come_first(make_engine: EngineFactory) -> None:
+    batch = widest_prompts(make_engine(max_num_seqs=5, max_num_batched_tokens=7).config)
+    assert batch.num_scheduled_tokens == [1, 1, 1, 2, 2]
+    assert batch.num_decode_seqs == 3
+
+
+def test_steps_that_do_not_fit_are_refused_with_the_keys(make_engine: EngineFactory) -> None:
+    engine = make_engine(max_num_seqs=3, max_num_batched_tokens=17, max_model_len=90)
+    model = ModelThatRunsOut(engine.model_runner.model, lambda _: True)
+    with pytest.raises(
+        UsageError, match=r"batched_tokens: .* 17 tokens and 3 sequences .*engine\.max_num_seqs"
+    ):
+        run_widest_steps(model, engine.config)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_on_a_gpu_the_pool_takes_what_the_step_leaves(model_dir) -> None:
+    engine = LLMEngine.from_model_dir(model_dir("llama"), device="cuda", dtype="bfloat16")
+    config: EngineConfig = engine.config
+    memory = measure_cuda(engine.model_runner.model, config)
+    logits_bytes = config.max_num_seqs * engine.model_runner.model.config.vocab_size * 4
+    assert logits_bytes < memory.step_bytes < memory.total_bytes
+    assert torch.cuda.memory_allocated() < 0.9 * memory.total_bytes
