@@ -18,18 +18,14 @@ import argparse
 import datetime
 import json
 import math
-import os
-import platform
 import random
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from bulkrun.launch.threads import settle_threads
 
@@ -39,111 +35,31 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from bulkrun.engine.llm_engine import LLMEngine  # noqa: E402
-from bulkrun.request import Request, SamplingParams  # noqa: E402
+from tests.benchmarks.checkpoints import write_checkpoint  # noqa: E402
+from tests.benchmarks.cpu_peers.peer_bulkrun import run_engine  # noqa: E402
+from tests.benchmarks.machine import commit, machine, record  # noqa: E402
+from tests.benchmarks.static_generate import load_transformers, run_static  # noqa: E402
+from tests.benchmarks.work import Work, lognormal_lengths  # noqa: E402
 
-HISTORY = Path(__file__).with_name("history.jsonl")
 VOCAB_SIZE = 8192
 
 
-class Work(NamedTuple):
-    """One request: its prompt and how many tokens it must generate."""
-
-    prompt: list[int]
-    num_output_tokens: int
-
-
-def make_checkpoint(folder: Path) -> Path:
-    """A random Llama, 20.1 million parameters, bf16 on disk; the same on every run."""
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:  # wide enough that the most likely token is clear
-                parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
 def make_workload(count: int) -> list[Work]:
-    """Lognormal lengths by quantiles, so that every size of the workload has the same shape; random tokens."""
+    """Heavy-tailed lengths, random tokens."""
     rng = random.Random(0)
-    prompts = _lognormal(count, median=120, sigma=1.0, longest=1500, rng=rng)
-    outputs = _lognormal(count, median=80, sigma=0.9, longest=600, rng=rng)
+    prompts = lognormal_lengths(count, median=120, sigma=1.0, longest=1500, rng=rng)
+    outputs = lognormal_lengths(count, median=80, sigma=0.9, longest=600, rng=rng)
     return [
         Work([rng.randrange(3, VOCAB_SIZE) for _ in range(prompt)], output)
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
 
 
-def _lognormal(count: int, *, median: int, sigma: float, longest: int, rng: random.Random) -> list[int]:
-    normal = statistics.NormalDist()
-    quantiles = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
-    lengths = [min(longest, max(4, round(median * math.exp(sigma * q)))) for q in quantiles]
-    rng.shuffle(lengths)
-    return lengths
-
-
-def run_engine(engine: LLMEngine, work: Sequence[Work]) -> list[list[int]]:
-    """Output tokens of every request, by continuous batching, longest output first."""
-    for number in sorted(range(len(work)), key=lambda i: -work[i].num_output_tokens):
-        params = SamplingParams(max_tokens=work[number].num_output_tokens, temperature=0.0, ignore_eos=True)
-        engine.add_request(Request(str(number), work[number].prompt, params))
-    outputs: list[list[int]] = [[] for _ in work]
-    while engine.has_unfinished():
-        for completion in engine.step():
-            outputs[int(completion.request_id)] = list(completion.token_ids)
-    assert [len(output) for output in outputs] == [length for _, length in work]
-    return outputs
-
-
-@torch.inference_mode()
-def run_transformers(model: transformers.PreTrainedModel, work: Sequence[Work], batch_size: int) -> list[list[int]]:
-    """Output tokens of every request, by static batches of like output length; each runs to its longest."""
-    outputs: list[list[int]] = [[] for _ in work]
-    order = sorted(range(len(work)), key=lambda i: (work[i].num_output_tokens, len(work[i].prompt)))
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        width = max(len(work[i].prompt) for i in batch)
-        length = max(work[i].num_output_tokens for i in batch)
-        input_ids = torch.zeros(len(batch), width, dtype=torch.int64)
-        attention_mask = torch.zeros_like(input_ids)
-        for row, i in enumerate(batch):
-            input_ids[row, width - len(work[i].prompt) :] = torch.tensor(work[i].prompt)
-            attention_mask[row, width - len(work[i].prompt) :] = 1
-        generated = model.generate(
-            input_ids,
-            attention_mask=attention_mask,
-            max_new_tokens=length,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        for row, i in enumerate(batch):
-            outputs[i] = generated[row, width : width + work[i].num_output_tokens].tolist()
-    return outputs
-
-
-def load_transformers(folder: Path, dtype: str) -> transformers.PreTrainedModel:
-    """The checkpoint as transformers runs it."""
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-
-
 def check_same_tokens(folder: Path, work: Sequence[Work]) -> None:
     """In float32 both must give the same tokens, or a speed means nothing."""
-    few = sorted(work, key=lambda one: len(one.prompt))[:6]
+    few = sorted(work, key=lambda one: len(one.prompt_token_ids))[:6]
     few = [Work(prompt, min(length, 24)) for prompt, length in few]
-    expected = run_transformers(load_transformers(folder, "float32"), few, 1)
+    expected = run_static(load_transformers(folder, "float32"), few, 1)
     got = run_engine(LLMEngine.from_model_dir(folder, device="cpu", dtype="float32"), few)
     if got != expected:
         sys.exit("engine and transformers give different tokens in float32: no benchmark on wrong results")
@@ -164,34 +80,18 @@ def measure(
     rounds: int,
 ) -> tuple[list[float], dict[int, list[float]]]:
     """Seconds of each run, in turns. After the first round only the best batch size of transformers goes on."""
-    few = [Work(one.prompt[:20], 3) for one in work[:4]]
+    few = [Work(one.prompt_token_ids[:20], 3) for one in work[:4]]
     run_engine(engine, few)
-    run_transformers(model, few, 4)
+    run_static(model, few, 4)
     ours: list[float] = []
     theirs: dict[int, list[float]] = {size: [] for size in batch_sizes}
     for _ in range(rounds):
         for size in batch_sizes:
             ours.append(timed(lambda: run_engine(engine, work)))
-            theirs[size].append(timed(lambda size=size: run_transformers(model, work, size)))
+            theirs[size].append(timed(lambda size=size: run_static(model, work, size)))
             print(f"engine {ours[-1]:.1f} s, transformers (batch {size}) {theirs[size][-1]:.1f} s", file=sys.stderr)
         batch_sizes = [min(theirs, key=lambda size: statistics.median(theirs[size] or [math.inf]))]
     return ours, theirs
-
-
-def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    name = next((line.split(":")[1].strip() for line in cpuinfo.splitlines() if "model name" in line), "unknown")
-    return {
-        "cpu": name,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "amx_bf16": "amx_bf16" in cpuinfo,
-        "load_average": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 def main() -> None:
@@ -206,12 +106,12 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     work = make_workload(args.requests)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = make_checkpoint(Path(temporary))
+        folder = write_checkpoint("llama-20m", Path(temporary))
         check_same_tokens(folder, work)
         # runs repeat the same prompts: with the prefix cache on, the second run would find the first one's
         engine = LLMEngine.from_model_dir(folder, device="cpu", dtype=args.dtype, enable_prefix_caching=False)
         model = load_transformers(folder, args.dtype)
-        before = machine()
+        before = machine() | {"threads": torch.get_num_threads()}
         ours, theirs = measure(engine, model, work, args.batch_sizes, args.rounds)
     best = min(theirs, key=lambda size: statistics.median(theirs[size]))
     engine_s, transformers_s = statistics.median(ours), statistics.median(theirs[best])
@@ -219,7 +119,7 @@ def main() -> None:
     result = {
         "benchmark": "engine_vs_transformers",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": commit(),
         "command": f"python -m tests.benchmarks.engine_vs_transformers {shlex.join(sys.argv[1:])}".strip(),
         "ratio": round(transformers_s / engine_s, 2),
         "engine_s": [round(seconds, 2) for seconds in ours],
@@ -230,7 +130,7 @@ def main() -> None:
         "model": "random Llama, 20.1M parameters",
         "dtype": args.dtype,
         "requests": args.requests,
-        "prompt_tokens": sum(len(one.prompt) for one in work),
+        "prompt_tokens": sum(len(one.prompt_token_ids) for one in work),
         "output_tokens": num_output_tokens,
         "max_num_seqs": engine.config.max_num_seqs,
         "max_num_batched_tokens": engine.config.max_num_batched_tokens,
@@ -238,13 +138,7 @@ def main() -> None:
     }
     print(json.dumps(result))
     if args.record:
-        with HISTORY.open("a", encoding="utf-8") as history:
-            history.write(json.dumps(result) + "\n")
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(HISTORY.parent), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        record(result)
 
 
 if __name__ == "__main__":
