@@ -113,7 +113,8 @@ class LLMEngine:
 
         dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
         directory with nothing but config.json will do. quantization fp8: of the projections' weights, as they are
-        loaded. Raises ModelError for a model that cannot be used and UsageError for settings that cannot work.
+        loaded. deterministic: a row's tokens do not depend on what runs beside it (`models.invariant`). Raises
+        ModelError for a model that cannot be used and UsageError for settings that cannot work.
         """
         torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         model_config = ModelConfig.from_dir(path)

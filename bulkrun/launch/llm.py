@@ -55,9 +55,11 @@ class EngineSettings(TypedDict, total=False):
     kv_cache_memory_bytes: int
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"]
     quantization: Literal["fp8"] | None
+    deterministic: bool
     enable_prefix_caching: bool
     batching: Literal["continuous", "static", "dynamic"]
     batching_window_s: float
+    enforce_eager: bool
 
 
 class LLM:

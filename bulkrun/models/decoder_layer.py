@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -22,11 +24,12 @@ def attend(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    paged_attention: Callable[..., torch.Tensor] = ops.paged_attention,
 ) -> torch.Tensor:
     """Attend over a layer's cache, this step's keys and values included; returns [T, H, D]."""
     if meta.kv_copies is not None:
         ops.copy_kv(k_cache, v_cache, meta.kv_copies)
-    return ops.paged_attention(
+    return paged_attention(
         q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
     )
 
@@ -42,6 +45,7 @@ class Attention(nn.Module):
         self.sliding_window = config.sliding_windows[layer]
         self.qkv_proj = Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
         self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias)
+        self.paged_attention = ops.paged_attention  # `make_invariant` puts another op of its contract here
         self.qk_norm: HeadQKNorm | ProjectionQKNorm | None = None
         if config.qk_norm != "none":
             self.qk_norm = HeadQKNorm(config) if config.qk_norm == "head" else ProjectionQKNorm(config)
@@ -67,6 +71,7 @@ class Attention(nn.Module):
         out_THD = attend(
             q_THD, k_cache, v_cache, meta,
             scale=self.scale, sliding_window=self.sliding_window, soft_cap=self.soft_cap,
+            paged_attention=self.paged_attention,
         )  # fmt: skip
         return self.o_proj(out_THD.flatten(1))
 

@@ -1,31 +1,31 @@
-"""Weights from safetensors into a `Decoder`, tensor by tensor: memory never exceeds the model and one tensor.
+"""Weights from a checkpoint into a `Decoder`: memory never exceeds the model, one tensor and what is read ahead.
 
-Pickle weights are refused: they can run code. A missing, unexpected or mis-shaped tensor is an error that names it.
-Knows files; which tensor goes where stands in `tensor_names`.
+A missing, unexpected or mis-shaped tensor is an error that names it, before anything large is read. Which tensor goes
+where stands in `tensor_names`, where it lies in `checkpoint`, how it gets into memory in `read_ahead`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from bulkrun.errors import ModelError
+from bulkrun.models.checkpoint import StoredTensor, stored_tensors, weight_files
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.dummy_weights import fill_with_random_weights
+from bulkrun.models.invariant import make_invariant, refuse_invariance
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.models.model_dir import read_header
+from bulkrun.models.layers import Linear
+from bulkrun.models.read_ahead import read_tensors
 from bulkrun.models.quantization import quantize_projections, refuse_quantization, store_quantized
 from bulkrun.models.tensor_names import Target, targets
 from bulkrun.ops.linear import can_pack_bfloat16
 
-_INDEX = "model.safetensors.index.json"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # older checkpoints stored constants; beside a text model there may be others
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.")
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
@@ -38,19 +38,22 @@ def load_model(
     device: torch.device | str,
     load_format: str = "auto",
     quantization: str | None = None,
+    deterministic: bool = False,
 ) -> LanguageModel:
     """Build the model of a directory and fill its weights.
 
     `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization` fp8: the
-    projections' weights, each as it is read. Raises ModelError for an unsupported model, for pickle weights, for torn
-    files, and for tensors that are missing, unexpected or of another shape than config.json says; UsageError for a
-    device that cannot do what was asked.
+    projections' weights, each as it is read. `deterministic`: made batch-invariant (`models.invariant`). Raises
+    ModelError for an unsupported model, for pickle weights, for torn files, and for tensors that are missing,
+    unexpected or of another shape than config.json says; UsageError for a device that cannot do what was asked.
     """
     path, is_dummy = Path(path), load_format == "dummy"
     config = ModelConfig.from_dir(path)
     if quantization is not None:
         refuse_quantization(config, torch.device(device))
-    files = [] if is_dummy else _weight_files(path)
+    if deterministic:
+        refuse_invariance(config, torch.device(device), quantization)
+    files = [] if is_dummy else weight_files(path)
     if not isinstance(config, DecoderConfig):
         from bulkrun.models.general_loader import load_general_model  # transformers takes seconds to import
 
@@ -59,7 +62,9 @@ def load_model(
     if is_dummy:
         fill_with_random_weights(model)
     else:
-        _fill(model, files, path)
+        _fill(model, files, path, pack=not deterministic)
+    if deterministic:
+        return make_invariant(model.eval())
     model.pack_weights()
     return model.eval()
 
@@ -92,65 +97,51 @@ def cpu_multiplies_bfloat16() -> bool:
     return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
-def _weight_files(path: Path) -> list[Path]:
-    """The safetensors files to read: those of the index, else the one there is."""
-    index = path / _INDEX
-    if index.is_file():
-        return _indexed_files(index)
-    files = (
-        [path / "model.safetensors"] if (path / "model.safetensors").is_file() else sorted(path.glob("*.safetensors"))
-    )
-    if len(files) == 1:
-        return files
-    if len(files) > 1:
-        raise ModelError(f"{path}: {len(files)} safetensors files but no {_INDEX}; download the model again")
-    pickles = sorted(p.name for pattern in _PICKLES for p in path.glob(pattern))
-    if pickles:
-        raise ModelError(
-            f"{path}: weights only as pickle ({', '.join(pickles[:3])}), which can run code and is refused; convert "
-            "them where you trust them: AutoModelForCausalLM.from_pretrained(path).save_pretrained(new_path)"
-        )
-    raise ModelError(f"{path}: no *.safetensors; download the model's weights")
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{index}: not a safetensors index ({error!r}); download it again") from None
-    for name in names:
-        file = index.parent / str(name)
-        if file.parent != index.parent or not file.is_file():
-            raise ModelError(f"{file}: named in {index.name} but not there; download it again")
-    return [index.parent / name for name in names]
-
-
-def _fill(model: Decoder, files: list[Path], path: Path) -> None:
+def _fill(model: Decoder, files: list[Path], path: Path, *, pack: bool) -> None:
+    """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
     wanted = dict(targets(model))
-    missing = set(wanted)
-    for name, tensor in _tensors(files):
+    stored = _find(wanted, files, model.config, path)
+    unfilled = Counter(_memory(target.view) for target in wanted.values())
+    linears = {_memory(module.weight): module for module in model.modules() if pack and isinstance(module, Linear)}
+    is_on_host = model.device.type == "cpu"
+
+    def place(one: StoredTensor) -> torch.Tensor | None:
+        target = wanted[_text_name(one.name)]
+        takes_bytes = target.view.dtype == one.dtype and target.view.shape == one.shape and target.scale is None
+        return target.view if is_on_host and takes_bytes and target.view.is_contiguous() else None
+
+    for one, tensor in read_tensors(stored, place, pinned=not is_on_host):
+        target = wanted.pop(_text_name(one.name))
+        _store(tensor, target)
+        memory = _memory(target.view)
+        unfilled[memory] -= 1
+        if not unfilled[memory] and memory in linears:
+            linears[memory].pack()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What the parts of a fused matrix have in common."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _find(wanted: Mapping[str, Target], files: list[Path], config: DecoderConfig, path: Path) -> list[StoredTensor]:
+    """The stored tensors that are wanted, all of them there and as they must be."""
+    found: dict[str, StoredTensor] = {}
+    for stored in stored_tensors(files):
+        name = _text_name(stored.name)
         if name in wanted:
-            _copy(tensor, wanted[name], name, path)
-            missing.discard(name)
-        elif not (_IGNORED.search(name) or (name == "lm_head.weight" and model.config.tie_word_embeddings)):
+            _check(stored, wanted[name], name, path)
+            found[name] = stored
+        elif not (_IGNORED.search(name) or (name == "lm_head.weight" and config.tie_word_embeddings)):
             raise ModelError(
-                f"{path}: tensor {name} does not belong to a {model.config.architecture} with this config.json; "
+                f"{path}: tensor {name} does not belong to a {config.architecture} with this config.json; "
                 "the checkpoint is of another kind"
             )
+    missing = sorted(set(wanted) - set(found))
     if missing:
-        shown = ", ".join(sorted(missing)[:5]) + (", ..." if len(missing) > 5 else "")
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise ModelError(f"{path}: {len(missing)} of {len(wanted)} tensors are missing: {shown}; download it again")
-
-
-def _tensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-    for file in files:
-        read_header(file)
-        try:
-            with safe_open(file, framework="pt", device="cpu") as stream:
-                for name in stream.keys():  # noqa: SIM118 - not a mapping
-                    yield _text_name(name), stream.get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(f"{file}: torn or damaged ({error}); download it again") from None
+    return list(found.values())
 
 
 def _text_name(name: str) -> str:
@@ -159,17 +150,21 @@ def _text_name(name: str) -> str:
     return name if match is None else name.replace(match[0], "model." if match[1] else "", 1)
 
 
-def _copy(tensor: torch.Tensor, target: Target, name: str, path: Path) -> None:
-    if tuple(tensor.shape) != target.shape:
+def _check(stored: StoredTensor, target: Target, name: str, path: Path) -> None:
+    if stored.shape != target.shape:
         raise ModelError(
-            f"{path}: tensor {name} is {list(tensor.shape)}, but config.json makes it {list(target.shape)}; "
+            f"{path}: tensor {name} is {list(stored.shape)}, but config.json makes it {list(target.shape)}; "
             "config.json and weights are of different models"
         )
-    if not tensor.is_floating_point():
-        raise ModelError(f"{path}: tensor {name} holds {tensor.dtype}: quantized weights are not supported")
+    if not stored.dtype.is_floating_point:
+        raise ModelError(f"{path}: tensor {name} holds {stored.dtype}: quantized weights are not supported")
+
+
+def _store(tensor: torch.Tensor, target: Target) -> None:
     if target.scale is not None:
         store_quantized(tensor, target.view, target.scale)
         return
-    target.view.copy_(tensor)
+    if tensor is not target.view:
+        target.view.copy_(tensor, non_blocking=True)
     if target.offset:
         target.view.add_(target.offset)

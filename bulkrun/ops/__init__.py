@@ -1,6 +1,7 @@
-"""Functions of tensors: each op's contract and pure-torch reference; Triton kernels sit beside them. Knows no model.
+"""Functions of tensors: each op's contract and pure-torch reference; kernels sit beside them. Knows no model.
 
-Callers import ops from here. An op with a Triton twin (`triton/<op>.py`, same signature) is chosen here, by device.
+Callers import ops from here. Whether an op's reference, its Triton twin (`triton/<op>.py`) or its compiled one for CPUs
+(`cpu/<op>.py`) runs is chosen here, by device; all have one signature.
 """
 
 from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
@@ -8,6 +9,10 @@ from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
 from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
+from bulkrun.ops.invariant_attention import invariant_attention as _invariant_attention
+from bulkrun.ops.invariant_attention import is_invariant_attention
+from bulkrun.ops.invariant_linear import invariant_linear as _invariant_linear
+from bulkrun.ops.invariant_linear import is_invariant_linear, make_panels
 from bulkrun.ops.linear import linear, pack_linear_weight
 from bulkrun.ops.moe import fused_experts, route_top_k
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
@@ -38,6 +43,8 @@ apply_top_k_top_p = by_device(_apply_top_k_top_p)
 fp8_linear = by_device(_fp8_linear)
 gelu_mul = by_device(_gelu_mul)
 gumbel_sample = by_device(_gumbel_sample)
+invariant_attention = by_device(_invariant_attention)
+invariant_linear = by_device(_invariant_linear)
 norm_rotary_store = by_device(_norm_rotary_store)
 paged_attention = by_device(_paged_attention)
 quantize_rows = by_device(_quantize_rows)
@@ -63,7 +70,12 @@ __all__ = [
     "gelu_mul",
     "gumbel_noise",
     "gumbel_sample",
+    "invariant_attention",
+    "invariant_linear",
+    "is_invariant_attention",
+    "is_invariant_linear",
     "linear",
+    "make_panels",
     "norm_rotary_store",
     "pack_linear_weight",
     "paged_attention",

@@ -134,15 +134,18 @@ def gumbel_sample(
 
 def chosen_logprobs(logits_SV: torch.Tensor, token_S: torch.Tensor) -> torch.Tensor:
     """Natural log-probability of each row's token under the raw logits, float32 [S]."""
-    logits_SV = logits_SV.float()
-    return logits_SV.gather(1, token_S[:, None]).squeeze(1) - logits_SV.logsumexp(-1)
+    return _logprobs(logits_SV).gather(1, token_S[:, None]).squeeze(1)
 
 
 def top_logprobs(logits_SV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k likeliest tokens under the raw logits: log-probabilities float32 [S, k], descending, and ids int64."""
-    logits_SV = logits_SV.float()
-    values, ids = logits_SV.topk(k, dim=-1)
-    return values - logits_SV.logsumexp(-1, keepdim=True), ids
+    ids = logits_SV.topk(k, dim=-1).indices
+    return _logprobs(logits_SV).gather(1, ids), ids
+
+
+def _logprobs(logits_SV: torch.Tensor) -> torch.Tensor:
+    """Of every token, float32. Not by a logsumexp, which shares a sum out by the number of rows and threads."""
+    return logits_SV.log_softmax(-1, dtype=torch.float32)
 
 
 def _mix64(x: torch.Tensor) -> torch.Tensor:

@@ -151,6 +151,11 @@ class EngineSpec(Section):
         description="fp8: weights and activations of the projections in 8 bits, at some loss of quality. "
         "Default: the model's dtype.",
     )
+    deterministic: bool = Field(
+        False,
+        description="A row's tokens and log-probabilities have the same bits whatever runs beside it: any batch, "
+        "chunking, prefix cache, resume, worker or thread count. Slower.",
+    )
     enable_prefix_caching: bool = Field(True, description="Compute a prefix that several prompts share only once.")
     batching: Literal["continuous", "static", "dynamic"] = Field(
         "continuous",
@@ -159,9 +164,21 @@ class EngineSpec(Section):
     batching_window_s: float = Field(
         0.05, ge=0, description="Seconds for which batching: dynamic waits for a batch to be full."
     )
+    enforce_eager: bool = Field(
+        False, description="On a GPU, launch every kernel from Python instead of whole steps as CUDA graphs."
+    )
     async_scheduling: bool | None = Field(
         None, description="Launch a step before the tokens of the one before are looked at. Default: on a GPU."
     )
+
+    @model_validator(mode="after")
+    def _deterministic(self) -> EngineSpec:
+        if self.deterministic and self.quantization is not None:
+            raise ValueError(
+                f"deterministic does not go with quantization: {self.quantization}, whose products depend on the "
+                "batch; leave one of the two out"
+            )
+        return self
 
 
 class RunSpec(Section):

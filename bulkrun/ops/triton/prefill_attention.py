@@ -2,7 +2,7 @@
 
 Large enough for the wide matrix instructions of current GPUs, which take 64 rows. Tiles of keys lie at multiples of
 their size and a tile that a row does not see leaves it exactly as it is, so how a prompt is cut into chunks does not
-change a row's result. Knows no decode.
+change a row's sums; that tiles without a mask are compiled apart may still round them otherwise. Knows no decode.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ def prefill_attention(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    is_invariant: bool = False,
 ) -> None:
-    """Write the rows of the step's prompt chunks, which come after its decode sequences, into `out_THD`."""
+    """Write the rows of the step's prompt chunks, which come after its decode sequences, into `out_THD`.
+
+    is_invariant: with a mask on every tile and in tiles that are small enough for decoding too, so that no bit of a row
+    depends on its chunk.
+    """
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     padded_group = triton.next_power_of_2(num_heads // num_kv_heads)
     rows, keys = tile_shape(head_dim, q_THD.dtype)
+    rows = 64 if is_invariant else rows
     block_q = max(rows // padded_group, 1)
     num_seqs = meta.context_lens_S.numel() - meta.num_decode_seqs
     tiles = num_tiles(num_tokens, num_seqs, block_q)  # a padded step has fewer decode tokens than decode sequences
@@ -58,6 +64,7 @@ def prefill_attention(
         BLOCK_N=keys,
         SLIDING_WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
+        MASK_ALL=is_invariant,
         num_warps=8 if rows == 128 else 4,
         num_stages=num_stages(head_dim, q_THD.dtype),
     )
@@ -88,6 +95,7 @@ def _prefill_kernel(
     BLOCK_N: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    MASK_ALL: tl.constexpr,
 ):
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last tiles see the most keys: they start first
     kv_head = tl.program_id(1)
@@ -121,6 +129,8 @@ def _prefill_kernel(
     if SLIDING_WINDOW > 0:
         first_key = tl.maximum(first_position - SLIDING_WINDOW + 1, 0)
         masked_start = first_key // BLOCK_N * BLOCK_N
+    elif MASK_ALL:
+        masked_start = 0
     else:
         for tile_start in range(0, masked_start, BLOCK_N):
             acc_MD, max_M, sum_M = attend_tile(

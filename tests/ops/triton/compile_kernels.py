@@ -60,6 +60,8 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
         ops.norm_rotary_store(qkv_TND, weight, 1e-6, angles, angles, k_cache, v_cache, index)
     ops.norm_rotary_store(qkv_TND, None, 1e-6, angles, angles, k_cache.to(FP8), v_cache.to(FP8), index)
     ops.quantize_rows(rows)
+    for num_outputs in (4096, 14336):
+        ops.invariant_linear(rows, [torch.zeros(num_outputs, 4096, dtype=dtype)], None, None)
     logits_SV = torch.zeros(4, 128_256)
     ops.gumbel_sample(logits_SV, torch.ones(4), index, index)
     ops.apply_top_k_top_p(logits_SV, index, torch.ones(4))
@@ -69,9 +71,10 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
         for window, soft_cap in ((None, None), (128, 30.0)):
             for kv_dtype in (dtype, FP8):
                 k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
-                ops.paged_attention(
-                    case.q_THD, k_cache, v_cache, case.meta, scale=0.1, sliding_window=window, soft_cap=soft_cap
-                )
+                for attention in (ops.paged_attention, ops.invariant_attention):
+                    attention(
+                        case.q_THD, k_cache, v_cache, case.meta, scale=0.1, sliding_window=window, soft_cap=soft_cap
+                    )
     case = make_case([1, 1], [600, 700], (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu", shared_blocks=33)
     meta = replace(case.meta, shared_prefixes=SharedPrefixes.of_groups([([0, 1], 512)], 2, "cpu"))
     for kv_dtype in (dtype, FP8):
