@@ -21,12 +21,14 @@ Event = Mapping[str, Any]
 
 
 class Busy(NamedTuple):
-    """A stretch of the device's time: seconds on the trace's clock, the op's call and the step it belongs to."""
+    """A stretch of the device's time: seconds on the trace's clock, the op's call and the step it belongs to, and what
+    the trace calls it."""
 
     start_s: float
     end_s: float
     call: int | None
     step: int | None
+    name: str = ""
 
 
 def device_work(events: Iterable[Event]) -> list[Busy]:
@@ -84,7 +86,7 @@ def _inside_of(timed: list[Event]) -> Iterator[tuple[Event, _Owner]]:
 
 
 def _busy(event: Event, call: int | None, step: int | None) -> Busy:
-    return Busy(event["ts"] / _SECOND, (event["ts"] + event["dur"]) / _SECOND, call, step)
+    return Busy(event["ts"] / _SECOND, (event["ts"] + event["dur"]) / _SECOND, call, step, event["name"])
 
 
 def _number(event: Event, prefix: str) -> int | None:

@@ -22,11 +22,19 @@ class OpCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """One call: the op's name, how many rows (tokens, or sequences that sample) it was given, and its cost."""
+    """One call: the op's name, how many rows (tokens, or sequences that sample) it was given, and its cost.
+
+    `prefill`: the part that a GPU's kernels of that name do, where one call launches several; the rest is the call's.
+    """
 
     name: str
     rows: int
     cost: OpCost
+    prefill: OpCall | None = None
+
+    def part(self, kernel: str) -> OpCall:
+        """What a kernel of this name does of it."""
+        return self.prefill if self.prefill is not None and "prefill" in kernel else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,14 +19,16 @@ from bulkrun.engine import model_runner
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.launch.bench.device_trace import OP_PREFIX, STEP_PREFIX
 from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepShape, attention_cost, experts_cost, product_cost
-from bulkrun.models.layers import Linear
+from bulkrun.models.decoder import Decoder
+from bulkrun.models.decoder_layer import Attention
+from bulkrun.models.invariant import InvariantModel
 from bulkrun.ops.dispatch import uses_triton
 
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
 
 _PASSES = {"rms_norm": 2, "add_rms_norm": 4, "silu_mul": 3, "gelu_mul": 3}  # over tensors as large as the result
-_ATTENTION = ("paged_attention", "invariant_attention")
+_PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "router", "lm_head")  # modules, by their attribute
 
 
 class OpRecorder:
@@ -80,40 +81,42 @@ class OpRecorder:
 
     def _ops(self) -> Iterator[tuple[Any, str, Price]]:
         """Where each op is looked up when it is called, and what a call of it costs."""
-        runner = self._engine.model_runner
-        assert isinstance(runner.model, torch.nn.Module), "a model of the general path has no roofline"
         prices = {name: _pass_over(name, passes) for name, passes in _PASSES.items()}
         prices |= {"norm_rotary_store": _norm_rotary_store, "fused_experts": _experts}
-        if uses_triton(runner.kv_cache.k[0]):
-            kernels = import_module("bulkrun.ops.triton.paged_attention")
-            yield kernels, "decode_attention", self._attention("decode")
-            yield kernels, "prefill_attention", self._attention("prefill")
-            yield kernels, "shared_prefix_attention", _shared_prefix
-        else:
-            prices |= dict.fromkeys(_ATTENTION, self._attention(None))
-        for path, module in runner.model.named_modules():
-            if isinstance(module, Linear):
-                yield module, "forward", _product(path.rpartition(".")[2], module)
+        for path, module in _decoder(self._engine).named_modules():
+            if isinstance(module, Attention):
+                yield module, "paged_attention", self._attention
+            if (name := path.rpartition(".")[2]) in _PRODUCTS:
+                yield module, "forward", _product(name, module)
             for attribute, name in _ops_kept_by(module, prices):
                 yield module, attribute, prices[name]
         for name, price in prices.items():
             yield ops, name, price
         yield model_runner, "sample_tokens", _sampling
 
-    def _attention(self, part: str | None) -> Price:
-        def price(_: Any, q_THD: torch.Tensor, k_cache: torch.Tensor, *args: Any, **kwargs: Any) -> OpCall:
-            kind = part or self._step.kind
-            shape = self._step if part is None else getattr(self._step, part)
+    def _attention(
+        self, _: Any, q_THD: torch.Tensor, k_cache: torch.Tensor, *args: Any, sliding_window: int | None, **kwargs: Any
+    ) -> OpCall:
+        def call(shape: StepShape, work_of_prefill_kernels: OpCall | None = None) -> OpCall:
             cost = attention_cost(
                 shape,
                 attention_width=q_THD[0].numel(),
                 kv_bytes=2 * k_cache[0, 0].numel() * k_cache.element_size(),
-                window=kwargs["sliding_window"],
+                window=sliding_window,
                 itemsize=q_THD.element_size(),
             )
-            return OpCall(f"attention, {kind}", sum(shape.counts), cost)
+            return OpCall(f"attention, {shape.kind}", sum(shape.counts), cost, work_of_prefill_kernels)
 
-        return price
+        if self._step.kind != "mixed" or not uses_triton(q_THD):
+            return call(self._step)
+        return call(self._step.decode, call(self._step.prefill))
+
+
+def _decoder(engine: LLMEngine) -> Decoder:
+    model = engine.model_runner.model
+    decoder = model.model if isinstance(model, InvariantModel) else model
+    assert isinstance(decoder, Decoder), "a model of the general path has no roofline"
+    return decoder
 
 
 def _ops_kept_by(module: torch.nn.Module, names: Iterable[str]) -> list[tuple[str, str]]:
@@ -133,11 +136,11 @@ def _replace(stack: ExitStack, owner: Any, name: str, function: Function) -> Non
         stack.callback(setattr, owner, name, own)
 
 
-def _product(name: str, module: Linear) -> Price:
+def _product(name: str, module: torch.nn.Module) -> Price:
     def price(result: torch.Tensor, x: torch.Tensor) -> OpCall:
-        rows, weights = x.shape[0], x.shape[-1] * result.shape[-1]
-        moved = _bytes(x) + _bytes(result)
-        cost = product_cost(rows, weights, weight_itemsize=module.weight.dtype.itemsize, activation_bytes=moved)
+        rows, weights, moved = x.shape[0], x.shape[-1] * result.shape[-1], _bytes(x) + _bytes(result)
+        itemsize = next(module.parameters(), x).dtype.itemsize
+        cost = product_cost(rows, weights, weight_itemsize=itemsize, activation_bytes=moved)
         return OpCall(name, rows, cost)
 
     return price
@@ -170,11 +173,6 @@ def _norm_rotary_store(_: torch.Tensor, qkv_TND: torch.Tensor, *args: Any) -> Op
 
 def _sampling(_: Any, logits_SV: torch.Tensor, *args: Any) -> OpCall:
     return OpCall("sampling", logits_SV.shape[0], OpCost(0.0, _bytes(logits_SV)))
-
-
-def _shared_prefix(_: Any, q_THD: torch.Tensor, *args: Any, **kwargs: Any) -> OpCall:
-    """What it reads is counted with the rest of the decode step's attention."""
-    return OpCall("attention, decode", q_THD.shape[0], OpCost())
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -41,7 +41,7 @@ def op_table(work: Sequence[Busy], calls: Sequence[OpCall], rates: DeviceRates) 
     """
     rows: dict[tuple[str, int], _Row] = {}
     for busy in work:
-        call = OpCall(OTHER, 0, OpCost()) if busy.call is None else calls[busy.call]
+        call = OpCall(OTHER, 0, OpCost()) if busy.call is None else calls[busy.call].part(busy.name)
         row = rows.setdefault((call.name, _bucket(call)), _Row())
         row.seconds += busy.end_s - busy.start_s
         if busy.call is not None and busy.call not in row.calls:

@@ -62,8 +62,12 @@ class Asked:
 
 def bench_throughput(choice: ModelChoice, asked: Asked) -> dict[str, Any]:
     """Load, warm up, run; the names of the result are those of the script that measures vLLM."""
-    loaded = load_for_bench(choice)
-    work = asked.work(loaded)
+    return throughput_of(choice, asked, load_for_bench(choice))
+
+
+def throughput_of(choice: ModelChoice, asked: Asked, loaded: LoadedModel, seed: int = 0) -> dict[str, Any]:
+    """One workload on a loaded engine; another seed where an earlier one's prompts may still be in the prefix cache."""
+    work = asked.work(loaded, seed)
     check_lengths(work, loaded.engine.max_model_len)
     warm_up(loaded.engine, work)
     return throughput_facts(choice, asked, loaded, run_workload(loaded.engine, work))

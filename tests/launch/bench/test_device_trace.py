@@ -141,3 +141,10 @@ def test_a_row_adds_its_calls_up_and_compares_each_with_the_ceiling_that_binds_i
     }
     assert (rows["silu_mul", "5-4000"]["tflop_s"], rows["silu_mul", "5-4000"]["share_of_ceiling"]) == (None, 0.5)
     assert (rows["other", None]["calls"], rows["other", None]["gb_s"]) == (None, None)
+
+
+def test_of_one_call_the_kernels_named_prefill_are_a_row_of_their_own() -> None:
+    calls = [OpCall("decode", 3, OpCost(num_bytes=2e9), prefill=OpCall("prefill", 50, OpCost(flops=1e12)))]
+    work = [Busy(0, 4, 0, 1, "_decode_kernel"), Busy(4, 6, 0, 1, "_prefill_kernel"), Busy(6, 7, 0, 1, "_merge_kernel")]
+    rows = {row["op"]: (row["rows"], row["seconds"], row["share_of_ceiling"]) for row in op_table(work, calls, RATES)}
+    assert rows == {"decode": ("3", 5, 0.4), "prefill": ("50", 2, 0.5)}

@@ -1,0 +1,171 @@
+"""What is measured, and what was predicted before it was. Data, and the arithmetic of fitting it into the time.
+
+Ceilings (SERIAL, NanoFlow-optimal) are those of one H200 at 790 TFLOP/s and 4.3 TB/s in bf16, total tokens/s; the runs
+measure their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+LLAMA, QWEN = "llama-3.1-8b", "qwen3-0.6b"
+LOAD_S, AROUND_S = 25.0, 10.0  # of one process with one engine; of one workload beside its run
+_LEAST_REQUESTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a figure of the result should come to: the issue's `target`, and what was `expected` before measuring.
+
+    `figure`: a key of the result, dotted. `over`: another item, whose figure this one's is divided by.
+    """
+
+    figure: str
+    expected: float
+    target: float | None = None
+    over: str | None = None
+    at_most: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One workload on one engine. `total_tok_s`: the guess by which requests are fitted into the time."""
+
+    name: str
+    shape: str
+    input_len: str
+    output_len: str
+    total_tok_s: float
+    predictions: tuple[Prediction, ...] = ()
+    num_requests: int = 3000
+    shared_prefix: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    roofline: bool = True
+    is_fixed: bool = False  # the number of requests is part of what is asked
+    engine: str = "bulkrun"
+
+    @property
+    def seconds(self) -> float:
+        """The guess for its run."""
+        mean = sum(_mean(text) for text in (self.input_len, self.output_len)) + self.shared_prefix
+        return self.num_requests * mean / self.total_tok_s
+
+
+def targets_1() -> list[Item]:
+    """Targets of the issue on one engine."""
+    idle = Prediction("idle.between_steps", 0.01, 0.02, at_most=True)
+    return [
+        _against_serial(1024, 512, serial=31_618, expected=0.78, more=(idle,)),
+        _against_serial(1024, 256, serial=39_397, expected=0.80),
+        Item("2048/128", LLAMA, "2048", "128", 0.76 * 49_191, (Prediction("share_of_nanoflow", 0.76, 0.80),)),
+    ]
+
+
+def targets_2() -> list[Item]:
+    """The other targets, one engine after another."""
+    long, shared, alone = "1024/1024", "shared 1000, 100/100", "shared 1000, 100/100, no prefix work"
+    twice = Prediction("total_tok_s", 2.5, 2.0, over=alone)
+    smaller_kv = Prediction("total_tok_s", 1.25, 1.20, over=long)
+    return [
+        _against_serial(128, 1024, serial=27_342, expected=0.72),
+        _against_serial(512, 512, serial=32_917, expected=0.77),
+        Item(long, LLAMA, "1024", "1024", 0.75 * 23_572, (Prediction("share_of_serial", 0.75),), 500),
+        _shared(shared, 90_000, (twice,)),
+        _shared(alone, 35_000, (), enable_prefix_caching=False),
+        Item(
+            "1024/1024, fp8 KV", LLAMA, "1024", "1024", 0.70 * 32_553, (smaller_kv,), 500,
+            settings={"kv_cache_dtype": "fp8"},
+        ),
+        _qwen("qwen3-0.6b, 256 requests", (Prediction("output_tok_s", 14_000, 10_009),), roofline=True),
+    ]  # fmt: skip
+
+
+def ablations() -> list[Item]:
+    """What each part of the engine brings, against the same engine with it."""
+    base = "0.6b, all on"
+    return [
+        _qwen(base, ()),
+        _qwen("0.6b, enforce_eager", (Prediction("output_tok_s", 0.45, over=base),), enforce_eager=True),
+        _qwen("0.6b, async_scheduling off", (Prediction("output_tok_s", 0.85, over=base),), async_scheduling=False),
+        _qwen("0.6b, deterministic", (Prediction("output_tok_s", 0.80, over=base),), deterministic=True),
+        _small("8b, all on", ()),
+        _small("8b, enforce_eager", (Prediction("total_tok_s", 0.95, over="8b, all on"),), enforce_eager=True),
+        _small("8b, deterministic", (Prediction("total_tok_s", 0.75, over="8b, all on"),), deterministic=True),
+        _small("8b, fp8 weights", (Prediction("total_tok_s", 1.25, over="8b, all on"),), quantization="fp8"),
+    ]
+
+
+def beside_vllm() -> list[Item]:
+    """vLLM and bulkrun in turn, each in a process of its own."""
+    items = []
+    for number in (1, 2):
+        ours, theirs = f"bulkrun 1024/512, {number}", f"vllm 1024/512, {number}"
+        faster = Prediction("total_tok_s", 1.10, over=theirs)
+        item = Item(theirs, LLAMA, "1024", "512", 22_000, (), 600, roofline=False, engine="vllm")
+        items += [item, replace(item, name=ours, predictions=(faster,), engine="bulkrun")]
+    return items
+
+
+def smoke(items: Sequence[Item]) -> list[Item]:
+    """The same items at sizes that a CPU does in seconds, to see that everything runs."""
+    return [
+        replace(
+            item,
+            shape="llama-20m",
+            input_len="4-12",
+            output_len="3-6",
+            num_requests=6,
+            shared_prefix=min(item.shared_prefix, 32),
+            settings={**item.settings, "max_model_len": 128, "device": "cpu", "max_num_seqs": 4},
+        )
+        for item in items
+    ]
+
+
+def fitted(items: Sequence[Item], seconds: float) -> list[Item]:
+    """As many requests as fit: what does not is cut by the same share everywhere, and the result says how many ran."""
+    num_loads = sum(1 for i, item in enumerate(items) if i == 0 or not same_engine(item, items[i - 1]))
+    left = seconds - num_loads * LOAD_S - len(items) * AROUND_S
+    fixed = sum(item.seconds for item in items if item.is_fixed)
+    elastic = sum(item.seconds for item in items if not item.is_fixed)
+    share = min(1.0, max(0.0, left - fixed) / elastic) if elastic else 1.0
+    return [item if item.is_fixed else replace(item, num_requests=_cut(item.num_requests, share)) for item in items]
+
+
+def same_engine(one: Item, other: Item) -> bool:
+    """Whether two items can run in one process on one loaded model."""
+    return one.engine == other.engine == "bulkrun" and (one.shape, one.settings) == (other.shape, other.settings)
+
+
+def _against_serial(
+    num_input: int, num_output: int, *, serial: float, expected: float, more: tuple[Prediction, ...] = ()
+) -> Item:
+    name = f"{num_input}/{num_output}"
+    predictions = (Prediction("share_of_serial", expected, 0.85), *more)
+    return Item(name, LLAMA, str(num_input), str(num_output), expected * serial, predictions)
+
+
+def _shared(name: str, total_tok_s: float, predictions: tuple[Prediction, ...], **settings: Any) -> Item:
+    return Item(name, LLAMA, "100", "100", total_tok_s, predictions, 1500, 1000, settings, roofline=False)
+
+
+def _qwen(name: str, predictions: tuple[Prediction, ...], roofline: bool = False, **settings: Any) -> Item:
+    return Item(
+        name, QWEN, "100-1024", "100-1024", 25_000, predictions, 256,
+        settings=settings, roofline=roofline, is_fixed=True,
+    )  # fmt: skip
+
+
+def _small(name: str, predictions: tuple[Prediction, ...], **settings: Any) -> Item:
+    return Item(name, LLAMA, "1024", "256", 28_000, predictions, 600, settings=settings, roofline=False)
+
+
+def _cut(num_requests: int, share: float) -> int:
+    return max(min(num_requests, _LEAST_REQUESTS), int(num_requests * share))
+
+
+def _mean(length: str) -> float:
+    low, _, high = length.partition("-")
+    return (int(low) + int(high or low)) / 2
