@@ -17,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ import triton
 from bulkrun import ops
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.attention_metadata import SharedPrefixes
+from bulkrun.ops.fp8 import FP8
 
 BLOCK_SIZE = 16
 BYTES = 2  # of a bf16 number
@@ -134,6 +136,28 @@ def prefill_cases(sizes: Sizes, device: str) -> Iterator[Case]:
         yield replace(case, rival=dense)
 
 
+def fp8_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """Decoding over an fp8 cache and products with fp8 weights, beside bfloat16; such products may pass its ceiling."""
+    for context in sizes.contexts:
+        step = make_step(sizes, [1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device)
+        tokens = sizes.decode_seqs * context
+        case = _attention_case(f"decode fp8 context={context}", sizes, step, kv_tokens=tokens, pairs=tokens, kv=FP8)
+        yield replace(case, rival=_attention_case("", sizes, step, kv_tokens=0, pairs=0).run)
+    inner, outer = sizes.hidden_size, 2 * sizes.intermediate_size
+    weight = torch.randn(outer, inner, device=device, dtype=torch.bfloat16)
+    quantized = ops.quantize_rows(weight)
+    for rows in (sizes.decode_seqs, sizes.num_tokens):
+        x = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
+        yield _beside_reference(f"quantize_rows T={rows}", ops.quantize_rows, (x,), (BYTES + 1) * x.numel())
+        yield Case(
+            f"fp8_linear T={rows}",
+            partial(ops.fp8_linear, x, *quantized, None),
+            num_bytes=BYTES * rows * (inner + outer) + inner * outer,
+            flops=2.0 * rows * inner * outer,
+            rival=partial(ops.linear, x, weight, None),
+        )
+
+
 def make_step(
     sizes: Sizes, query_lens: list[int], context_lens: list[int], device: str, shared_blocks: int = 0
 ) -> AttentionMetadata:
@@ -156,17 +180,19 @@ def make_step(
     )
 
 
-def _attention_case(name: str, sizes: Sizes, step: AttentionMetadata, *, kv_tokens: int, pairs: int) -> Case:
+def _attention_case(
+    name: str, sizes: Sizes, step: AttentionMetadata, *, kv_tokens: int, pairs: int, kv: torch.dtype = torch.bfloat16
+) -> Case:
     device, dim = step.context_lens_S.device, sizes.head_dim
     shape = (int(step.block_tables_SM.max()) + 1, BLOCK_SIZE, sizes.num_kv_heads, dim)
-    k_cache = torch.randn(shape, device=device, dtype=torch.bfloat16)
-    v_cache = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    k_cache = torch.randn(shape, device=device, dtype=torch.bfloat16).to(kv)
+    v_cache = torch.randn(shape, device=device, dtype=torch.bfloat16).to(kv)
     q = torch.randn(step.slot_mapping_T.numel(), sizes.num_heads, dim, device=device, dtype=torch.bfloat16)
 
     def attend() -> torch.Tensor:
         return ops.paged_attention(q, k_cache, v_cache, step, scale=dim**-0.5, sliding_window=None)
 
-    num_bytes = 2 * BYTES * (kv_tokens * sizes.num_kv_heads * dim + q.numel())
+    num_bytes = 2 * (kv.itemsize * kv_tokens * sizes.num_kv_heads * dim + BYTES * q.numel())
     return Case(name, attend, num_bytes, flops=4.0 * pairs * sizes.num_heads * dim)
 
 
@@ -180,6 +206,7 @@ CASES = {
     "sampling": sampling_cases,
     "decode": decode_cases,
     "prefill": prefill_cases,
+    "fp8": fp8_cases,
 }
 
 
