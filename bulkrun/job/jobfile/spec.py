@@ -144,12 +144,12 @@ class EngineSpec(Section):
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"] = Field(
         "auto",
-        description="auto: the model's; fp8: half of bfloat16's bytes at some loss of quality, twice the sequences.",
+        description="auto: the model's; fp8: half of bfloat16's bytes, so room for twice the tokens, at some loss of quality.",
     )
     quantization: Literal["fp8"] | None = Field(
         None,
-        description="fp8: weights and activations of the projections in 8 bits, at some loss of quality. "
-        "Default: the model's dtype.",
+        description="fp8: weights and activations of the projections in 8 bits, at some loss of quality (on a CPU "
+        "the same numbers, slowly). Default: the model's dtype.",
     )
     deterministic: bool = Field(
         False,
