@@ -1,4 +1,7 @@
-"""What this machine offers a run, and what would go wrong on it. Imports torch; reads, and writes one small file."""
+"""What this machine offers a run, and what would go wrong on it. Imports torch; reads, and writes one small file.
+
+The compiled CPU ops are compiled here where no run has done it yet.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,17 @@ class Check(NamedTuple):
 
 def examine(output: Path) -> list[Check]:
     """Every check, in the order a run would meet them; `output` is the directory results would go to."""
-    return [_python(), *_packages(), _processor(), _memory(), _gpu(), _disk(output), _hard_links(output), _hub()]
+    return [
+        _python(),
+        *_packages(),
+        _processor(),
+        _compiled_ops(),
+        _memory(),
+        _gpu(),
+        _disk(output),
+        _hard_links(output),
+        _hub(),
+    ]
 
 
 def _python() -> Check:
@@ -51,6 +64,15 @@ def _processor() -> Check:
 
     units = "bf16 units: yes" if cpu_multiplies_bfloat16() else "bf16 units: no (models run in float32 here)"
     return Check("processor", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {units}")
+
+
+def _compiled_ops() -> Check:
+    """Compiles them when this machine has not done so yet."""
+    from bulkrun.ops.cpu.library import compiled_ops
+
+    ops = compiled_ops()
+    detail = ops.reason if ops.library is not None else f"no, CPU runs are slower: {ops.reason}"
+    return Check("CPU ops", "warn" if ops.library is None else "ok", detail)
 
 
 def _memory() -> Check:

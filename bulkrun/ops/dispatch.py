@@ -1,6 +1,7 @@
-"""Chooses between an op's torch reference and its Triton twin, by where the tensors are. Knows no op.
+"""Chooses between an op's torch reference and its twins, Triton or compiled C++, by where tensors are. Knows no op.
 
-Triton is imported when the first op meets a CUDA tensor, so importing ops needs no Triton and no device.
+Triton is imported when the first op meets a CUDA tensor, and C++ is compiled when the first one meets a tensor on a
+CPU, so importing ops needs no Triton, no compiler and no device.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from collections.abc import Callable
 from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+from bulkrun.ops.cpu.library import library
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,20 +26,29 @@ def uses_triton(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and _has_triton()
 
 
-def by_device(reference: Callable[P, R]) -> Callable[P, R]:
-    """The op whose reference is `bulkrun.ops.X.f` and whose kernel is `bulkrun.ops.triton.X.f`, of the same signature.
+def uses_compiled(tensor: torch.Tensor) -> bool:
+    """Whether ops over this tensor that have a compiled twin go through it. The first call may compile."""
+    return tensor.is_cpu and library() is not None
 
-    The first positional argument is the tensor that decides.
+
+def by_device(reference: Callable[P, R]) -> Callable[P, R]:
+    """The op whose reference is `bulkrun.ops.X.f`, and its twins of the same signature.
+
+    They are `bulkrun.ops.triton.X.f` and, where there is one, `bulkrun.ops.cpu.X.f`. The first positional argument is
+    the tensor that decides.
     """
-    module, name = triton_module(reference), reference.__name__
+    module, name, compiled = triton_module(reference), reference.__name__, cpu_module(reference)
 
     @wraps(reference)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0]
-        if not uses_triton(first):
-            return reference(*args, **kwargs)
-        kernel: Callable[P, R] = getattr(import_module(module), name)
-        return kernel(*args, **kwargs)
+        if uses_triton(first):
+            twin: Callable[P, R] = getattr(import_module(module), name)
+            return twin(*args, **kwargs)
+        if compiled is not None and uses_compiled(first):
+            twin = getattr(import_module(compiled), name)
+            return twin(*args, **kwargs)
+        return reference(*args, **kwargs)
 
     return op
 
@@ -43,6 +56,12 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
 def triton_module(reference: Callable[..., object]) -> str:
     """Where the twin of a reference lives."""
     return reference.__module__.replace("bulkrun.ops.", "bulkrun.ops.triton.")
+
+
+def cpu_module(reference: Callable[..., object]) -> str | None:
+    """Where the compiled twin of a reference lives; None: it has none."""
+    module = reference.__module__.replace("bulkrun.ops.", "bulkrun.ops.cpu.")
+    return module if (Path(__file__).parent / "cpu" / f"{module.rsplit('.')[-1]}.py").is_file() else None
 
 
 @cache

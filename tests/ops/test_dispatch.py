@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,18 @@ from bulkrun import ops
 from bulkrun.ops import dispatch
 
 PACKAGE = Path(bulkrun.ops.__file__).parent
+KINDS = ("triton", "cpu")
 DISPATCHED = [op for op in vars(ops).values() if hasattr(op, "__wrapped__")]
 
 
-@pytest.mark.parametrize("op", DISPATCHED, ids=lambda op: op.__name__)
-def test_every_twin_has_the_signature_of_its_reference(op) -> None:  # type: ignore[no-untyped-def]
-    path = PACKAGE / "triton" / f"{op.__module__.rsplit('.')[-1]}.py"
+def twin_files() -> list[tuple[Callable[..., object], Path]]:
+    """Each op with a file of each kind of twins; every op has a Triton one."""
+    files = [(op, PACKAGE / kind / f"{op.__module__.rsplit('.')[-1]}.py") for op in DISPATCHED for kind in KINDS]
+    return [(op, path) for op, path in files if path.is_file() or path.parent.name == "triton"]
+
+
+@pytest.mark.parametrize(("op", "path"), twin_files(), ids=lambda it: getattr(it, "__name__", "") or it.parent.name)
+def test_every_twin_has_the_signature_of_its_reference(op, path: Path) -> None:  # type: ignore[no-untyped-def]
     twins = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     twin = next(node for node in twins if node.name == op.__name__)
     reference = ast.parse(inspect.getsource(op.__wrapped__)).body[0]
@@ -34,7 +41,9 @@ def test_there_are_twins() -> None:
     assert {"paged_attention", "norm_rotary_store", "add_rms_norm", "silu_mul"} <= {op.__name__ for op in DISPATCHED}
 
 
-def test_tensors_on_the_cpu_take_the_reference_and_others_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_compiled_ops_tensors_on_the_cpu_take_the_reference_and_others_triton(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken = []
 
     class Twins:
@@ -44,11 +53,29 @@ def test_tensors_on_the_cpu_take_the_reference_and_others_the_twin(monkeypatch: 
             return x
 
     monkeypatch.setattr(dispatch, "import_module", lambda name: {"bulkrun.ops.triton.silu_mul": Twins}[name])
+    monkeypatch.setattr(dispatch, "uses_compiled", lambda tensor: False)
     x = torch.randn(2, 4)
     assert torch.equal(ops.silu_mul(x), ops.silu_mul.__wrapped__(x)) and not taken
     monkeypatch.setattr(dispatch, "uses_triton", lambda tensor: tensor is x)
     ops.silu_mul(x)
     assert taken == ["triton"]
+
+
+def test_tensors_on_the_cpu_take_the_compiled_twin_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def no_module(name: str) -> object:
+        asked.append(name)
+        raise ImportError(name)
+
+    monkeypatch.setattr(dispatch, "import_module", no_module)
+    monkeypatch.setattr(dispatch, "uses_compiled", lambda tensor: tensor.is_cpu)
+    with pytest.raises(ImportError):
+        ops.silu_mul(torch.randn(2, 4))
+    assert asked == ["bulkrun.ops.cpu.silu_mul"]
+    logits = torch.zeros(1, 4)  # an op that is not compiled for CPUs
+    ops.apply_token_masks(logits, torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
+    assert asked == ["bulkrun.ops.cpu.silu_mul"]
 
 
 def test_importing_and_calling_ops_on_a_cpu_needs_no_triton() -> None:

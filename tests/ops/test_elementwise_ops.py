@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from bulkrun import ops
 from bulkrun.ops.linear import can_pack_bfloat16
 
+pytestmark = pytest.mark.usefixtures("cpu_ops")
 DTYPES = [torch.float32, torch.bfloat16]
 
 

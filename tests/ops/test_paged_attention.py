@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bulkrun.ops import AttentionMetadata, copy_kv, paged_attention, sequence_groups, store_kv
+from bulkrun.ops import AttentionMetadata, copy_kv, dispatch, paged_attention, sequence_groups, store_kv
+
+pytestmark = pytest.mark.usefixtures("cpu_ops")
 
 
 def make_step(
@@ -136,6 +138,7 @@ def test_one_group_per_phase_where_the_host_knows_no_lengths(
         return make_group(sequences, (lens[0], lens[1] + 9), *rest)
 
     make_group = sequence_groups._make_group
+    monkeypatch.setattr(dispatch, "uses_compiled", lambda tensor: False)
     monkeypatch.setattr(sequence_groups, "_split_by_length", lambda phase, _: [phase])
     monkeypatch.setattr(sequence_groups, "_make_group", pad_more)
     check_against_oracle([1, 1, 1, 9, 3, 17], [1, 30, 7, 9, 20, 33], window=window)
@@ -148,7 +151,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
         check_against_oracle([1, 1, 40], [90, 13, 70], heads=heads, dtype=dtype, tolerance=2e-2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     decode=st.lists(st.integers(1, 40), max_size=6),
     chunks=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), max_size=4),

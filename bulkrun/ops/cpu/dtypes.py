@@ -1,0 +1,20 @@
+"""Which dtypes the compiled ops are made for, as their names end. Knows no op."""
+
+from __future__ import annotations
+
+import torch
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_SUFFIXES = {
+    (x, weight): f"{_NAMES[x]}_{_NAMES[weight]}" for x in _NAMES for weight in _NAMES if weight.itemsize >= x.itemsize
+}
+
+
+def name(dtype: torch.dtype) -> str | None:
+    """The end of a function's name; None: there is none for this dtype."""
+    return _NAMES.get(dtype)
+
+
+def suffix(dtype: torch.dtype, weight_dtype: torch.dtype) -> str | None:
+    """The same for functions that are made per dtype of numbers and of weights; weights are never the narrower ones."""
+    return _SUFFIXES.get((dtype, weight_dtype))

@@ -1,0 +1,147 @@
+"""The shared library of the compiled ops: found in the cache, else compiled by the machine's own g++. Knows no op.
+
+Nothing needs installing: without a compiler, or when anything goes wrong, there is no library and the references run;
+the log says so once. The library is linked without an OpenMP of its own: its symbols are those of the OpenMP that torch
+has loaded, so that both share one set of threads. Compiling takes seconds, once per machine and version; processes
+that do it at the same time each publish a whole file, and one of them stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+ENV = "BULKRUN_CPU_OPS"  # "reference": do not use compiled ops
+_SOURCES = Path(__file__).parent
+_FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-fopenmp", "-c")
+_COMPILE_LIMIT_S = 120
+_log = logging.getLogger(__name__)
+
+
+class CompiledOps(NamedTuple):
+    """The library, or why there is none."""
+
+    library: ctypes.CDLL | None
+    reason: str
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled ops of this process; None: use the references. The first call may compile."""
+    return compiled_ops().library
+
+
+@cache
+def c_function(name: str, *argtypes: type) -> Callable[..., None]:
+    """A function of the library, which must be there; its arguments are converted to these ctypes."""
+    ops = library()
+    assert ops is not None, "without a library nobody gets here"
+    found: Callable[..., None] = getattr(ops, name)
+    found.argtypes, found.restype = argtypes, None  # type: ignore[attr-defined]
+    return found
+
+
+@cache
+def compiled_ops() -> CompiledOps:
+    """Find, else compile, and load; the outcome holds for the process."""
+    if os.environ.get(ENV) == "reference":
+        return CompiledOps(None, f"{ENV}=reference")
+    try:
+        return CompiledOps(_load(), "compiled for this processor")
+    except (OSError, subprocess.SubprocessError, _NoCompiler) as error:
+        reason = _first_line(error)
+        _log.warning("compiled CPU ops are off, the slower torch reference runs instead: %s", reason)
+        return CompiledOps(None, reason)
+
+
+class _NoCompiler(Exception):
+    pass
+
+
+def _load() -> ctypes.CDLL:
+    torch.get_num_threads()  # torch, and its OpenMP with it, is loaded
+    name = f"cpu-ops-{_key()}.so"
+    cached = _cache_dir() / name
+    with suppress(OSError):  # not there, or torn
+        return ctypes.CDLL(str(cached))
+    with tempfile.TemporaryDirectory(prefix="bulkrun-") as scratch:
+        built = _compile(Path(scratch))
+        try:
+            return ctypes.CDLL(str(_publish(built, cached)))
+        except OSError:  # nowhere to keep it, or a disk that runs nothing: this process alone has it
+            return ctypes.CDLL(str(built))
+
+
+def _key() -> str:
+    """What the library depends on: sources, flags and what the processor can do (homes are shared by machines)."""
+    digest = hashlib.sha256(repr((_FLAGS, platform.machine(), _processor_flags())).encode())
+    for source in sorted(_SOURCES.glob("*.[ch]*")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _processor_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "bulkrun"
+
+
+def _compile(folder: Path) -> Path:
+    """Every source at once, each in a process of its own; then one library."""
+    wanted = os.environ.get("CXX") or "g++"
+    compiler = shutil.which(wanted)
+    if compiler is None:
+        raise _NoCompiler(f"no C++ compiler ({wanted})")
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    runs = [
+        subprocess.Popen([compiler, *_FLAGS, str(source), "-o", str(out)], stderr=subprocess.PIPE, text=True)
+        for source, out in zip(sources, objects, strict=True)
+    ]
+    outcomes = [(run.communicate(timeout=_COMPILE_LIMIT_S)[1], run.returncode) for run in runs]
+    for errors, code in outcomes:
+        if code != 0:
+            raise _NoCompiler(f"{compiler} cannot compile them: {errors.strip()}")
+    built = folder / "ops.so"
+    link = [compiler, "-shared", *map(str, objects), "-o", str(built)]
+    done = subprocess.run(link, capture_output=True, text=True, check=False, timeout=_COMPILE_LIMIT_S)
+    if done.returncode != 0:
+        raise _NoCompiler(f"{compiler} cannot link them: {done.stderr.strip()}")
+    return built
+
+
+def _publish(built: Path, cached: Path) -> Path:
+    """Into the cache, whole or not at all."""
+    cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=cached.parent, suffix=".tmp")
+    os.close(handle)
+    try:
+        shutil.copyfile(built, name)
+        Path(name).replace(cached)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return cached
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0][:200]

@@ -1,0 +1,169 @@
+// Small matrix products for one thread, over words: what a lane multiplies at once, one float or a pair of bf16.
+// Every sum goes over words in order, whatever the number of rows: a row's result depends on that row alone.
+#pragma once
+
+#include <algorithm>
+
+#include "tiles.h"
+#include "vector.h"
+
+inline void store_words(uint32_t* p, u32x16 x) { memcpy(p, &x, sizeof x); }
+
+inline u32x16 load_words(const uint32_t* p) {
+    u32x16 x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+// One float per word: exact products, on any processor.
+struct FloatWords {
+    static constexpr int per_word = 1;
+
+    // Sixteen words of a vector of `size` numbers, from word `first`; zeros behind its end.
+    template <class T>
+    static u32x16 words(const T* p, long first, long size) {
+        return first < size ? (u32x16)load(p + first, size - first) : u32x16{};
+    }
+
+    // Words across `per_word` vectors, one for each of `size` dimensions; null stands for zeros. `out`: padded to 16.
+    template <class T>
+    static void interleave(const T* const* vectors, long size, uint32_t* out) {
+        for (long i = 0; i < size; i += LANES) store_words(out + i, vectors[0] ? words(vectors[0], i, size) : u32x16{});
+    }
+
+    static void store_numbers(uint32_t* p, long first, f32x16 x) { store_words(p + first, (u32x16)x); }
+
+    static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
+        float number;
+        memcpy(&number, &a, sizeof a);
+        return number * (f32x16)b + c;
+    }
+};
+
+#ifdef __AVX512BF16__
+// Two bf16 per word, summed in float32 by one instruction.
+struct PairWords {
+    static constexpr int per_word = 2;
+
+    static u32x16 words(const bf16* p, long first, long size) {
+        const long left = size - 2 * first;
+        if (left >= 2 * LANES) return load_words((const uint32_t*)(p + 2 * first));
+        u32x16 x = {};
+        if (left > 0) memcpy(&x, p + 2 * first, left * sizeof(bf16));
+        return x;
+    }
+
+    static void interleave(const bf16* const* vectors, long size, uint32_t* out) {
+        // numbers i of both, side by side: the second vector's are 32 to 63 in a permutation of two
+        const __m512i front = (__m512i)(IOTA | (IOTA + 32) << 16), back = (__m512i)(IOTA + 16 | (IOTA + 48) << 16);
+        for (long i = 0; i < size; i += 2 * LANES) {
+            const __m512i a = (__m512i)numbers(vectors[0], i, size), b = (__m512i)numbers(vectors[1], i, size);
+            store_words(out + i, (u32x16)_mm512_permutex2var_epi16(a, front, b));
+            if (size - i > LANES) store_words(out + i + LANES, (u32x16)_mm512_permutex2var_epi16(a, back, b));
+        }
+    }
+
+    static void store_numbers(uint32_t* p, long first, f32x16 x) { store((bf16*)p + first, x); }
+
+    static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
+        return (f32x16)_mm512_dpbf16_ps((__m512)c, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
+    }
+
+  private:
+    static u32x16 numbers(const bf16* p, long first, long size) {
+        return p ? words(p, first / 2, size) : u32x16{};
+    }
+};
+#endif
+
+template <class T>
+struct WordOf {
+    using type = FloatWords;
+};
+#ifdef __AVX512BF16__
+template <>
+struct WordOf<bf16> {
+    using type = PairWords;
+};
+#endif
+
+// 16 x 16 words, in place: four rounds that swap ever larger squares.
+inline void transpose(u32x16* square) {
+#define SWAP(SIZE, LOW, HIGH)                                                          \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) {                         \
+        if (i & SIZE) continue;                                                        \
+        u32x16 a = square[i], b = square[i + SIZE];                                    \
+        square[i] = __builtin_shuffle(a, b, u32x16 LOW);                               \
+        square[i + SIZE] = __builtin_shuffle(a, b, u32x16 HIGH);                       \
+    }
+#define LANE_LIST(...) {__VA_ARGS__}
+    SWAP(1, LANE_LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+         LANE_LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+    SWAP(2, LANE_LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+         LANE_LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+    SWAP(4, LANE_LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+         LANE_LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+    SWAP(8, LANE_LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+         LANE_LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+#undef LANE_LIST
+#undef SWAP
+}
+
+#ifdef __AVX512F__
+constexpr int BLOCK_ROWS = 6, BLOCK_VECTORS = 4;  // 24 sums, 4 columns and one number fit 32 registers
+#else
+constexpr int BLOCK_ROWS = 2, BLOCK_VECTORS = 2;
+#endif
+
+// c [R, 16 V] (+)= a [R, words] b [words, 16 V]: the sums stay in registers.
+template <class W, int R, int V>
+void multiply_block(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c, long c_stride,
+                    long words, bool accumulate) {
+    f32x16 sums[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) sums[r][v] = accumulate ? load(c + r * c_stride + v * LANES) : f32x16{};
+    for (long word = 0; word < words; word++) {
+        u32x16 columns[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) columns[v] = load_words(b + word * b_stride + v * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) sums[r][v] = W::multiply_add(a[r * a_stride + word], columns[v], sums[r][v]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) store(c + r * c_stride + v * LANES, sums[r][v]);
+}
+
+template <class W, int R = BLOCK_ROWS, int V = BLOCK_VECTORS>
+void multiply_up_to(long rows, long vectors, const uint32_t* a, long a_stride, const uint32_t* b, long b_stride,
+                    float* c, long c_stride, long words, bool accumulate) {
+    if constexpr (R > 1)
+        if (rows < R)
+            return multiply_up_to<W, R - 1, V>(rows, vectors, a, a_stride, b, b_stride, c, c_stride, words, accumulate);
+    if constexpr (V > 1)
+        if (vectors < V)
+            return multiply_up_to<W, R, V - 1>(rows, vectors, a, a_stride, b, b_stride, c, c_stride, words, accumulate);
+    multiply_block<W, R, V>(a, a_stride, b, b_stride, c, c_stride, words, accumulate);
+}
+
+// c [rows, columns] (+)= a [rows, words] b [words, columns]. Strides in words and floats. columns, and words of pairs:
+// multiples of 16. There must be room for 16 rows where there are fewer: what stands there may be used and changed.
+template <class W>
+void multiply(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c, long c_stride, long rows,
+              long words, long columns, bool accumulate) {
+#ifdef __AMX_BF16__
+    if (W::per_word == 2 && has_tiles())
+        return multiply_tiles(a, a_stride, b, b_stride, c, c_stride, rows, words, columns, accumulate);
+#endif
+    constexpr int width = BLOCK_VECTORS * LANES;
+    for (long column = 0; column < columns; column += width)
+        for (long row = 0; row < rows; row += BLOCK_ROWS)
+            multiply_up_to<W>(std::min<long>(rows - row, BLOCK_ROWS), std::min<long>(columns - column, width) / LANES,
+                              a + row * a_stride, a_stride, b + column, b_stride, c + row * c_stride + column, c_stride,
+                              words, accumulate);
+}

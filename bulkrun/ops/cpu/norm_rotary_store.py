@@ -1,0 +1,70 @@
+"""QK-norm, rotary embedding and KV write, compiled: one pass. Contract: `bulkrun.ops.norm_rotary_store`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from functools import cache
+
+import torch
+
+from bulkrun.ops.cpu.dtypes import suffix
+from bulkrun.ops.cpu.library import c_function
+from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
+
+_MAX_HEAD_DIM = 512
+
+
+class _Projection(ctypes.Structure):
+    """`struct Projection` of norm_rotary_store.cpp."""
+
+    _fields_ = (
+        *[(name, c_void_p) for name in ("qkv", "weight", "cos", "sin", "queries", "k_cache", "v_cache", "slots")],
+        *[
+            (name, c_int64)
+            for name in ("qkv_stride", "num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")
+        ],
+        ("eps", c_float),
+        ("num_threads", c_int32),
+    )
+
+
+def norm_rotary_store(
+    qkv_TND: torch.Tensor,
+    qk_norm_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping_T: torch.Tensor,
+) -> torch.Tensor:
+    """As the reference; the turn is rounded once, and the queries are a new contiguous tensor."""
+    num_tokens, num_heads, head_dim = qkv_TND.shape
+    names = suffix(qkv_TND.dtype, qkv_TND.dtype if qk_norm_weight is None else qk_norm_weight.dtype)
+    one_dtype = qkv_TND.dtype == k_cache.dtype and (cos is None or cos.dtype == qkv_TND.dtype)
+    if names is None or not one_dtype or head_dim > _MAX_HEAD_DIM or qkv_TND.stride()[1:] != (head_dim, 1):
+        return reference(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T)
+    num_kv_heads = k_cache.shape[2]
+    q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
+    projection = _Projection(
+        qkv_TND.data_ptr(), _pointer(qk_norm_weight), _pointer(cos), _pointer(sin), q_THD.data_ptr(),
+        k_cache.data_ptr(), v_cache.data_ptr(), slot_mapping_T.data_ptr(), qkv_TND.stride(0), num_tokens,
+        num_heads - 2 * num_kv_heads, num_kv_heads, head_dim, 0 if cos is None else cos.shape[-1],
+        eps, torch.get_num_threads(),
+    )  # fmt: skip
+    _function(names)(ctypes.byref(projection))
+    return q_THD
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+@cache
+def _function(names: str) -> Callable[..., None]:
+    return c_function(f"norm_rotary_store_{names}", ctypes.POINTER(_Projection))

@@ -1,0 +1,221 @@
+// Attention over the paged KV cache, read where it lies. Contract: bulkrun/ops/paged_attention.py.
+//
+// One work item is one key head and a few queries of one sequence; its rows are those queries times the query heads
+// of the key head. Keys go by in tiles at fixed positions (multiples of TILE); a tile is laid out for the vector unit
+// once, then scored against all rows, with the online softmax of FlashAttention (Dao et al. 2022). A row's numbers
+// depend on nothing but its own query and keys: not on the batch, nor on which queries are computed with it.
+
+#include <cfloat>
+#include <cstdlib>
+#include <vector>
+
+#include "matrix.h"
+
+constexpr int TILE = 64;      // keys
+constexpr int MAX_ROWS = 96;  // of one item: a tile's layout is paid by so many; a multiple of 16
+
+struct Step {
+    const void *q, *k_cache, *v_cache;
+    void* out;
+    const int32_t *block_tables, *context_lens, *cu_seqlens_q;
+    int64_t q_stride, num_tokens, num_seqs, table_width;
+    int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t window;  // 0: none
+    float scale, soft_cap;  // soft_cap 0: none
+    int32_t num_threads;
+};
+
+struct Item {
+    int32_t seq, kv_head, first_query, num_queries;
+};
+
+static long round_up(long n, long to) { return (n + to - 1) / to * to; }
+
+// What one item keeps while keys go by: scratch memory of one thread.
+template <class W>
+struct Rows {
+    long words, width;  // of a query, in words, and of an output, in floats; both padded to LANES
+    uint32_t *query, *keys, *weights, *values;
+    float *scores, *out, *top;
+    f32x16* total;
+
+    static long bytes(long head_dim) { return 4 * (2 * MAX_ROWS + 2 * TILE) * (head_dim + LANES) + 4 * MAX_ROWS * (2 * TILE + 2 * LANES) + 4096; }
+
+    Rows(char* memory, long head_dim) {
+        words = round_up((head_dim + W::per_word - 1) / W::per_word, LANES);
+        width = round_up(head_dim, LANES);
+        auto take = [&](long count) {
+            char* here = memory;
+            memory += round_up(4 * count, 64);
+            return here;
+        };
+        query = (uint32_t*)take(MAX_ROWS * words);
+        keys = (uint32_t*)take(words * TILE);
+        weights = (uint32_t*)take(MAX_ROWS * TILE);
+        values = (uint32_t*)take(TILE * width);
+        scores = (float*)take(MAX_ROWS * TILE);
+        out = (float*)take(MAX_ROWS * width);
+        total = (f32x16*)take(MAX_ROWS * LANES);
+        top = (float*)take(MAX_ROWS);
+    }
+};
+
+template <class T>
+struct Attention {
+    using W = typename WordOf<T>::type;
+    const Step& step;
+    const long group;  // query heads of one key head
+
+    explicit Attention(const Step& step) : step(step), group(step.num_heads / step.num_kv_heads) {}
+
+    void run(const Item& item, Rows<W>& rows) const {
+        const long count = item.num_queries * group;
+        const long first_token = step.cu_seqlens_q[item.seq] + item.first_query;
+        const long num_queries = step.cu_seqlens_q[item.seq + 1] - step.cu_seqlens_q[item.seq];
+        const long position = step.context_lens[item.seq] - num_queries + item.first_query;  // of the first query
+        begin(item, rows, count, first_token);
+        const long first_key = step.window ? std::max(0L, position - step.window + 1) : 0;
+        const long end = position + item.num_queries;
+        for (long tile = first_key / TILE * TILE; tile < end; tile += TILE) {
+            const long num_keys = round_up(std::min<long>(TILE, end - tile), LANES * W::per_word);
+            lay_out(item, rows, tile, first_key, end, num_keys);
+            if (tile + TILE < end) fetch_ahead(item, tile + TILE, first_key, end);
+            multiply<W>(rows.query, rows.words, rows.keys, TILE, rows.scores, TILE, count, rows.words, num_keys, false);
+            for (long row = 0; row < count; row++) weigh(rows, row, tile, num_keys, position + row / group);
+            multiply<W>(rows.weights, TILE / W::per_word, rows.values, rows.width, rows.out, rows.width, count,
+                        num_keys / W::per_word, rows.width, true);
+        }
+        finish(item, rows, count, first_token);
+    }
+
+    void begin(const Item& item, Rows<W>& rows, long count, long first_token) const {
+        for (long row = 0; row < count; row++) {
+            const T* q = (const T*)step.q + (first_token + row / group) * step.q_stride +
+                         (item.kv_head * group + row % group) * step.head_dim;
+            for (long word = 0; word < rows.words; word += LANES)
+                store_words(rows.query + row * rows.words + word, W::words(q, word, step.head_dim));
+            rows.top[row] = -FLT_MAX;
+            rows.total[row] = f32x16{};
+        }
+        memset(rows.out, 0, count * rows.width * sizeof(float));
+    }
+
+    // Keys as columns of words, values as rows of words; what lies outside [first, end) may be anything: zeros instead.
+    void lay_out(const Item& item, Rows<W>& rows, long tile, long first, long end, long num_keys) const {
+        const T *k_at[TILE], *v_at[TILE];
+        find(item, tile, first, end, num_keys, (const T*)step.k_cache, k_at);
+        find(item, tile, first, end, num_keys, (const T*)step.v_cache, v_at);
+        for (long key = 0; key < num_keys; key += LANES)
+            for (long word = 0; word < rows.words; word += LANES) {
+                u32x16 square[LANES];
+                for (int i = 0; i < LANES; i++)
+                    square[i] = k_at[key + i] ? W::words(k_at[key + i], word, step.head_dim) : u32x16{};
+                transpose(square);
+                for (int i = 0; i < LANES; i++) store_words(rows.keys + (word + i) * TILE + key, square[i]);
+            }
+        for (long key = 0; key < num_keys; key += W::per_word)
+            W::interleave(v_at + key, step.head_dim, rows.values + key / W::per_word * rows.width);
+    }
+
+    // Where each key of a tile lies in a cache; null outside [first, end).
+    void find(const Item& item, long tile, long first, long end, long num_keys, const T* cache, const T** at) const {
+        const int32_t* table = step.block_tables + item.seq * step.table_width;
+        const long stride = step.num_kv_heads * step.head_dim;
+        std::fill(at, at + num_keys, nullptr);
+        for (long position = std::max(first, tile); position < std::min(end, tile + num_keys);) {
+            const long block = position / step.block_size, offset = position - block * step.block_size;
+            const T* here = cache + ((int64_t)table[block] * step.block_size + offset) * stride + item.kv_head * step.head_dim;
+            const long count = std::min(step.block_size - offset, std::min(end, tile + num_keys) - position);
+            for (long i = 0; i < count; i++, here += stride) at[position++ - tile] = here;
+        }
+    }
+
+    // Asks for what `lay_out` will read of a tile, so that it is on its way while another one is worked on.
+    void fetch_ahead(const Item& item, long tile, long first, long end) const {
+        const T* at[TILE];
+        const long num_keys = std::min<long>(TILE, end - tile);
+        for (const void* cache : {step.k_cache, step.v_cache}) {
+            find(item, tile, first, end, num_keys, (const T*)cache, at);
+            for (long key = 0; key < num_keys; key++)
+                for (long line = 0; line < (long)(step.head_dim * sizeof(T)); line += 64)
+                    __builtin_prefetch((const char*)at[key] + line, 0, 2);
+        }
+    }
+
+    // A row's scores become weights under the largest score so far; the output so far is brought under the same one.
+    void weigh(Rows<W>& rows, long row, long tile, long num_keys, long position) const {
+        float* scores = rows.scores + row * TILE;
+        const long low = step.window ? position - step.window + 1 - tile : 0, high = position - tile;
+        f32x16 best = broadcast(rows.top[row]);
+        for (long key = 0; key < num_keys; key += LANES) {
+            f32x16 score = load(scores + key) * step.scale;
+            if (step.soft_cap != 0) score = step.soft_cap * tanh_of(score * (1 / step.soft_cap));
+            if (low > key || high < key + LANES - 1) {
+                i32x16 index = IOTA + (int32_t)key;
+                score = (index >= (int32_t)low) & (index <= (int32_t)high) ? score : broadcast(-__builtin_inff());
+            }
+            store(scores + key, score);
+            best = larger(score, best);
+        }
+        const float top = largest(best);
+        if (top != rows.top[row]) {
+            const float shrink = exp_of_negative(broadcast(rows.top[row] - top))[0];
+            rows.total[row] *= shrink;
+            float* out = rows.out + row * rows.width;
+            for (long dim = 0; dim < rows.width; dim += LANES) store(out + dim, load(out + dim) * shrink);
+            rows.top[row] = top;
+        }
+        for (long key = 0; key < num_keys; key += LANES) {
+            f32x16 weight = exp_of_negative(load(scores + key) - top);
+            rows.total[row] += weight;
+            W::store_numbers(rows.weights + row * (TILE / W::per_word), key, weight);
+        }
+    }
+
+    void finish(const Item& item, Rows<W>& rows, long count, long first_token) const {
+        for (long row = 0; row < count; row++) {
+            const float total = sum(rows.total[row]);
+            T* out = (T*)step.out + ((first_token + row / group) * step.num_heads + item.kv_head * group + row % group) * step.head_dim;
+            for (long dim = 0; dim < step.head_dim; dim += LANES) {
+                f32x16 mean = load(rows.out + row * rows.width + dim) * (total == 0 ? 0.0f : 1 / total);
+                store(out + dim, mean, step.head_dim - dim);
+            }
+        }
+    }
+};
+
+// Longest first, so that threads end together: late chunks of prompts, decode at the end.
+static std::vector<Item> items_of(const Step& step) {
+    std::vector<Item> items;
+    const int32_t per_item = std::max<long>(1, MAX_ROWS / (step.num_heads / step.num_kv_heads));
+    for (int32_t seq = step.num_seqs - 1; seq >= 0; seq--) {
+        const int32_t num_queries = step.cu_seqlens_q[seq + 1] - step.cu_seqlens_q[seq];
+        for (int32_t end = num_queries; end > 0; end -= per_item)
+            for (int32_t kv_head = 0; kv_head < step.num_kv_heads; kv_head++) {
+                const int32_t first = std::max(0, end - per_item);
+                items.push_back({seq, kv_head, first, end - first});
+            }
+    }
+    return items;
+}
+
+template <class T>
+static void attend(const Step& step) {
+    using W = typename WordOf<T>::type;
+    const Attention<T> attention(step);
+    const std::vector<Item> items = items_of(step);
+    const long owned = step.cu_seqlens_q[step.num_seqs], row = step.num_heads * step.head_dim;
+    memset((T*)step.out + owned * row, 0, (step.num_tokens - owned) * row * sizeof(T));
+#pragma omp parallel num_threads(step.num_threads) if (items.size() > 1)
+    {
+        char* memory = (char*)aligned_alloc(64, round_up(Rows<W>::bytes(step.head_dim), 64));
+        Rows<W> rows(memory, step.head_dim);
+        const TileSetup tiles;
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < items.size(); i++) attention.run(items[i], rows);
+        free(memory);
+    }
+}
+
+extern "C" void paged_attention_float32(const Step* step) { attend<float>(*step); }
+extern "C" void paged_attention_bfloat16(const Step* step) { attend<bf16>(*step); }

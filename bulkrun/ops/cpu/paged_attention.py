@@ -1,0 +1,76 @@
+"""Attention over a paged KV cache, compiled: blocks are read in place. Contract: `bulkrun.ops.paged_attention`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from functools import cache
+
+import torch
+
+from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.cpu.dtypes import name
+from bulkrun.ops.cpu.library import c_function
+from bulkrun.ops.paged_attention import paged_attention as reference
+
+_MAX_HEADS_PER_KV_HEAD = 96  # the rows of one work item
+_INTEGERS = (
+    "q_stride", "num_tokens", "num_seqs", "table_width",
+    "num_heads", "num_kv_heads", "head_dim", "block_size", "window",
+)  # fmt: skip
+
+
+class _Step(ctypes.Structure):
+    """`struct Step` of paged_attention.cpp."""
+
+    _fields_ = (
+        *[(x, c_void_p) for x in ("q", "k_cache", "v_cache", "out", "block_tables", "context_lens", "cu_seqlens_q")],
+        *[(x, c_int64) for x in _INTEGERS],
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("num_threads", c_int32),
+    )
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """As the reference; a row's bits depend on its own query and keys alone, whatever else is in the step."""
+    num_tokens, num_heads, head_dim = q_THD.shape
+    dtype, num_kv_heads = name(q_THD.dtype), k_cache.shape[2]
+    if not can_attend(q_THD, k_cache):
+        return reference(q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+    if q_THD.stride()[1:] != (head_dim, 1):
+        q_THD = q_THD.contiguous()
+    tables, context_lens, cu_seqlens_q = meta.block_tables_SM, meta.context_lens_S, meta.cu_seqlens_q
+    assert k_cache.is_contiguous() and v_cache.is_contiguous() and tables.stride(1) == 1
+    assert tables.dtype == context_lens.dtype == cu_seqlens_q.dtype == torch.int32
+    out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
+    step = _Step(
+        q_THD.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out_THD.data_ptr(), tables.data_ptr(),
+        context_lens.data_ptr(), cu_seqlens_q.data_ptr(), q_THD.stride(0), num_tokens, context_lens.numel(),
+        tables.stride(0), num_heads, num_kv_heads, head_dim, k_cache.shape[1], sliding_window or 0,
+        scale, soft_cap or 0.0, torch.get_num_threads(),
+    )  # fmt: skip
+    _function(dtype)(ctypes.byref(step))
+    return out_THD
+
+
+def can_attend(q_THD: torch.Tensor, k_cache: torch.Tensor) -> bool:
+    """Whether it is compiled for such tensors."""
+    heads_per_kv_head = q_THD.shape[1] // k_cache.shape[2]
+    is_known = name(q_THD.dtype) is not None and k_cache.dtype == q_THD.dtype
+    return is_known and heads_per_kv_head <= _MAX_HEADS_PER_KV_HEAD
+
+
+@cache
+def _function(dtype: str) -> Callable[..., None]:
+    return c_function(f"paged_attention_{dtype}", ctypes.POINTER(_Step))

@@ -1,0 +1,48 @@
+"""Root-mean-square norms, compiled. Contract: `bulkrun.ops.rms_norm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_int64, c_void_p
+from functools import cache
+
+import torch
+
+from bulkrun.ops.cpu.dtypes import suffix
+from bulkrun.ops.cpu.library import c_function
+from bulkrun.ops.rms_norm import add_rms_norm as add_reference
+from bulkrun.ops.rms_norm import rms_norm as reference
+
+_SIZES = (c_int64, c_int64, c_float, c_int)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As the reference; x contiguous with one weight for all rows, everything else goes to the reference."""
+    names = suffix(x.dtype, weight.dtype)
+    if names is None or weight.dim() != 1 or not x.is_contiguous():
+        return reference(x, weight, eps)
+    size, out = x.shape[-1], torch.empty_like(x)
+    run = _function("rms_norm", names, 3)
+    run(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps, torch.get_num_threads())
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference, under the same conditions as `rms_norm`."""
+    names = suffix(x.dtype, weight.dtype)
+    is_plain = x.is_contiguous() and residual.is_contiguous() and x.dtype == residual.dtype
+    if names is None or weight.dim() != 1 or not is_plain:
+        return add_reference(x, residual, weight, eps)
+    size, out, total = x.shape[-1], torch.empty_like(x), torch.empty_like(x)
+    _function("add_rms_norm", names, 5)(
+        x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
+        x.numel() // size, size, eps, torch.get_num_threads(),
+    )  # fmt: skip
+    return out, total
+
+
+@cache
+def _function(op: str, names: str, num_pointers: int) -> Callable[..., None]:
+    return c_function(f"{op}_{names}", *[c_void_p] * num_pointers, *_SIZES)

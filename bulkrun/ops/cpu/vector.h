@@ -1,0 +1,131 @@
+// Sixteen floats at a time, in GCC's vector extensions: one register with AVX-512, several elsewhere.
+// Knows number formats; knows no op.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+constexpr int LANES = 16;
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+constexpr i32x16 IOTA = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+inline f32x16 broadcast(float x) { return f32x16{} + x; }
+
+inline f32x16 load(const float* p) {
+    f32x16 x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+inline f32x16 load(const bf16* p) {
+    u16x16 half;
+    memcpy(&half, p, sizeof half);
+#ifdef __AVX512F__  // GCC widens in four pieces
+    return (f32x16)((u32x16)_mm512_cvtepu16_epi32((__m256i)half) << 16);
+#else
+    return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+#endif
+}
+
+inline void store(float* p, f32x16 x) { memcpy(p, &x, sizeof x); }
+
+// Round to nearest, ties to even; what is not a number stays so.
+inline void store(bf16* p, f32x16 x) {
+#ifdef __AVX512BF16__
+    __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+    memcpy(p, &half, sizeof half);
+#else
+    u32x16 bits = (u32x16)x;
+    u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    u16x16 half = __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40, u16x16);
+    memcpy(p, &half, sizeof half);
+#endif
+}
+
+// The first n <= 16 of them; zeros behind.
+template <class T>
+inline f32x16 load(const T* p, long n) {
+    if (n >= LANES) return load(p);
+    T whole[LANES] = {};
+    memcpy(whole, p, n * sizeof(T));
+    return load(whole);
+}
+
+template <class T>
+inline void store(T* p, f32x16 x, long n) {
+    if (n >= LANES) return store(p, x);
+    T whole[LANES];
+    store(whole, x);
+    memcpy(p, whole, n * sizeof(T));
+}
+
+// What is left of x after a trip through T.
+template <class T>
+inline f32x16 rounded(f32x16 x) {
+    T there[LANES];
+    store(there, x);
+    return load(there);
+}
+template <>
+inline f32x16 rounded<float>(f32x16 x) { return x; }
+
+inline f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+inline float sum(f32x16 x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+#endif
+}
+
+inline float largest(f32x16 x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float most = x[0];
+    for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+    return most;
+#endif
+}
+
+// e^x for x <= 0, to two units in the last place; exactly 0 below -87, so that what is masked weighs nothing.
+// Cody and Waite's reduction to |r| <= ln(2) / 2, then the polynomial of Cephes' expf.
+inline f32x16 exp_of_negative(f32x16 x) {
+    const float magic = 12582912.0f + 127;  // its last bits hold the rounded quotient, as the exponent wants it
+    f32x16 t = x * 1.44269504088896341f + magic;
+    f32x16 n = t - magic;
+    f32x16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    f32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    f32x16 power = (f32x16)((i32x16)t << 23);
+    return x < -87.0f ? f32x16{} : (p * r * r + r + 1.0f) * power;
+}
+
+inline f32x16 magnitude(f32x16 x) { return (f32x16)((u32x16)x & 0x7fffffffu); }
+
+// 1 / (1 + e^-x)
+inline f32x16 sigmoid(f32x16 x) {
+    f32x16 e = exp_of_negative(-magnitude(x));
+    return (x < 0.0f ? e : broadcast(1.0f)) / (1.0f + e);
+}
+
+inline f32x16 tanh_of(f32x16 x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }

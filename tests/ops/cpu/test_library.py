@@ -1,0 +1,97 @@
+"""Compiled ops are never needed: whatever is wrong with compiler, cache or library, there is a reason and no crash."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bulkrun.ops.cpu import library
+
+NEEDS_COMPILER = pytest.mark.skipif(library.compiled_ops().library is None, reason="no compiled ops on this machine")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library.compiled_ops.cache_clear()
+    yield
+    library.compiled_ops.cache_clear()
+
+
+def cached_files(folder: Path) -> list[str]:
+    return sorted(path.suffix for path in (folder / "bulkrun").iterdir())
+
+
+def test_the_user_can_have_the_references(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BULKRUN_CPU_OPS", "reference")
+    assert library.compiled_ops() == (None, "BULKRUN_CPU_OPS=reference")
+    assert library.library() is None and not list(tmp_path.iterdir())
+
+
+def test_without_a_compiler_the_log_says_once_what_runs_instead(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING):
+        assert library.library() is None and library.library() is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiled CPU ops are off, the slower torch reference runs instead: no C++ compiler (no-such-compiler)"
+    ]
+
+
+def test_a_compiler_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "old-compiler"
+    compiler.write_text("#!/bin/sh\necho 'error: unrecognized argument' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    found = library.compiled_ops()
+    assert found.library is None and "unrecognized argument" in found.reason
+
+
+@NEEDS_COMPILER
+def test_the_second_process_loads_what_the_first_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert library.library() is not None
+    assert cached_files(tmp_path) == [".so"]
+    library.compiled_ops.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert library.library() is not None
+
+
+@NEEDS_COMPILER
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bulkrun").write_text("a file where the folder would be")
+    assert library.library() is not None
+
+
+@NEEDS_COMPILER
+def test_a_torn_file_in_the_cache_is_replaced(tmp_path: Path) -> None:
+    torn = tmp_path / "bulkrun" / f"cpu-ops-{library._key()}.so"
+    torn.parent.mkdir()
+    torn.write_bytes(b"\x7fELF")
+    assert library.library() is not None
+    assert torn.stat().st_size > 10_000
+
+
+@NEEDS_COMPILER
+def test_processes_that_compile_at_once_leave_one_whole_library(tmp_path: Path) -> None:
+    code = "from bulkrun.ops.cpu.library import compiled_ops; assert compiled_ops().library is not None"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    runs = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    assert cached_files(tmp_path) == [".so"]
+
+
+@NEEDS_COMPILER
+def test_the_library_uses_the_openmp_that_torch_loaded() -> None:
+    code = (
+        "from bulkrun.ops.cpu.library import compiled_ops; assert compiled_ops().library is not None\n"
+        "paths = {line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.rsplit('/')[-1]}\n"
+        "assert len(paths) == 1, paths"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,44 @@
+"""The compiled pass over a projection beside the three ops that are its reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bulkrun import ops
+from bulkrun.ops.cpu.library import compiled_ops
+from bulkrun.ops.cpu.norm_rotary_store import norm_rotary_store
+from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
+
+pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
+TOKENS, HEADS, KV_HEADS = 5, 3, 2
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # the reference rounds products of bf16 before it adds them
+
+
+@pytest.mark.parametrize("weight_dtype", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (80, 32), (20, 12), (256, 256), (96, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_equals_the_reference(
+    dtype: torch.dtype, head_dim: int, rotary_dim: int, weight_dtype: torch.dtype | None
+) -> None:
+    if dtype == torch.float32 and weight_dtype == torch.bfloat16:
+        pytest.skip("no model has weights narrower than its activations")
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(TOKENS, HEADS + 2 * KV_HEADS + 1, head_dim, generator=generator).to(dtype)
+    qkv_TND = wide[:, :-1]  # rows further apart than they are long
+    weight = None
+    if weight_dtype is not None:
+        weight = (torch.rand(HEADS + KV_HEADS, head_dim, generator=generator) + 0.5).to(weight_dtype)
+    cos, sin = None, None
+    if rotary_dim:
+        frequencies = torch.rand(rotary_dim // 2, generator=generator)
+        cos, sin = ops.rotary_cos_sin(torch.tensor([0, 7, 3, 900, 12]), frequencies, 1.0, dtype)
+    slots = torch.tensor([9, -1, 4, 13, 5])
+    results = []
+    for op in (reference, norm_rotary_store):
+        caches = torch.zeros(2, 4, 4, KV_HEADS, head_dim, dtype=dtype)
+        q_THD = op(qkv_TND.clone(), weight, 1e-6, cos, sin, caches[0], caches[1], slots)
+        results.append((q_THD, caches[0, 1:], caches[1, 1:]))  # padding may write to the null block
+    for expected, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.equal(results[0][2], results[1][2])
