@@ -102,23 +102,24 @@ def test_batching_with_requests_that_come_one_by_one(model: str) -> None:
     assert (facts["arrival"], facts["rate"], facts["speedup"]) == ("poisson", 100, None)
 
 
-def test_roofline_reports_shares_that_follow_from_its_own_rates(model: str) -> None:
-    facts = facts_of("roofline", "--model", model, "--input-len", "9", "--output-len", "4", "--num-requests", "5")
-    assert facts["gemm_tflop_s"] > 0 and facts["read_gb_s"] > 0
-    assert facts["steps"] >= 4
-    assert facts["serial_s"] == pytest.approx(facts["gemm_s"] + facts["kv_s"], abs=2e-4)
+@pytest.fixture(scope="module")
+def roofline(model: str) -> dict[str, Any]:
+    lengths = ("--input-len", "9", "--output-len", "8", "--num-requests", "12", "--max-num-seqs", "3")
+    return facts_of("roofline", "--model", model, *lengths)
 
 
-def test_roofline_tells_where_the_time_went_and_how_long_the_device_sat_idle(model: str) -> None:
-    facts = facts_of(
-        *("roofline", "--model", model, "--input-len", "9", "--output-len", "8", "--num-requests", "12"),
-        *("--max-num-seqs", "3"),
-    )
-    ops = {op["op"] for op in facts["ops"]}
+def test_roofline_reports_shares_that_follow_from_its_own_rates(roofline: dict[str, Any]) -> None:
+    assert roofline["gemm_tflop_s"] > 0 and roofline["read_gb_s"] > 0
+    assert roofline["steps"] >= 32
+    assert roofline["serial_s"] == pytest.approx(roofline["gemm_s"] + roofline["kv_s"], abs=2e-4)
+
+
+def test_roofline_tells_where_the_time_went_and_how_long_the_device_sat_idle(roofline: dict[str, Any]) -> None:
+    ops = {op["op"] for op in roofline["ops"]}
     products = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
     assert ops >= {*products, "attention, decode", "rms_norm", "norm_rotary_store", "silu_mul", "sampling", "other"}
-    assert sum(op["share_of_time"] for op in facts["ops"]) == pytest.approx(1, abs=0.01)
-    idle = facts["idle"]
+    assert sum(op["share_of_time"] for op in roofline["ops"]) == pytest.approx(1, abs=0.01)
+    idle = roofline["idle"]
     assert idle["share"] == pytest.approx(idle["between_steps"] + idle["inside_steps"], abs=2e-4)
     assert 0 < idle["share"] < 1 and idle["slowdown"] > 0
 

@@ -53,6 +53,7 @@ class OpRecorder:
         """Ops are annotated too, and run one by one even where the engine replays CUDA graphs."""
         with ExitStack() as stack:
             stack.enter_context(self.steps())
+            _replace(stack, self._engine.model_runner, "graphs", None)
             for owner, name, price in self._ops():
                 _replace(stack, owner, name, self._annotated(getattr(owner, name), price))
             yield
@@ -126,14 +127,13 @@ def _ops_kept_by(module: torch.nn.Module, names: Iterable[str]) -> list[tuple[st
     return [(attribute, by_op[value]) for attribute, value in kept.items() if value in by_op]
 
 
-def _replace(stack: ExitStack, owner: Any, name: str, function: Function) -> None:
-    """Put a function in the place of another until the stack is closed."""
-    own = vars(owner).get(name)
-    setattr(owner, name, function)
-    if own is None:  # it was the class's
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Put a value in the place of another until the stack is closed."""
+    if name in vars(owner):
+        stack.callback(setattr, owner, name, vars(owner)[name])
+    else:  # it was the class's
         stack.callback(delattr, owner, name)
-    else:
-        stack.callback(setattr, owner, name, own)
+    setattr(owner, name, value)
 
 
 def _product(name: str, module: torch.nn.Module) -> Price:

@@ -24,7 +24,7 @@ first two was copied as 1.jsonl and 2.jsonl):
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target /tmp/site .whl/*.whl &&
       PYTHONPATH=/tmp/site python3 -m tests.benchmarks.gpu --minutes 9 --stages correct targets-1
     (the same) --stages targets-2
-    (the same) --stages ops ablations load report --earlier .earlier/*.jsonl
+    (the same) --stages ops load ablations report --earlier .earlier/*.jsonl
 
 The peer needs a lease of its own: its wheels are 330 MB, a call carries 64. get_wheels.sh beside bench_vllm.py cuts
 them into pieces; carry one a call to /tmp/vllm while the machine is warm, install them into /tmp/vllm/site, copy
