@@ -21,8 +21,8 @@ from bulkrun.models.dummy_weights import fill_with_random_weights
 from bulkrun.models.invariant import make_invariant, refuse_invariance
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.layers import Linear
-from bulkrun.models.read_ahead import read_tensors
 from bulkrun.models.quantization import quantize_projections, refuse_quantization, store_quantized
+from bulkrun.models.read_ahead import read_tensors
 from bulkrun.models.tensor_names import Target, targets
 from bulkrun.ops.linear import can_pack_bfloat16
 

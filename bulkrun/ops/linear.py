@@ -21,7 +21,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def pack_linear_weight(weight: torch.Tensor) -> torch.Tensor:
     """The weight in the layout `linear` is fastest with: an opaque tensor, or the weight itself where there is none."""
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not can_pack_bfloat16():
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or weight.is_mkldnn or not can_pack_bfloat16():
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
 
