@@ -45,6 +45,7 @@ class EngineConfig:
     batching: Batching = "continuous"
     batching_window_s: float = DEFAULT_WINDOW_S
     async_scheduling: bool = False
+    enforce_eager: bool = False
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -69,6 +70,7 @@ class EngineConfig:
         batching: Batching = "continuous",
         batching_window_s: float = DEFAULT_WINDOW_S,
         async_scheduling: bool | None = None,
+        enforce_eager: bool = False,
         measure: Callable[[EngineConfig], DeviceMemory] | None = None,
     ) -> EngineConfig:
         """Fill in what was not given. Raises UsageError, naming key and fix, for what cannot work.
@@ -92,6 +94,7 @@ class EngineConfig:
             batching=batching,
             batching_window_s=batching_window_s,
             async_scheduling=device.type == "cuda" if async_scheduling is None else async_scheduling,
+            enforce_eager=enforce_eager,
         )
         if kv_cache_memory_bytes is None and device.type == "cpu":
             kv_cache_memory_bytes = int(CPU_RAM_SHARE * available_ram_bytes())

@@ -49,7 +49,7 @@ def run_widest_steps(model: LanguageModel, config: EngineConfig) -> None:
     Raises UsageError, naming keys, where not even they fit beside the weights.
     """
     try:
-        runner = ModelRunner(model, replace(config, num_blocks=MIN_BLOCKS))
+        runner = ModelRunner(model, replace(config, num_blocks=MIN_BLOCKS, enforce_eager=True))
         prompts = widest_prompts(config)
         runner.start(prompts).result()
         runner.start(widest_decode(config, prompts.seqs)).result()

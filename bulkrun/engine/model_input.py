@@ -29,6 +29,7 @@ class ModelInput:
     positions_T: torch.Tensor  # int64
     meta: AttentionMetadata
     shape: StepShape
+    is_captured: bool  # it lies in the buffers of a captured step, padded
     sampling_seqs: list[Sequence]  # S', on the host
     sampling_rows: torch.Tensor  # int64 [S']: their rows
     logits_indices: torch.Tensor  # int64 [S']: their last tokens among the T
@@ -46,6 +47,7 @@ def build_model_input(
 
     shape, buffers: those of a captured step that has room for this one, to pad it to; None: the step's own.
     """
+    is_captured = shape is not None
     shape = shape or StepShape.of(batch)
     if buffers is None:
         num_blocks = -(-shape.max_context_len // rows.block_size)
@@ -69,6 +71,7 @@ def build_model_input(
         positions_T=buffers.positions_T,
         meta=step_metadata(buffers, shape, kv_copies, shared_prefixes),
         shape=shape,
+        is_captured=is_captured,
         sampling_seqs=sampling_seqs,
         sampling_rows=sampling_rows,
         logits_indices=logits_indices,

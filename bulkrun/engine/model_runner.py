@@ -10,12 +10,15 @@ from collections.abc import Sequence as SequenceOf
 import torch
 
 from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.cuda_graphs import CudaCapture, StepGraphs
 from bulkrun.engine.model_input import ModelInput, build_model_input
 from bulkrun.engine.pending_step import PendingStep
 from bulkrun.engine.prompt_logprobs import add_prompt_logprobs
 from bulkrun.engine.sampler import sample_tokens
 from bulkrun.engine.scheduler import ScheduledBatch
 from bulkrun.engine.sequence_rows import SequenceRows
+from bulkrun.engine.shared_prefixes import SharedPrefixTable
+from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.engine.token_masks import PendingMasks
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
@@ -28,14 +31,42 @@ class ModelRunner:
         self.model = model
         self.rows = SequenceRows(config)
         self._config = config
+        self.prefixes = self._prefix_table() if config.device.type == "cuda" else None
         self.kv_cache = self._allocate(config.num_blocks)
+        self.graphs = self._capture()
 
     def replace_kv_cache(self, num_blocks: int) -> None:
         """Free the pool and take one of another size; what it held is gone. Raises what the allocator raises."""
+        self.graphs = None  # they read the old one
         self.kv_cache = KVCache([], [])  # the old one goes before the new one comes
         if self._config.device.type == "cuda":
             torch.cuda.empty_cache()
         self.kv_cache = self._allocate(num_blocks)
+        self.graphs = self._capture()
+
+    def _capture(self) -> StepGraphs | None:
+        """Graphs for the steps that are worth it, where there is a GPU and the model can be captured."""
+        config = self._config
+        if config.device.type != "cuda" or config.enforce_eager or not self.model.is_capturable:
+            return None
+        max_tokens = max_captured_tokens(self.model.config, config.max_num_batched_tokens)
+        return StepGraphs(
+            self.model,
+            self.kv_cache,
+            CapturedShapes(config.max_num_seqs, max_tokens, config.max_model_len),
+            max_blocks_per_seq=config.max_blocks_per_seq,
+            prefixes=self.prefixes,
+            capture=CudaCapture(config.device),
+        )
+
+    def _prefix_table(self) -> SharedPrefixTable | None:
+        """Where the prefix cache is on: without it sequences share no blocks."""
+        if not self._config.enable_prefix_caching:
+            return None
+        group = self.model.config.num_heads // self.model.config.num_kv_heads
+        return SharedPrefixTable(
+            self._config.max_num_seqs, self._config.block_size, max(128 // group, 1), self.rows.staging
+        )
 
     def _allocate(self, num_blocks: int) -> KVCache:
         config = self._config
@@ -49,7 +80,7 @@ class ModelRunner:
         their prompt get those of the prompt tokens predicted here.
         """
         self.rows.apply(batch)
-        model_input = build_model_input(self.rows, batch)
+        model_input = self._model_input(batch)
         hidden_TE = self._forward(model_input)
         add_prompt_logprobs(self.model, hidden_TE, batch)
         if not model_input.sampling_seqs:
@@ -60,8 +91,22 @@ class ModelRunner:
         self.rows.append(model_input.sampling_rows, model_input.num_tokens, sampled.token_ids)
         return PendingStep(model_input.sampling_seqs, sampled, masks)
 
+    def _model_input(self, batch: ScheduledBatch) -> ModelInput:
+        """The step's tensors: where a captured step reads them if one has room for it, else of its own size."""
+        if self.prefixes is not None:
+            self.prefixes.update(batch)
+        shape = None if self.graphs is None else self.graphs.shape_for(batch)
+        if self.graphs is not None and shape is not None:
+            return build_model_input(self.rows, batch, shape, self.graphs.buffers(shape))
+        shared = None
+        if self.prefixes is not None and self.prefixes.groups:
+            shared = self.prefixes.view(batch.num_decode_seqs, self._config.max_model_len)
+        return build_model_input(self.rows, batch, shared_prefixes=shared)
+
     def _forward(self, model_input: ModelInput) -> torch.Tensor:
         """Hidden states [T, E] of the step's tokens; their keys and values are in the cache afterwards."""
+        if self.graphs is not None and model_input.is_captured:
+            return self.graphs.replay(model_input.shape)
         return self.model(model_input.input_ids_T, model_input.positions_T, self.kv_cache, model_input.meta)
 
     @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 A graph replays kernels for the sizes they were captured with. A smaller step is padded: with tokens that belong to
 nobody and sequences that compute nothing. A step of decoding only is padded to a number of sequences; a mixed one to a
-number of tokens, with room for as many decode sequences as there can be, so that one number is enough. Pure; knows no
+number of tokens, with room for as many decode sequences as there can be, so that one number is enough. Knows no
 tensors.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bulkrun.engine.scheduled_batch import ScheduledBatch
+from bulkrun.models.config import DecoderConfig, ModelConfig
 
 _MAX_PARTIAL_KEYS = 2**23  # decode sequences x context: what the partial results of a captured step have room for
 _MIN_MIXED_TOKENS = 32
@@ -90,16 +91,24 @@ class CapturedShapes:
         return StepShape(num_tokens, num_decode_seqs, num_chunk_seqs, max_query_len, self._max_model_len, context)
 
 
-def max_captured_tokens(num_layers: int, num_layer_parameters: int, max_num_batched_tokens: int) -> int:
+def max_captured_tokens(config: ModelConfig, max_num_batched_tokens: int) -> int:
     """Up to how many tokens a step is worth a graph, at least 256 where steps get that large.
 
     Launching a step from Python takes as long whatever its size is. A step whose matrix products alone take twice as
     long keeps the device busy anyway, for the host is a step ahead; and in such a step padding is no longer free. So
     large models have graphs for small steps only (8 billion parameters: about 800 tokens), small ones for all.
     """
-    launch_s = num_layers * _LAUNCHES_PER_LAYER * _LAUNCH_S
-    tokens = int(2 * launch_s * _FLOPS / (2 * max(num_layer_parameters, 1)))
+    tokens = int(2 * _LAUNCHES_PER_LAYER * _LAUNCH_S * _FLOPS / (2 * _weights_per_layer(config)))
     return min(max(tokens, 256), max_num_batched_tokens)
+
+
+def _weights_per_layer(config: ModelConfig) -> int:
+    """Weights that one token is multiplied with in a layer."""
+    inner_size = config.intermediate_size
+    if isinstance(config, DecoderConfig) and config.moe is not None:
+        inner_size = config.moe.num_experts_per_tok * config.moe.intermediate_size
+    heads = 2 * (config.num_heads + config.num_kv_heads)
+    return config.hidden_size * (heads * config.head_dim + 3 * inner_size)
 
 
 def _decode_sizes(limit: int) -> list[int]:

@@ -46,6 +46,13 @@ class Decoder(nn.Module):
         """Where the weights are."""
         return self.embed_weight.device
 
+    @property
+    def is_capturable(self) -> bool:
+        """Experts' products wait for the device unless torch has a grouped kernel: on Hopper and later, in bf16."""
+        if self.config.moe is None:
+            return True
+        return self.dtype == torch.bfloat16 and torch.cuda.get_device_capability(self.device) >= (9, 0)
+
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
     ) -> torch.Tensor:

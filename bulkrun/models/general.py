@@ -56,6 +56,11 @@ class GeneralModel:
         """Where the weights are."""
         return self.model.device
 
+    @property
+    def is_capturable(self) -> bool:
+        """Nobody knows what the architecture's own code asks the device."""
+        return False
+
     def __call__(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
     ) -> torch.Tensor:

@@ -24,6 +24,10 @@ class LanguageModel(Protocol):
     def device(self) -> torch.device:
         """Where the weights are."""
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a CUDA graph can hold its forward: it never waits for the device, whatever the sizes."""
+
     def __call__(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
     ) -> torch.Tensor:

@@ -41,6 +41,11 @@ class StepBuffers:
             block_tables_SM=empty(num_seqs, num_blocks),
         )
 
+    def clear(self) -> None:
+        """Make it a step of nothing but padding."""
+        for name in self.__slots__:
+            getattr(self, name).zero_()
+
     def first(self, num_tokens: int, num_seqs: int) -> StepBuffers:
         """The same memory as room for fewer tokens and sequences."""
         return StepBuffers(
