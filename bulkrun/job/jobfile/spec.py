@@ -144,7 +144,7 @@ class EngineSpec(Section):
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"] = Field(
         "auto",
-        description="auto: the model's; fp8: half of bfloat16's bytes, so room for twice the tokens, at some loss of quality.",
+        description="auto: the model's; fp8: half of bfloat16's bytes, so twice the tokens, at some loss of quality.",
     )
     quantization: Literal["fp8"] | None = Field(
         None,
