@@ -23,7 +23,7 @@ from bulkrun.engine.staging import HostStaging
 from bulkrun.ops.attention_metadata import PREFIX_UNIT, SharedPrefixes
 
 MIN_GROUP_SIZE = 4
-MIN_PREFIX_LEN = 256  # tokens; also how much further a smaller group must reach to be looked at instead of its parent
+MIN_PREFIX_LEN = 256  # tokens
 MIN_SAVED_TOKENS = 8192  # over all groups of a step
 MAX_GROUPS = 64
 
@@ -57,12 +57,12 @@ def saved_tokens(num_seqs: int, prefix_len: int, seqs_per_tile: int) -> int:
 def _best(
     tables: list[list[int]], members: list[int], num_shared: int, block_size: int, seqs_per_tile: int
 ) -> list[Group]:
-    """One group of all members, who share `num_shared` blocks at least, or groups of those who share much more."""
+    """One group of all members, who share `num_shared` blocks at least, or groups of those who share more."""
     num_shared = _num_shared_blocks(tables, members, num_shared)
     prefix_len = num_shared * block_size // PREFIX_UNIT * PREFIX_UNIT
     together: list[Group] = [(members, prefix_len)]
     apart: list[Group] = []
-    place = num_shared + max(MIN_PREFIX_LEN // block_size, 1)
+    place = -(-(prefix_len + PREFIX_UNIT) // block_size)  # where they share one unit more
     for some in _by_block(tables, [index for index in members if len(tables[index]) >= place], place):
         apart += _best(tables, some, place, block_size, seqs_per_tile)
     gains = [sum(saved_tokens(len(g), n, seqs_per_tile) for g, n in groups) for groups in (together, apart)]
