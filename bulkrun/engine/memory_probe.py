@@ -19,10 +19,12 @@ from bulkrun.engine.model_runner import ModelRunner
 from bulkrun.engine.out_of_memory import MEMORY_ERRORS, is_out_of_memory
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.errors import UsageError
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import Request, SamplingParams
 
+GRAPH_RECORD_BYTES = 8 * 2**20  # the driver's, of some hundred launches; not measured yet
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, ignore_eos=True)
 
 
@@ -40,7 +42,19 @@ def measure_cuda(model: LanguageModel, config: EngineConfig) -> DeviceMemory:
     step_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)  # less what compiled kernels and libraries have taken
-    return DeviceMemory(total_bytes, free_bytes, step_bytes)
+    return DeviceMemory(total_bytes, free_bytes, step_bytes, graph_bytes(model, config, step_bytes))
+
+
+def graph_bytes(model: LanguageModel, config: EngineConfig, step_bytes: int) -> int:
+    """What captured steps will keep for themselves: activations of the largest one, and a record of each.
+
+    Estimated from the widest step, since capturing twice would double what it takes to start.
+    """
+    if config.enforce_eager or not model.is_capturable:
+        return 0
+    max_tokens = max_captured_tokens(model.config, config.max_num_batched_tokens)
+    num_graphs = len(list(CapturedShapes(config.max_num_seqs, max_tokens, config.max_model_len)))
+    return step_bytes * max_tokens // config.max_num_batched_tokens + num_graphs * GRAPH_RECORD_BYTES
 
 
 def run_widest_steps(model: LanguageModel, config: EngineConfig) -> None:

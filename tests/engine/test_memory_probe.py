@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.engine.memory_probe import measure_cuda, run_widest_steps, widest_prompts
+from bulkrun.engine.memory_probe import (
+    GRAPH_RECORD_BYTES,
+    graph_bytes,
+    measure_cuda,
+    run_widest_steps,
+    widest_prompts,
+)
 from bulkrun.errors import UsageError
 from bulkrun.models.kv_cache import KVCache
 from tests.engine.conftest import EngineFactory
@@ -71,12 +78,17 @@ def test_one_token_sequences_come_first(make_engine: EngineFactory) -> None:
     assert batch.num_decode_seqs == 3
 
 
+def test_captured_steps_are_reserved_for_unless_there_are_none(make_engine: EngineFactory) -> None:
+    engine = make_engine(max_num_seqs=8, max_num_batched_tokens=512)
+    model, config = engine.model_runner.model, engine.config
+    assert 512 * 2**20 < graph_bytes(model, config, 2**30) < 2**30 + 100 * GRAPH_RECORD_BYTES
+    assert graph_bytes(model, replace(config, enforce_eager=True), 2**30) == 0
+
+
 def test_steps_that_do_not_fit_are_refused_with_the_keys(make_engine: EngineFactory) -> None:
     engine = make_engine(max_num_seqs=3, max_num_batched_tokens=17, max_model_len=90)
     model = ModelThatRunsOut(engine.model_runner.model, lambda _: True)
-    with pytest.raises(
-        UsageError, match=r"batched_tokens: .* 17 tokens and 3 sequences .*engine\.max_num_seqs"
-    ):
+    with pytest.raises(UsageError, match=r"batched_tokens: .* 17 tokens and 3 sequences .*engine\.max_num_seqs"):
         run_widest_steps(model, engine.config)
 
 
