@@ -46,7 +46,7 @@ def correct(session: Session) -> None:
     """The tests that need a GPU, as they are."""
     if session.results.has("correct", "pytest -m gpu"):
         return
-    files = ["tests/ops/triton/test_silu_mul.py"] if session.is_smoke else ["tests/ops", "tests/models", "tests/engine"]
+    files = ("tests/ops/triton/test_silu_mul.py",) if session.is_smoke else _ON_GPU
     done = python(["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files], session.stage_s)
     summary = done.stdout.strip().splitlines()[-1:] or [done.failure]
     facts = {"summary": summary[0], "seconds": round(done.seconds, 1), "passed": done.status == 0}
@@ -183,6 +183,7 @@ def _run_vllm(session: Session, stage: str, item: Item, limit_s: float) -> str |
     return done.failure
 
 
+_ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench")
 _CHECKPOINT = ("-m", "tests.benchmarks.gpu.checkpoint")
 _OPS_PREDICTED = {
     "decode shared_prefix": Prediction("rival_over_ours", 8.0, 2.0),
