@@ -52,14 +52,14 @@ def build_model_input(
     if buffers is None:
         num_blocks = -(-shape.max_context_len // rows.block_size)
         buffers = StepBuffers.allocate(shape.num_tokens, shape.num_seqs, num_blocks, rows.device)
-    samples = [i for i in range(len(batch.seqs)) if batch.samples(i)]
-    sampling_seqs = [batch.seqs[i] for i in samples]
+    samples = batch.sampling_indices()
+    sampling_seqs = batch.seqs if len(samples) == len(batch.seqs) else [batch.seqs[i] for i in samples]
     ends = list(accumulate(batch.num_scheduled_tokens))
     sequences, sampling_rows, logits_indices, num_tokens, table_index, block_ids = rows.staging.send(
         _padded_sequences(batch, shape),
         [seq.row for seq in sampling_seqs],
         [ends[i] - 1 for i in samples],
-        [seq.num_tokens for seq in sampling_seqs],
+        [batch.starts[i] + batch.num_scheduled_tokens[i] for i in samples],
         *rows.new_blocks(batch),
     )
     rows.write_blocks(table_index, block_ids)

@@ -33,6 +33,11 @@ class ScheduledBatch:
         """Tokens to compute in this step, over all sequences."""
         return sum(self.num_scheduled_tokens)
 
+    def sampling_indices(self) -> list[int]:
+        """Those for whom `samples` is true."""
+        steps = zip(self.starts, self.num_scheduled_tokens, self.seqs, strict=True)
+        return [index for index, (start, count, seq) in enumerate(steps) if start + count == seq.num_tokens]
+
     def samples(self, index: int) -> bool:
         """Whether the sequence at `index` has all its tokens computed after this step and gets a new one."""
         return self.starts[index] + self.num_scheduled_tokens[index] == self.seqs[index].num_tokens

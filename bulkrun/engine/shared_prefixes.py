@@ -12,7 +12,7 @@ layer: some microseconds, in which a GPU reads a few thousand tokens of a layer.
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
+from collections import Counter
 from itertools import accumulate
 
 import torch
@@ -71,20 +71,24 @@ def _best(
 
 def _by_block(tables: list[list[int]], members: list[int], place: int) -> list[list[int]]:
     """Members with the same block at a place, counted from 1; groups that are too small are left out."""
-    by_block = defaultdict(list)
-    for index in members:
-        by_block[tables[index][place - 1]].append(index)
-    return [some for some in by_block.values() if len(some) >= MIN_GROUP_SIZE]
+    column = [tables[index][place - 1] for index in members]
+    by_block: dict[int, list[int]] = {b: [] for b, size in Counter(column).items() if size >= MIN_GROUP_SIZE}
+    if by_block:
+        for block, index in zip(column, members, strict=True):
+            if block in by_block:
+                by_block[block].append(index)
+    return list(by_block.values())
 
 
 def _num_shared_blocks(tables: list[list[int]], members: list[int], low: int) -> int:
     """How many blocks all members share, at least `low`: where the last one is the same, all before it are."""
-    first = tables[members[0]]
-    high = min(len(tables[index]) for index in members)
+    first, last = tables[members[0]], tables[members[-1]]
+    some = [tables[index] for index in members]
+    high = min(map(len, some))
     while low < high:
         middle = (low + high + 1) // 2
         block = first[middle - 1]
-        if all(tables[index][middle - 1] == block for index in members):
+        if last[middle - 1] == block and [table[middle - 1] for table in some].count(block) == len(some):
             low = middle
         else:
             high = middle - 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import add
 
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.models.config import DecoderConfig, ModelConfig
@@ -45,7 +46,7 @@ class StepShape:
     def of(cls, batch: ScheduledBatch) -> StepShape:
         """The sizes of a batch as it is."""
         decode, counts = batch.num_decode_seqs, batch.num_scheduled_tokens
-        contexts = [start + count for start, count in zip(batch.starts, counts, strict=True)]
+        contexts = list(map(add, batch.starts, counts))
         num_chunk_seqs = len(contexts) - decode
         longest_decode = max(contexts[:decode], default=0)
         return cls(sum(counts), decode, num_chunk_seqs, max(counts), max(contexts), longest_decode)
