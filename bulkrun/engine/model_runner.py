@@ -64,9 +64,9 @@ class ModelRunner:
         if not self._config.enable_prefix_caching:
             return None
         group = self.model.config.num_heads // self.model.config.num_kv_heads
-        return SharedPrefixTable(
-            self._config.max_num_seqs, self._config.block_size, max(128 // group, 1), self.rows.staging
-        )
+        seqs_per_tile = max(128 >> (group - 1).bit_length(), 1)  # a kernel's tile has 128 query heads
+        config = self._config
+        return SharedPrefixTable(config.max_num_seqs, config.block_size, seqs_per_tile, self.rows.staging)
 
     def _allocate(self, num_blocks: int) -> KVCache:
         config = self._config
