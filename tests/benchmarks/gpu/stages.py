@@ -48,8 +48,12 @@ def correct(session: Session) -> None:
         return
     files = ("tests/ops/triton/test_silu_mul.py",) if session.is_smoke else _ON_GPU
     done = python(["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files], session.stage_s)
-    summary = done.stdout.strip().splitlines()[-1:] or [done.failure]
-    facts = {"summary": summary[0], "seconds": round(done.seconds, 1), "passed": done.status == 0}
+    lines = done.stdout.strip().splitlines()
+    facts = {
+        "summary": lines[-1] if lines else done.failure,
+        "seconds": round(done.seconds, 1),
+        "passed": done.status == 0,
+    }
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     session.results.add("correct", "pytest -m gpu", facts={**facts, "failed": failed[:40]})
 
@@ -131,6 +135,7 @@ def _measure(session: Session, stage: str, items: list[Item]) -> None:
     todo = list(_possible(session, stage, smoke(items) if session.is_smoke else items))
     groups = [list(group) for _, group in groupby(fitted(todo, session.stage_s), key=_engine_key(todo))]
     for group in groups:
+        reason: str | None
         left_s = deadline - time.monotonic()
         if left_s < 1:
             reason = "no time left in this stage"
