@@ -20,6 +20,7 @@ from bulkrun.ops.triton.attention_tile import attend_tile, padded_dim
 
 CHUNK = 512  # keys: partial results of 4 heads add about 2% to the bytes read
 _ENOUGH_PROGRAMS = 2048  # a few for each place on a large GPU: more only have to be started
+_MERGED_HEADS = 8  # per program: most sequences may have nothing to merge, and a program for each head costs then
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def decode_attention(
         num_stages=5,  # half of them for the block ids, which keys wait for: keys and values are two tiles deep
     )
     if num_parts > 1:
-        _merge_kernel[(meta.num_decode_seqs, num_heads)](
+        _merge_kernel[(meta.num_decode_seqs, triton.cdiv(num_heads, _MERGED_HEADS))](
             partial.out,
             partial.lse,
             meta.context_lens_S,
@@ -116,7 +117,8 @@ def decode_attention(
             CHUNK=CHUNK,
             SLIDING_WINDOW=window,
             HAS_PREFIX=prefix_lens_S is not None,
-            num_warps=1,
+            HEADS=_MERGED_HEADS,
+            num_warps=4,
         )
 
 
@@ -223,29 +225,32 @@ def _merge_kernel(
     CHUNK: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
     seq = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     context_len = tl.load(context_lens_ptr + seq)
     _, num_shared, num_own = _parts(context_len, prefix_lens_ptr, seq, CHUNK, SLIDING_WINDOW, HAS_PREFIX)
     if (num_shared == 0) & (num_own <= 1):
         return
+    head_N = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dim_D = tl.arange(0, PADDED_DIM)
-    acc_D = tl.zeros([PADDED_DIM], tl.float32)
-    highest = -float("inf")
-    total = 0.0
+    is_real_ND = (head_N < NUM_HEADS)[:, None] & (dim_D < HEAD_DIM)[None, :]
+    acc_ND = tl.zeros([HEADS, PADDED_DIM], tl.float32)
+    highest_N = tl.full([HEADS], float("-inf"), tl.float32)
+    total_N = tl.zeros([HEADS], tl.float32)
     for index in range(0, num_shared + num_own):
-        row = (seq * num_parts + index) * NUM_HEADS + head
-        lse = tl.load(lse_ptr + row)
-        part_D = tl.load(partial_ptr + row * HEAD_DIM + dim_D, mask=dim_D < HEAD_DIM, other=0.0)
-        new_highest = tl.maximum(highest, lse)
-        decay = tl.exp2(highest - new_highest)
-        weight = tl.exp2(lse - new_highest)
-        acc_D = acc_D * decay + part_D * weight
-        total = total * decay + weight
-        highest = new_highest
-    out_D = acc_D / tl.where(total == 0.0, 1.0, total)
-    tl.store(out_ptr + (seq * NUM_HEADS + head) * HEAD_DIM + dim_D, out_D, mask=dim_D < HEAD_DIM)
+        row_N = (seq * num_parts + index) * NUM_HEADS + head_N
+        lse_N = tl.load(lse_ptr + row_N, mask=head_N < NUM_HEADS, other=0.0)
+        part_ND = tl.load(partial_ptr + row_N[:, None] * HEAD_DIM + dim_D[None, :], mask=is_real_ND, other=0.0)
+        new_highest_N = tl.maximum(highest_N, lse_N)
+        decay_N = tl.exp2(highest_N - new_highest_N)
+        weight_N = tl.exp2(lse_N - new_highest_N)
+        acc_ND = acc_ND * decay_N[:, None] + part_ND * weight_N[:, None]
+        total_N = total_N * decay_N + weight_N
+        highest_N = new_highest_N
+    out_ND = acc_ND / tl.where(total_N == 0.0, 1.0, total_N)[:, None]
+    out_row_N = (seq * NUM_HEADS + head_N) * HEAD_DIM
+    tl.store(out_ptr + out_row_N[:, None] + dim_D[None, :], out_ND, mask=is_real_ND)
 
 
 @triton.jit
