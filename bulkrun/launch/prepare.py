@@ -89,7 +89,7 @@ class PreparedJob:
     def _model_facts(self) -> dict[str, Any]:
         """What the results come from: random or 8-bit numbers are another model, which is no matter of the engine."""
         engine = self.spec.engine
-        facts = {"fingerprint": model_fingerprint(self.model_dir)}
+        facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
         if engine.load_format == "dummy":
             facts["load_format"] = "dummy"
         if engine.quantization is not None:

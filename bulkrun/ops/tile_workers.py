@@ -37,6 +37,15 @@ class TileWorkers:
         finally:
             torch.set_num_threads(before)
 
+    @contextmanager
+    def all_together(self) -> Iterator[None]:
+        """Within `one_thread_each`: the calling thread has all threads again, for an op that shares out whole rows."""
+        torch.set_num_threads(self.num_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(1)
+
     def run(self, compute: Callable[[T], None], pieces: Sequence[T]) -> None:
         """`compute` every piece, in any order and in `torch.inference_mode()`; raises what a piece raises.
 
