@@ -22,7 +22,6 @@ from bulkrun.data.csv_reader import CsvSource
 from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.jsonl import ChooseColumns, JsonlSource
 from bulkrun.data.parquet import ParquetSource
-from bulkrun.data.sql import SnapshotSource, write_snapshot
 from bulkrun.errors import InputError
 
 MAX_ROW_BYTES = 16 * 2**20
@@ -109,6 +108,8 @@ def open_input(
     files = find_files(paths)
     if sql is None:
         return Dataset(files, _open_files(files, max_row_bytes, json_text), len(files))
+    from bulkrun.data.sql import SnapshotSource, write_snapshot  # DuckDB, which few jobs need, is slow to import
+
     folder = None
     if sql_snapshot is None:
         folder = tempfile.TemporaryDirectory(prefix="bulkrun-")

@@ -10,8 +10,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import jsonschema
-
 Schema = Mapping[str, Any] | bool
 
 _MAX_PARTS = 200_000
@@ -22,6 +20,8 @@ def check_schema(schema: object) -> None:
     """Raise ValueError, with the place and what is wrong there, unless `schema` is a JSON schema (Draft 2020-12)."""
     if not isinstance(schema, dict):
         raise ValueError(f"{_cut(json.dumps(schema, default=str))} is not an object with a JSON schema")
+    import jsonschema  # slow, and most jobs have no schema
+
     try:
         # No formats: whether a pattern can be used is for the engine to say, which does not use Python's `re`.
         jsonschema.Draft202012Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))

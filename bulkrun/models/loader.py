@@ -78,7 +78,8 @@ def _empty_model(
     model.cast(dtype)
     if quantization == "fp8":
         quantize_projections(model)
-    model.to_empty(device=device)
+    # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
     return model

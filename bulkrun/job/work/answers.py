@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
-from bulkrun.job.work.parsing import OutputParser
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.job.work.thinking import Thoughts, split_thoughts
 from bulkrun.request import Completion, RowError, StructuredOutput, Thinking
+
+if TYPE_CHECKING:
+    from bulkrun.job.work.parsing import OutputParser
 
 _PROMPT_END_TOKENS = 64  # a marker and the white space after it are fewer
 _PARSERS = 256  # of a job whose rows bring schemas of their own, the latest
@@ -33,6 +35,12 @@ class Answer:
     completion: Completion
 
 
+def _parser_of(column: pa.DataType | None, structured: StructuredOutput) -> OutputParser:
+    from bulkrun.job.work.parsing import OutputParser  # jsonschema is slow to import, and most jobs have no schema
+
+    return OutputParser(structured, column)
+
+
 class AnswerReader:
     """Reads what the engine generated. `fields` are the extra result columns that the job asks for.
 
@@ -43,7 +51,7 @@ class AnswerReader:
         columns: dict[str, pa.DataType] = {field.name: field.type for field in fields}
         self._decode, self._columns = decode, frozenset(columns)
         self._tokens = TokenTexts(decode)
-        make_parser = partial(OutputParser, column=columns.get("parsed"))
+        make_parser = partial(_parser_of, columns.get("parsed"))
         self._parser: Callable[[StructuredOutput], OutputParser] = lru_cache(_PARSERS)(make_parser)
 
     def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
