@@ -50,7 +50,7 @@ class ModelRunner:
         if config.device.type != "cuda" or config.enforce_eager or not self.model.is_capturable:
             return None
         max_tokens = max_captured_tokens(self.model.config, config.max_num_batched_tokens)
-        return StepGraphs(
+        graphs = StepGraphs(
             self.model,
             self.kv_cache,
             CapturedShapes(config.max_num_seqs, max_tokens, config.max_model_len),
@@ -58,6 +58,8 @@ class ModelRunner:
             prefixes=self.prefixes,
             capture=CudaCapture(config.device),
         )
+        torch.cuda.empty_cache()  # of the runs before capturing
+        return graphs
 
     def _prefix_table(self) -> SharedPrefixTable | None:
         """Where the prefix cache is on: without it sequences share no blocks."""

@@ -75,18 +75,29 @@ def step_inputs(
     """
     row_S, start_S, count_S = sequences_3S.unbind(0)
     end_S = count_S.cumsum(0)
+    num_tokens = int(end_S[-1])
     out.cu_seqlens_q[0] = 0
-    out.cu_seqlens_q[1:] = end_S
-    out.context_lens_S.copy_(torch.where(count_S > 0, start_S + count_S, 0))
-    width = out.block_tables_SM.shape[1]
-    out.block_tables_SM.copy_(block_tables_RM[:, :width].index_select(0, row_S))
-    token_T = torch.arange(out.input_ids_T.numel(), device=row_S.device)
-    is_real_T = token_T < end_S[-1]
-    seq_T = torch.searchsorted(end_S, token_T, right=True).clamp_max_(len(end_S) - 1)
-    position_T = torch.where(is_real_T, start_S[seq_T] + token_T - (end_S - count_S)[seq_T], 0)
-    row_T = row_S[seq_T]
-    block_T = torch.where(is_real_T, block_tables_RM[row_T, position_T // block_size].long(), NULL_BLOCK)
-    offset_T = torch.where(is_real_T, position_T, token_T) % block_size
-    out.positions_T.copy_(position_T)
-    out.input_ids_T.copy_(torch.where(is_real_T, token_ids_RL[row_T, position_T], 0))
-    out.slot_mapping_T.copy_(block_T * block_size + offset_T)
+    out.cu_seqlens_q[1:].copy_(end_S)
+    out.context_lens_S.copy_((start_S + count_S).mul_(count_S > 0))
+    num_blocks = out.block_tables_SM.shape[1]
+    torch.index_select(block_tables_RM[:, :num_blocks], 0, row_S, out=out.block_tables_SM)
+    _pad(out, num_tokens, block_size)
+    seq_T = torch.repeat_interleave(count_S, output_size=num_tokens)
+    row_T = row_S.index_select(0, seq_T)
+    position_T = out.positions_T[:num_tokens]
+    torch.arange(num_tokens, out=position_T)
+    position_T += (start_S + count_S).sub_(end_S).index_select(0, seq_T)
+    torch.take(token_ids_RL, row_T * token_ids_RL.shape[1] + position_T, out=out.input_ids_T[:num_tokens])
+    index_T = position_T // block_size
+    block_T = torch.take(block_tables_RM, row_T.mul_(block_tables_RM.shape[1]).add_(index_T))
+    slot_T = out.slot_mapping_T[:num_tokens]
+    torch.sub(block_T, index_T, out=slot_T).mul_(block_size).add_(position_T)  # block * size + position - index * size
+
+
+def _pad(out: StepBuffers, first: int, block_size: int) -> None:
+    """Make the tokens from `first` on nobody's."""
+    num_padding = out.input_ids_T.numel() - first
+    if num_padding:
+        out.input_ids_T[first:] = out.positions_T[first:] = 0
+        offset_T = torch.arange(num_padding, device=out.slot_mapping_T.device) % block_size
+        out.slot_mapping_T[first:] = NULL_BLOCK * block_size + offset_T

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.ops import step_inputs as module
-from bulkrun.ops.step_inputs import StepBuffers
+from bulkrun.ops.step_inputs import StepBuffers, step_inputs
 from bulkrun.ops.triton.step_inputs import step_inputs as triton_step_inputs
 
-OPS = pytest.mark.parametrize("op", [module.step_inputs, triton_step_inputs], ids=["reference", "triton"])
+OPS = pytest.mark.parametrize("op", [step_inputs, triton_step_inputs], ids=["reference", "triton"])
 NUM_ROWS, LENGTH = 6, 40
 
 

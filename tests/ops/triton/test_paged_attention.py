@@ -107,6 +107,29 @@ def test_bounds_that_are_too_large_change_no_bit(device: str, window: int | None
     assert torch.equal(attend(dataclasses.replace(case, meta=meta), window), attend(case, window))
 
 
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: int | None) -> None:
+    """As a captured graph sees it: sequences that are not there between decode and chunks, and tokens of nobody."""
+    case = make_case([1, 1, 7, 20], [60, 130, 9, 33], (6, 2, 16), window=window, device=device)
+    tables = case.meta.block_tables_SM
+    nobody = torch.zeros_like(tables[:1])  # the null block, which is NaN here
+    padded_meta = dataclasses.replace(
+        case.meta,
+        block_tables_SM=torch.cat((tables[:2], nobody.repeat(9, 1), tables[2:], nobody)),
+        context_lens_S=torch.tensor([60, 130, *[0] * 9, 9, 33, 0], dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor([0, 1, *[2] * 10, 9, 29, 29], dtype=torch.int32, device=device),
+        num_decode_seqs=11,
+        max_query_len=36,
+        max_context_len=500,
+        max_decode_context_len=400,
+    )
+    q_padded = torch.cat((case.q_THD, torch.full_like(case.q_THD[:7], torch.nan)))
+    padded = attend(dataclasses.replace(case, q_THD=q_padded, meta=padded_meta), window)
+    assert torch.equal(padded[:29], attend(case, window))
+    assert not padded[29:].any()
+
+
 def test_how_a_prompt_is_cut_changes_no_bit(device: str) -> None:
     whole = make_case([90], [90], (2, 1, 16), device=device)
     meta = dataclasses.replace(
