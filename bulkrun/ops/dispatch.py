@@ -42,15 +42,21 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
     @wraps(reference)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0]
+        chosen = reference
         if uses_triton(first):
-            twin: Callable[P, R] = getattr(import_module(module), name)
-            return twin(*args, **kwargs)
-        if compiled is not None and uses_compiled(first):
-            twin = getattr(import_module(compiled), name)
-            return twin(*args, **kwargs)
-        return reference(*args, **kwargs)
+            chosen = twin(module, name)
+        elif compiled is not None and uses_compiled(first):
+            chosen = twin(compiled, name)
+        return chosen(*args, **kwargs)
 
     return op
+
+
+@cache
+def twin(module: str, name: str) -> Callable[..., Any]:
+    """A twin, imported when it is first needed."""
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
 
 
 def triton_module(reference: Callable[..., object]) -> str:

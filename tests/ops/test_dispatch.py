@@ -41,41 +41,39 @@ def test_there_are_twins() -> None:
     assert {"paged_attention", "norm_rotary_store", "add_rms_norm", "silu_mul"} <= {op.__name__ for op in DISPATCHED}
 
 
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Module and name of every twin that an op goes to; twins return their first argument."""
+    found: list[tuple[str, str]] = []
+
+    def twin(module: str, name: str) -> Callable[..., object]:
+        found.append((module, name))
+        return lambda *args, **kwargs: args[0]
+
+    monkeypatch.setattr(dispatch, "twin", twin)
+    return found
+
+
 def test_without_compiled_ops_tensors_on_the_cpu_take_the_reference_and_others_triton(
-    monkeypatch: pytest.MonkeyPatch,
+    taken: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = []
-
-    class Twins:
-        @staticmethod
-        def silu_mul(x: torch.Tensor) -> torch.Tensor:
-            taken.append("triton")
-            return x
-
-    monkeypatch.setattr(dispatch, "import_module", lambda name: {"bulkrun.ops.triton.silu_mul": Twins}[name])
     monkeypatch.setattr(dispatch, "uses_compiled", lambda tensor: False)
     x = torch.randn(2, 4)
     assert torch.equal(ops.silu_mul(x), ops.silu_mul.__wrapped__(x)) and not taken
     monkeypatch.setattr(dispatch, "uses_triton", lambda tensor: tensor is x)
-    ops.silu_mul(x)
-    assert taken == ["triton"]
+    assert ops.silu_mul(x) is x
+    assert taken == [("bulkrun.ops.triton.silu_mul", "silu_mul")]
 
 
-def test_tensors_on_the_cpu_take_the_compiled_twin_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def no_module(name: str) -> object:
-        asked.append(name)
-        raise ImportError(name)
-
-    monkeypatch.setattr(dispatch, "import_module", no_module)
+def test_tensors_on_the_cpu_take_the_compiled_twin_where_there_is_one(
+    taken: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dispatch, "uses_compiled", lambda tensor: tensor.is_cpu)
-    with pytest.raises(ImportError):
-        ops.silu_mul(torch.randn(2, 4))
-    assert asked == ["bulkrun.ops.cpu.silu_mul"]
-    logits = torch.zeros(1, 4)  # an op that is not compiled for CPUs
-    ops.apply_token_masks(logits, torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
-    assert asked == ["bulkrun.ops.cpu.silu_mul"]
+    x = torch.randn(2, 4)
+    assert ops.silu_mul(x) is x
+    assert taken == [("bulkrun.ops.cpu.silu_mul", "silu_mul")]
+    ops.apply_token_masks(x, torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
+    assert len(taken) == 1
 
 
 def test_importing_and_calling_ops_on_a_cpu_needs_no_triton() -> None:

@@ -49,11 +49,12 @@ static void store_token(const Projection& p, long token) {
     const T* heads = (const T*)p.qkv + token * p.qkv_stride;
     T* queries = (T*)p.queries + token * p.num_heads * dim;
     const long row = std::max<int64_t>(p.slots[token], 0) * p.num_kv_heads * dim;
+    const long angles = token * p.rotary_dim;
     float head[MAX_DIM];
     for (long n = 0; n < turning; n++) {
         for (long i = 0; i < dim; i += LANES) store(head + i, load(heads + n * dim + i, dim - i), dim - i);
         if (p.weight) normalize<T>(head, (const W*)p.weight + n * dim, dim, p.eps);
-        if (p.cos) turn(head, (const T*)p.cos + token * p.rotary_dim, (const T*)p.sin + token * p.rotary_dim, p.rotary_dim / 2);
+        if (p.cos) turn(head, (const T*)p.cos + angles, (const T*)p.sin + angles, p.rotary_dim / 2);
         T* to = n < p.num_heads ? queries + n * dim : (T*)p.k_cache + row + (n - p.num_heads) * dim;
         for (long i = 0; i < dim; i += LANES) store(to + i, load(head + i, dim - i), dim - i);
     }

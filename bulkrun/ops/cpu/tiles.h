@@ -1,4 +1,4 @@
-// Products of bf16 pairs on Intel's tile unit (AMX): 16 rows x 16 columns x 16 words at a time. Same arrays as `matrix.h`.
+// Products of bf16 pairs on Intel's tile unit (AMX): 16 rows x 16 columns x 16 words at a time. Arrays as in matrix.h.
 #pragma once
 
 #ifdef __AMX_BF16__
@@ -31,8 +31,8 @@ struct TileSetup {
 };
 
 // c [16, 32] (+)= a [16, words] b [words, 32]; `next`: 16, or 0 where there are only 16 columns.
-inline void multiply_16_rows(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c, long c_stride,
-                             long words, long next, bool accumulate) {
+inline void multiply_16_rows(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c,
+                             long c_stride, long words, long next, bool accumulate) {
     if (accumulate) {
         _tile_loadd(0, c, 4 * c_stride);
         _tile_loadd(1, c + next, 4 * c_stride);
@@ -52,8 +52,8 @@ inline void multiply_16_rows(const uint32_t* a, long a_stride, const uint32_t* b
 }
 
 // The same for 32 rows.
-inline void multiply_32_rows(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c, long c_stride,
-                             long words, long next, bool accumulate) {
+inline void multiply_32_rows(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c,
+                             long c_stride, long words, long next, bool accumulate) {
     float* below = c + LANES * c_stride;
     if (accumulate) {
         _tile_loadd(0, c, 4 * c_stride);
