@@ -20,12 +20,15 @@ class HostStaging:
         self._device = device
         self._pinned = device.type == "cuda"
 
-    def send(self, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    def send(self, *lists: Sequence[int]) -> list[torch.Tensor]:
         """Each list as an int64 tensor; all of them in one copy."""
-        packed = array("q")
+        packed, starts = array("q"), []
         for values in lists:
+            packed.extend([0] * (len(packed) % 2))  # on 16 bytes, or kernels would be compiled for odd addresses too
+            starts.append(len(packed))
             packed.extend(values)
-        return self._copy(packed, torch.int64).split([len(values) for values in lists])
+        sent = self._copy(packed, torch.int64)
+        return [sent[start : start + len(values)] for start, values in zip(starts, lists, strict=True)]
 
     def send_array(self, values: array[int] | array[float], dtype: torch.dtype) -> torch.Tensor:
         """An array whose items are of `dtype`."""

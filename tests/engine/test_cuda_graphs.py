@@ -5,8 +5,10 @@ Everything but capturing itself is the same: shapes, padding, what larger steps 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.engine import shared_prefixes
-from bulkrun.engine.cuda_graphs import Forward, StepGraphs
+from bulkrun.engine.cuda_graphs import CudaCapture, Forward, StepGraphs
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.shared_prefixes import SharedPrefixTable
 from bulkrun.engine.step_shape import CapturedShapes
@@ -107,6 +109,58 @@ def test_any_mix_of_steps(
     )
     capture_steps(engine)
     check(engine, order, expected_of(expected, "qwen3"))
+
+
+def test_a_cpu_and_enforce_eager_have_no_graphs(make_engine: EngineFactory) -> None:
+    engine = make_engine(enforce_eager=True)
+    assert engine.config.enforce_eager
+    assert engine.model_runner.graphs is None
+    assert make_engine().model_runner.graphs is None
+
+
+class FakeCuda:
+    """Writes down what is asked of a device that is not there."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def CUDAGraph(self) -> FakeCuda:
+        return self
+
+    def Stream(self, device: object) -> FakeCuda:
+        return self
+
+    def current_stream(self) -> FakeCuda:
+        return self
+
+    def stream(self, stream: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **options: self.calls.append(name)
+
+
+def test_kernels_are_compiled_before_they_are_captured_and_a_failed_capture_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    capture = CudaCapture(torch.device("cuda"))
+
+    def forward() -> torch.Tensor:
+        fake.calls.append("forward")
+        if fake.calls.count("forward") == 4:
+            raise ValueError("not capturable")
+        return torch.ones(1)
+
+    replay = capture(forward)
+    once = ["wait_stream", "forward", "synchronize", "capture_begin", "forward", "capture_end", "wait_stream"]
+    assert fake.calls == ["graph_pool_handle", *once]
+    assert replay().item() == 1
+    assert fake.calls[-1] == "replay"
+    with pytest.raises(ValueError, match="not capturable"):
+        capture(forward)
+    assert fake.calls[-1] == "capture_end"
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
