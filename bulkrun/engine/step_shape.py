@@ -16,7 +16,8 @@ from operator import add
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.models.config import DecoderConfig, ModelConfig
 
-_MAX_PARTIAL_KEYS = 2**23  # decode sequences x context: what the partial results of a captured step have room for
+_MAX_DECODE_KEYS = 2**23  # decode sequences x context of a captured step: more is computed in several launches anyway
+_CONTEXT_UNIT = 512  # decode attention takes so many keys at a time
 _MIN_MIXED_TOKENS = 32
 _TOKENS_PER_CHUNK_SEQ = 16  # a mixed step has room for so few prompts that on average they are at least this long
 
@@ -88,7 +89,8 @@ class CapturedShapes:
         return self._shape(num_tokens, num_decode_seqs, num_chunk_seqs, max_query_len=num_tokens)
 
     def _shape(self, num_tokens: int, num_decode_seqs: int, num_chunk_seqs: int, *, max_query_len: int) -> StepShape:
-        context = min(self._max_model_len, _MAX_PARTIAL_KEYS // num_decode_seqs)
+        units = max(_MAX_DECODE_KEYS // num_decode_seqs // _CONTEXT_UNIT, 1)
+        context = min(self._max_model_len, units * _CONTEXT_UNIT)
         return StepShape(num_tokens, num_decode_seqs, num_chunk_seqs, max_query_len, self._max_model_len, context)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bulkrun.ops.triton import decode_attention
+from bulkrun.ops.triton import paged_attention as module
 from bulkrun.ops.triton.paged_attention import paged_attention
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case
 
@@ -105,6 +106,18 @@ def test_bounds_that_are_too_large_change_no_bit(device: str, window: int | None
     case = make_case([1, 1, 7], [60, 130, 9], (2, 1, 16), window=window, device=device)
     meta = dataclasses.replace(case.meta, max_context_len=500, max_query_len=64)
     assert torch.equal(attend(dataclasses.replace(case, meta=meta), window), attend(case, window))
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("window", [None, 70])
+def test_some_sequences_at_a_time_have_the_same_bits(
+    device: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the longest context would make partial results of all sequences too large."""
+    case = make_case([1] * 5 + [3], [200, 1, 64, 65, 130, 9], (2, 1, 16), window=window, device=device)
+    expected = attend(case, window)
+    monkeypatch.setattr(module, "_MAX_CHUNKS", 9)
+    assert torch.equal(attend(case, window), expected)
 
 
 @pytest.mark.usefixtures("small_chunks")
