@@ -53,20 +53,20 @@ def make_attention_tiles(
     first_U = index_U * num_queries  # of the unit's queries, in the chunk
     position_U = (context_S - len_S)[seq_U] + first_U
     last_U = torch.minimum(position_U + num_queries, context_S[seq_U]) - 1
-    first_tile_U = torch.zeros_like(last_U)
+    first_key_U = torch.zeros_like(last_U)
     if sliding_window is not None:
-        first_tile_U = (position_U - sliding_window + 1).clamp_min_(0) // TILE_KEYS
-    count_U, order_U = (last_U // TILE_KEYS + 1 - first_tile_U).sort(descending=True, stable=True)
-    seq_U, first_U, position_U, last_U, first_tile_U = (
-        own[order_U] for own in (seq_U, first_U, position_U, last_U, first_tile_U)
+        first_key_U = (position_U - sliding_window + 1).clamp_min_(0)
+    count_U, order_U = (last_U // TILE_KEYS + 1 - first_key_U // TILE_KEYS).sort(descending=True, stable=True)
+    seq_U, first_U, position_U, last_U, first_key_U = (
+        own[order_U] for own in (seq_U, first_U, position_U, last_U, first_key_U)
     )
 
     query_UQ = first_U[:, None] + torch.arange(num_queries)
     token_UQ = start_S[seq_U][:, None] + query_UQ
     is_real_UQ = query_UQ < len_S[seq_U][:, None]
     unit_N, step_N, units_per_step = _items(count_U)
-    key_NL = ((first_tile_U[unit_N] + step_N) * TILE_KEYS)[:, None] + torch.arange(TILE_KEYS)
-    own_key_NL = torch.minimum(key_NL, last_U[unit_N][:, None])
+    key_NL = ((first_key_U[unit_N] // TILE_KEYS + step_N) * TILE_KEYS)[:, None] + torch.arange(TILE_KEYS)
+    own_key_NL = key_NL.clamp(first_key_U[unit_N][:, None], last_U[unit_N][:, None])
     block_NL = meta.block_tables_SM.long()[seq_U[unit_N][:, None], own_key_NL // block_size]
     position_UR = position_U[:, None] + torch.arange(num_rows) // heads_per_kv_head
     return AttentionTiles(
