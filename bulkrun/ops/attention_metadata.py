@@ -33,7 +33,7 @@ class SharedPrefixes:
     # int32: tokens shared, a multiple of PREFIX_UNIT, at most the context of the shortest sequence of the group
     prefix_lens_G: torch.Tensor
     prefix_lens_S: torch.Tensor  # int32, per decode sequence: that of its group; 0: in none
-    max_prefix_len: int
+    max_prefix_len: int  # or a bound on it
 
     @classmethod
     def of_groups(
@@ -64,6 +64,9 @@ class AttentionMetadata:
 
     The integers are known to the host without asking the device. Sequence s owns query tokens
     `cu_seqlens_q[s]:cu_seqlens_q[s + 1]`; its last query token is at position `context_lens_S[s] - 1`.
+
+    A step that is padded to a captured one has tokens of nobody at its end, and sequences of both kinds without query
+    and context, so there may be more decode sequences than decode tokens; the lengths are bounds there.
     """
 
     slot_mapping_T: torch.Tensor  # int64: block id * B + offset, where each token's K and V are written
