@@ -158,7 +158,7 @@ def _show_roofline(facts: dict[str, Any]) -> None:
     print_facts(facts)
     click.echo()
     shown = [op for op in ops if op["share_of_time"] >= _LEAST_SHARE_SHOWN]
-    columns = ["op", "rows", "calls", "ms", "% of time", "TFLOP/s", "GB/s", "% of ceiling"]
+    columns = ["op", "rows", "calls", "ms", "median us", "% of time", "TFLOP/s", "GB/s", "% of ceiling"]
     print_table(columns, [_op_cells(op) for op in shown])
     if len(shown) < len(ops):
         click.echo(f"{len(ops) - len(shown)} more below {_LEAST_SHARE_SHOWN:.1%} of the time each (--json has them)")
@@ -177,6 +177,7 @@ def _op_cells(op: dict[str, Any]) -> list[Any]:
         op["rows"],
         op["calls"],
         op["seconds"] * 1e3,
+        op["median_us"],
         round(op["share_of_time"] * 100, 1),
         op["tflop_s"],
         op["gb_s"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from bulkrun.launch.bench.ceilings import DeviceRates
@@ -16,18 +17,20 @@ _BY_ROWS = ("_proj", "lm_head", "router", "experts")  # a product's rate depends
 
 @dataclass(slots=True)
 class _Row:
-    calls: set[int] = field(default_factory=set)
+    seconds_of: dict[int | None, float] = field(default_factory=dict)  # by call
     least: int = 0
     most: int = 0
     flops: float = 0.0
     num_bytes: float = 0.0
-    seconds: float = 0.0
     least_s: float = 0.0  # by the ceiling that binds each call
 
-    def add(self, index: int, call: OpCall, rates: DeviceRates) -> None:
-        self.least = call.rows if not self.calls else min(self.least, call.rows)
+    @property
+    def seconds(self) -> float:
+        return sum(self.seconds_of.values())
+
+    def count(self, call: OpCall, rates: DeviceRates) -> None:
+        self.least = min(self.least, call.rows) if self.most else call.rows
         self.most = max(self.most, call.rows)
-        self.calls.add(index)
         cost = call.cost
         self.flops, self.num_bytes = self.flops + cost.flops, self.num_bytes + cost.num_bytes
         self.least_s += max(cost.flops / rates.gemm_flop_s, cost.num_bytes / rates.read_bytes_s)
@@ -37,15 +40,15 @@ def op_table(work: Sequence[Busy], calls: Sequence[OpCall], rates: DeviceRates) 
     """By op, products also by row count (powers of two); the most time first.
 
     `share_of_ceiling`: the least seconds the measured rates allow, over those it took. `share_of_time`: of the
-    seconds the device worked.
+    seconds the device worked. `median_us`: of a call; far below the mean where other processes took the CPU away.
     """
     rows: dict[tuple[str, int], _Row] = {}
     for busy in work:
         call = OpCall(OTHER, 0, OpCost()) if busy.call is None else calls[busy.call].part(busy.name)
         row = rows.setdefault((call.name, _bucket(call)), _Row())
-        row.seconds += busy.end_s - busy.start_s
-        if busy.call is not None and busy.call not in row.calls:
-            row.add(busy.call, call, rates)
+        if busy.call not in row.seconds_of:
+            row.count(call, rates)
+        row.seconds_of[busy.call] = row.seconds_of.get(busy.call, 0.0) + busy.end_s - busy.start_s
     total_s = sum(row.seconds for row in rows.values())
     ordered = sorted(rows.items(), key=lambda item: -item[1].seconds)
     return [_facts(name, row, total_s) for (name, _), row in ordered if row.seconds > 0]
@@ -57,11 +60,13 @@ def _bucket(call: OpCall) -> int:
 
 
 def _facts(name: str, row: _Row, total_s: float) -> dict[str, Any]:
+    is_op = name != OTHER
     return {
         "op": name,
-        "rows": f"{row.least}-{row.most}" if row.least < row.most else str(row.most) if row.most else None,
-        "calls": len(row.calls) or None,
+        "rows": None if not is_op else str(row.most) if row.least == row.most else f"{row.least}-{row.most}",
+        "calls": len(row.seconds_of) if is_op else None,
         "seconds": round(row.seconds, 6),
+        "median_us": round(median(row.seconds_of.values()) * 1e6, 2) if is_op else None,
         "share_of_time": round(row.seconds / total_s, 4),
         "tflop_s": round(row.flops / row.seconds / 1e12, 4) if row.flops else None,
         "gb_s": round(row.num_bytes / row.seconds / 1e9, 2) if row.num_bytes else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import Any
 
 from bulkrun.launch.bench.ceilings import Ceilings, DeviceRates, ModelCost, ceilings
@@ -10,7 +11,7 @@ from bulkrun.launch.bench.measure import check_lengths, run_workload, warm_up
 from bulkrun.launch.bench.op_table import idle_shares, op_table
 from bulkrun.launch.bench.throughput import Asked, throughput_facts
 
-_SEED_OF_TRACE = 1  # other tokens than the main run's, which may still be in the prefix cache
+_SEED_OF_TRACE = 1000  # other tokens than the main run's, which may still be in the prefix cache
 
 
 def bench_roofline(choice: ModelChoice, asked: Asked) -> dict[str, Any]:
@@ -40,7 +41,9 @@ def roofline_of(
     check_lengths(work, engine.max_model_len)
     warm_up(engine, work)
     measured = run_workload(engine, work)
-    traced = trace_steps(engine, asked.work(loaded, seed + _SEED_OF_TRACE))
+    width = min(len(work), engine.max_num_seqs)
+    more = chain.from_iterable(asked.work(loaded, seed + another) for another in count(_SEED_OF_TRACE))
+    traced = trace_steps(engine, more, width)
     idle = idle_shares(traced.plain)
     return {
         **throughput_facts(choice, asked, loaded, measured),

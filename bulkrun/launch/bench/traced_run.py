@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,77 +41,82 @@ class Traced:
     calls: list[OpCall]
 
 
-def trace_steps(engine: LLMEngine, work: Sequence[Work], num_steps: int = NUM_STEPS) -> Traced:
-    """Fill the idle engine with `work` and trace windows of `num_steps`; what is left is dropped."""
-    recorder, filler = OpRecorder(engine), _Filler(engine, work)
-    filler.fill()
-    untraced_s = _seconds_per_step(engine, num_steps // 2)
+def trace_steps(engine: LLMEngine, work: Iterator[Work], width: int, num_steps: int = NUM_STEPS) -> Traced:
+    """Put `width` requests into the idle engine and trace windows of `num_steps`; what is left is dropped.
+
+    Whenever one ends, the next of `work`, which has no end, takes its place.
+    """
+    recorder, run = OpRecorder(engine), _SteadyRun(engine, work, width)
+    run.begin()
+    untraced_s = run.step(num_steps // 2)
     with recorder.steps() if engine.config.device.type == "cuda" else recorder.steps_and_ops():
-        plain, traced_s = _window(engine, filler, num_steps)
+        plain, traced_s = _window(engine, run, num_steps)
     by_op = plain
     if engine.config.device.type == "cuda":
         with recorder.steps_and_ops():
-            by_op, _ = _window(engine, filler, num_steps)
-    filler.drop()
+            by_op, _ = _window(engine, run, num_steps)
+    run.drop()
     return Traced(plain, traced_s / untraced_s, by_op, recorder.calls)
 
 
-class _Filler:
+class _SteadyRun:
     """Keeps the engine as full as it is in the middle of a long run."""
 
-    def __init__(self, engine: LLMEngine, work: Sequence[Work]) -> None:
-        self._engine, self._work = engine, work[: 2 * engine.max_num_seqs]
-        self._ids: list[str] = []
+    def __init__(self, engine: LLMEngine, work: Iterator[Work], width: int) -> None:
+        self._engine, self._work, self._width = engine, work, width
+        self._num_added = 0
 
-    def fill(self) -> None:
-        """Put requests in flight until seats or blocks run out, where the engine has nothing to do."""
-        if self._engine.has_unfinished():
-            return
-        requests = [self._request(number) for number in range(len(self._work))]
-        self._ids += [request.request_id for request in requests]
-        for request in requests:
-            self._engine.add_request(request)
+    def begin(self) -> None:
+        """Put requests in flight until all have a seat, or seats or blocks run out; then replace those that ended."""
+        for number in range(self._width):
+            self._add(number * _GOLDEN % 1)
+        num_ended = 0
         while self._has_room():
-            self._engine.step()
+            num_ended += len(self._engine.step())
+        for _ in range(num_ended):
+            self._add(0.0)
+
+    def step(self, num_steps: int) -> float:
+        """Seconds of a step, over so many; the device has done its work."""
+        start = time.perf_counter()
+        for _ in range(num_steps):
+            for _ in self._engine.step():
+                self._add(0.0)
+        if self._engine.config.device.type == "cuda":
+            torch.cuda.synchronize(self._engine.config.device)
+        return (time.perf_counter() - start) / num_steps
 
     def drop(self) -> None:
         """Forget what has not ended."""
-        self._engine.abort(self._ids)
+        self._engine.abort([_name(number) for number in range(self._num_added)])
         while self._engine.has_unfinished():
             self._engine.step()
 
     def _has_room(self) -> bool:
         stats = self._engine.stats()
-        waits = stats.num_waiting > 0
-        return waits and stats.num_running < self._engine.max_num_seqs and stats.kv_cache_usage < _FULL
+        has_seat = stats.num_waiting > 0 and stats.num_running < self._engine.max_num_seqs
+        return has_seat and stats.kv_cache_usage < _FULL
 
-    def _request(self, number: int) -> Request:
-        """The first ones are at any place of their output, evenly spread; those that wait have not begun."""
-        one = self._work[number]
-        share = number * _GOLDEN % 1 if number < self._engine.max_num_seqs else 0.0
+    def _add(self, share: float) -> None:
+        """The next request, with this share of its output behind it."""
+        one = next(self._work)
         done = tuple(one.prompt_token_ids[:1] * int(share * one.num_output_tokens))
         params = SamplingParams(max_tokens=one.num_output_tokens, temperature=0.0, ignore_eos=True)
-        name = f"traced-{len(self._ids) + number}"
-        return Request(name, one.prompt_token_ids, params, seed=number, output_token_ids=done)
+        name, seed = _name(self._num_added), self._num_added
+        self._engine.add_request(Request(name, one.prompt_token_ids, params, seed=seed, output_token_ids=done))
+        self._num_added += 1
 
 
-def _window(engine: LLMEngine, filler: _Filler, num_steps: int) -> tuple[list[Busy], float]:
+def _name(number: int) -> str:
+    return f"traced-{number}"
+
+
+def _window(engine: LLMEngine, run: _SteadyRun, num_steps: int) -> tuple[list[Busy], float]:
     """What the device did, and the seconds of a step."""
-    filler.fill()
     on_gpu = engine.config.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
-        step_s = _seconds_per_step(engine, num_steps)
+        step_s = run.step(num_steps)
     with tempfile.TemporaryDirectory(prefix="bulkrun-trace-") as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         return device_work(json.loads(path.read_text())["traceEvents"]), step_s
-
-
-def _seconds_per_step(engine: LLMEngine, num_steps: int) -> float:
-    start, num_done = time.perf_counter(), 0
-    while num_done < num_steps and engine.has_unfinished():
-        engine.step()
-        num_done += 1
-    if engine.config.device.type == "cuda":
-        torch.cuda.synchronize(engine.config.device)
-    return (time.perf_counter() - start) / max(1, num_done)

@@ -134,6 +134,7 @@ def test_a_row_adds_its_calls_up_and_compares_each_with_the_ceiling_that_binds_i
         "rows": "5-8",
         "calls": 2,
         "seconds": 10,
+        "median_us": 5e6,  # 4 + 2 and 4 seconds
         "share_of_time": 0.5,
         "tflop_s": 0.3,
         "gb_s": 0.4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_recording_changes_no_token_and_leaves_no_trace(tmp_path: Path) -> None:
     engine = _engine(save_tiny_model(tmp_path, "llama"))
     before = _functions(engine)
     expected = run_workload(engine, WORK).output_tokens
-    traced = trace_steps(engine, WORK, num_steps=3)
+    traced = trace_steps(engine, cycle(WORK), width=2, num_steps=3)
     assert _functions(engine) == before
     assert {busy.step for busy in traced.plain} == {1, 2, 3, None}
     assert not engine.has_unfinished()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_every_op_of_the_model_has_kernels_and_steps_have_gaps(tmp_path: Path, e
         save_tiny_model(tmp_path, "qwen3"), device="cuda", dtype="bfloat16", max_num_seqs=4, enforce_eager=enforce_eager
     )
     work = random_work(40, Lengths(5, 20), Lengths(8, 12), shared_prefix=0, vocab_size=VOCAB_SIZE)
-    traced = trace_steps(engine, work, num_steps=16)
+    traced = trace_steps(engine, cycle(work), width=4, num_steps=16)
     rows = {row["op"]: row for row in op_table(traced.by_op, traced.calls, RATES)}
     products = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
     assert rows.keys() >= {*products, "attention, decode", "attention, prefill", "norm_rotary_store", "sampling"}
