@@ -97,7 +97,8 @@ class PreparedJob:
         if engine.kv_cache_dtype == "fp8":
             facts["kv_cache_dtype"] = "fp8"
         if engine.deterministic:  # rows of another mode, dtype or device beside the others would break the promise
-            facts["deterministic"] = {name: getattr(engine, name) for name in ("dtype", "device", "kv_cache_dtype")}
+            bits = ("dtype", "device", "kv_cache_dtype")
+            facts["deterministic"] = ", ".join(f"{name} {getattr(engine, name)}" for name in bits)
         return facts
 
 
