@@ -22,8 +22,10 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
+from bulkrun.launch.garbage import settle_garbage
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.signals import DrainOnSignal, Supervisor, drain_on_signal
+from bulkrun.request import Engine
 
 _HEARTBEAT_S = 1.0  # the supervisor shows these numbers
 
@@ -39,7 +41,13 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     prepared = prepare(JobSpec.model_validate(record.job))
     deadline = deadline_of(current_allocation(), prepared.spec.run.walltime)
     cancelled = CancelWatch(run, worker.id)
-    make_engine = engine_factory(prepared)
+    load_engine = engine_factory(prepared)
+
+    def make_engine() -> Engine:
+        engine = load_engine()
+        settle_garbage()
+        return engine
+
     engine = make_engine()
     drain.started()
     outcome = JobRunner(
