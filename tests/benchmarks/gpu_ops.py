@@ -44,6 +44,7 @@ class Sizes:
     vocab_size: int = 128_256
     num_tokens: int = 4096
     decode_seqs: int = 512
+    rows: tuple[int, ...] = (64, 512, 1024, 4096)
     contexts: tuple[int, ...] = (256, 1024, 4096)
     prompts: tuple[int, ...] = (512, 2048, 8192)
     prefix_len: int = 1024
@@ -84,6 +85,25 @@ def _norm_rotary_store_case(sizes: Sizes, device: str) -> Case:
     k_cache, v_cache = torch.zeros(2, *shape, device=device, dtype=torch.bfloat16)
     args = (qkv, weight, 1e-6, cos, sin, k_cache, v_cache, torch.randperm(tokens, device=device))
     return _beside_reference("norm_rotary_store", ops.norm_rotary_store, args, 2 * qkv.numel() * BYTES)
+
+
+def product_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """The model's products at the row counts of steps; a step of few rows is all weights."""
+    heads, dim, hidden = sizes.num_heads, sizes.head_dim, sizes.hidden_size
+    shapes = {
+        "qkv_proj": (hidden, (heads + 2 * sizes.num_kv_heads) * dim),
+        "o_proj": (heads * dim, hidden),
+        "gate_up_proj": (hidden, 2 * sizes.intermediate_size),
+        "down_proj": (sizes.intermediate_size, hidden),
+        "lm_head": (hidden, sizes.vocab_size),
+    }
+    for name, (inner, outer) in shapes.items():
+        weight = torch.randn(outer, inner, device=device, dtype=torch.bfloat16)
+        for rows in sizes.rows:
+            x = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
+            num_bytes = BYTES * (inner * outer + rows * (inner + outer))
+            run = partial(ops.linear, x, weight, None)
+            yield Case(f"{name} rows={rows}", run, num_bytes, flops=2.0 * rows * inner * outer)
 
 
 def sampling_cases(sizes: Sizes, device: str) -> Iterator[Case]:
@@ -202,6 +222,7 @@ def _beside_reference(name: str, op: Callable[..., object], args: tuple[object, 
 
 
 CASES = {
+    "products": product_cases,
     "elementwise": elementwise_cases,
     "sampling": sampling_cases,
     "decode": decode_cases,

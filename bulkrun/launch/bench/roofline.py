@@ -30,27 +30,33 @@ def device_rates(loaded: LoadedModel) -> DeviceRates:
 
 
 def roofline_of(
-    choice: ModelChoice, asked: Asked, loaded: LoadedModel, rates: DeviceRates, seed: int = 0
+    choice: ModelChoice, asked: Asked, loaded: LoadedModel, rates: DeviceRates, seed: int = 0, trace: bool = True
 ) -> dict[str, Any]:
-    """One workload on a loaded engine. `idle` and `ops` are of a few traced steps after the run: see `op_table`."""
-    from bulkrun.launch.bench.traced_run import trace_steps
-
+    """One workload on a loaded engine. `trace`: then a few steps for `idle` and `ops` (see `op_table`), which takes as
+    long as filling the engine again."""
     engine = loaded.engine
     cost = ModelCost.of(loaded.config, engine.model_runner.kv_cache.k[0].element_size())
     work = asked.work(loaded, seed)
     check_lengths(work, engine.max_model_len)
     warm_up(engine, work)
     measured = run_workload(engine, work)
-    width = min(len(work), engine.max_num_seqs)
-    more = chain.from_iterable(asked.work(loaded, seed + another) for another in count(_SEED_OF_TRACE))
-    traced = trace_steps(engine, more, width)
-    idle = idle_shares(traced.plain)
     return {
         **throughput_facts(choice, asked, loaded, measured),
         "steps": len(measured.widths),
         "gemm_tflop_s": round(rates.gemm_flop_s / 1e12, 4),
         "read_gb_s": round(rates.read_bytes_s / 1e9, 2),
         **_shares(ceilings(cost, work, rates), measured.wall_s),
+        **(_traced(asked, loaded, rates, min(len(work), engine.max_num_seqs), seed) if trace else {}),
+    }
+
+
+def _traced(asked: Asked, loaded: LoadedModel, rates: DeviceRates, width: int, seed: int) -> dict[str, Any]:
+    from bulkrun.launch.bench.traced_run import trace_steps
+
+    more = chain.from_iterable(asked.work(loaded, seed + another) for another in count(_SEED_OF_TRACE))
+    traced = trace_steps(loaded.engine, more, width)
+    idle = idle_shares(traced.plain)
+    return {
         "idle": None if idle is None else {**idle, "slowdown": round(traced.slowdown, 3)},
         "ops": op_table(traced.by_op, traced.calls, rates),
     }

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen3-0.6b"
-_LOAD_S, _AROUND_S = {LLAMA: 25.0, QWEN: 15.0}, 10.0  # of a process with one engine; of a workload beside its run
+_LOAD_S = {LLAMA: 25.0, QWEN: 15.0}  # guesses: a process and its engine,
+_AROUND_S, _TRACE_S = 7.0, 25.0  # what a run needs beside its own time, and filling the engine again for a trace
 _LEAST_REQUESTS = 64
 
 
@@ -42,7 +43,8 @@ class Item:
     num_requests: int = 3000
     shared_prefix: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    roofline: bool = True
+    roofline: bool = True  # with the shares of the ceilings
+    trace: bool = False  # and op by op
     is_fixed: bool = False  # the number of requests is part of what is asked
     engine: str = "bulkrun"
 
@@ -65,11 +67,12 @@ def targets_1() -> list[Item]:
 
 def targets_2() -> list[Item]:
     """The other targets, one engine after another."""
+    idle = Prediction("idle.between_steps", 0.01, 0.02, at_most=True)
     long, shared, alone = "1024/1024", "shared 1000, 100/100", "shared 1000, 100/100, no prefix work"
     twice = Prediction("total_tok_s", 2.5, 2.0, over=alone)
     smaller_kv = Prediction("total_tok_s", 1.25, 1.20, over=long)
     return [
-        _against_serial(128, 1024, serial=27_342, expected=0.72),
+        _against_serial(128, 1024, serial=27_342, expected=0.72, more=(idle,)),
         _against_serial(512, 512, serial=32_917, expected=0.77),
         Item(long, LLAMA, "1024", "1024", 0.75 * 23_572, (Prediction("share_of_serial", 0.75),), 500),
         _shared(shared, 90_000, (twice,)),
@@ -127,6 +130,7 @@ def fitted(items: Sequence[Item], seconds: float) -> list[Item]:
     """As many requests as fit: what does not is cut by the same share everywhere, and the result says how many ran."""
     loads = [item for i, item in enumerate(items) if i == 0 or not same_engine(item, items[i - 1])]
     left = seconds - sum(_LOAD_S.get(item.shape, 0.0) for item in loads) - len(items) * _AROUND_S
+    left -= _TRACE_S * sum(item.trace for item in items)
     fixed = sum(item.seconds for item in items if item.is_fixed)
     elastic = sum(item.seconds for item in items if not item.is_fixed)
     share = min(1.0, max(0.0, left - fixed) / elastic) if elastic else 1.0
@@ -143,7 +147,7 @@ def _against_serial(
 ) -> Item:
     name = f"{num_input}/{num_output}"
     predictions = (Prediction("share_of_serial", expected, 0.85), *more)
-    return Item(name, LLAMA, str(num_input), str(num_output), expected * serial, predictions)
+    return Item(name, LLAMA, str(num_input), str(num_output), expected * serial, predictions, trace=bool(more))
 
 
 def _shared(name: str, total_tok_s: float, predictions: tuple[Prediction, ...], **settings: Any) -> Item:
@@ -153,7 +157,7 @@ def _shared(name: str, total_tok_s: float, predictions: tuple[Prediction, ...], 
 def _qwen(name: str, predictions: tuple[Prediction, ...], roofline: bool = False, **settings: Any) -> Item:
     return Item(
         name, QWEN, "100-1024", "100-1024", 25_000, predictions, 256,
-        settings=settings, roofline=roofline, is_fixed=True,
+        settings=settings, roofline=roofline, trace=roofline, is_fixed=True,
     )  # fmt: skip
 
 

@@ -11,13 +11,12 @@ _HEADER = ("what", "requests", "figure", "target", "predicted", "measured", "tot
 
 
 def report(lines: Sequence[Line]) -> str:
-    """A table per stage, a row per prediction, and op by op where the time of the first target went."""
+    """A table per stage, a row per prediction; and op by op where the time went, for what was traced."""
     stages = list(dict.fromkeys(line["stage"] for line in lines))
     parts = [f"## {stage}\n\n{_table(_HEADER, _rows(stage, lines))}" for stage in stages]
-    traced = next((line for line in lines if line.get("facts", {}).get("ops")), None)
-    if traced is not None:
-        ops = traced["facts"]["ops"]
-        parts.append(f"## ops of {traced['name']}\n\n{_table(tuple(ops[0]), (tuple(op.values()) for op in ops))}")
+    for line in lines:
+        if ops := line.get("facts", {}).get("ops"):
+            parts.append(f"## ops of {line['name']}\n\n{_table(tuple(ops[0]), (tuple(op.values()) for op in ops))}")
     return "\n\n".join(parts)
 
 

@@ -191,6 +191,11 @@ def _run_vllm(session: Session, stage: str, item: Item, limit_s: float) -> str |
 _ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench")
 _CHECKPOINT = ("-m", "tests.benchmarks.gpu.checkpoint")
 _OPS_PREDICTED = {
+    "qkv_proj": Prediction("share_of_ceiling", 0.80),
+    "o_proj": Prediction("share_of_ceiling", 0.80),
+    "gate_up_proj": Prediction("share_of_ceiling", 0.90),
+    "down_proj": Prediction("share_of_ceiling", 0.90),
+    "lm_head": Prediction("share_of_ceiling", 0.90),
     "decode shared_prefix": Prediction("rival_over_ours", 8.0, 2.0),
     "decode": Prediction("share_of_ceiling", 0.85, 0.85),
     "prefill": Prediction("tflop_s", 400, 400),

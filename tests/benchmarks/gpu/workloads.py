@@ -28,9 +28,9 @@ def measure(stage: str, items: list[Item], results: Results) -> None:
         asked = Asked(None, item.input_len, item.output_len, item.num_requests, item.shared_prefix)
         if item.roofline:
             assert rates is not None, "measured, because this item wants it"
-            facts = roofline_of(choice, asked, loaded, rates, seed=2 * number)
+            facts = roofline_of(choice, asked, loaded, rates, seed=number, trace=item.trace)
         else:
-            facts = throughput_of(choice, asked, loaded, seed=2 * number)
+            facts = throughput_of(choice, asked, loaded, seed=number)
         results.add_item(stage, item, facts={**facts, "settings": item.settings})
 
 
