@@ -32,8 +32,7 @@ from bulkrun.engine.finishing import (
     timeout_of,
 )
 from bulkrun.engine.memory_probe import measure_cuda
-from bulkrun.engine.model_runner import ModelRunner
-from bulkrun.engine.out_of_memory import MEMORY_ERRORS, MemoryGuard
+from bulkrun.engine.out_of_memory import MEMORY_ERRORS, MemoryGuard, make_model_runner
 from bulkrun.engine.pending_step import PendingStep, StepOutput
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
@@ -80,7 +79,7 @@ class LLMEngine:
             enable_prefix_caching=config.enable_prefix_caching,
             policy=batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock),
         )
-        self.model_runner = ModelRunner(model, config)
+        self.model_runner = make_model_runner(model, config)
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stop_matcher_factory = stop_matcher_factory

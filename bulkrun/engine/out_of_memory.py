@@ -16,9 +16,10 @@ from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.memory import SizeLimits, Sizes, smaller
 from bulkrun.engine.model_runner import ModelRunner
 from bulkrun.engine.scheduler import Scheduler
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
+from bulkrun.models.language_model import LanguageModel
 
 MAX_IN_A_ROW = 8  # by then the pool is a sixth of what it was: something else takes the memory
 MEMORY_ERRORS = (MemoryError, OSError, RuntimeError)  # torch.OutOfMemoryError is a RuntimeError
@@ -34,6 +35,20 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return any(sign in str(error) for sign in _SIGNS)
+
+
+def make_model_runner(model: LanguageModel, config: EngineConfig) -> ModelRunner:
+    """The runner with its pool. Raises UsageError, naming the keys, where the pool does not fit."""
+    try:
+        return ModelRunner(model, config)
+    except MEMORY_ERRORS as error:
+        if not is_out_of_memory(error):
+            raise
+        num_bytes = config.num_blocks * bytes_per_block(model.config, config.block_size, config.kv_cache_dtype)
+        raise UsageError(
+            f"engine.kv_cache_memory_bytes: a KV pool of {num_bytes / _GIB:.2f} GiB does not fit "
+            f"({_first_line(error)}); lower it, or engine.gpu_memory_utilization where it is not set"
+        ) from None
 
 
 class MemoryGuard:
@@ -60,7 +75,7 @@ class MemoryGuard:
         """Remember a shortage; raises the error again where it is about something else."""
         if not is_out_of_memory(error):
             raise error
-        self.shortage = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self.shortage = _first_line(error)
 
     def shrink(self, shortage: str, scheduler: Scheduler, model_runner: ModelRunner) -> Sizes:
         """Preempt everyone and take a smaller pool, or smaller steps; no step may be under way. Returns the sizes.
@@ -108,6 +123,10 @@ class MemoryGuard:
 
     def _pool_bytes(self, sizes: Sizes) -> int:
         return sizes.num_blocks * self._block_bytes
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _step_bytes_per_token(model_config: ModelConfig, dtype: torch.dtype) -> int:

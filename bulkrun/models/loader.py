@@ -78,8 +78,15 @@ def _empty_model(
     model.cast(dtype)
     if quantization == "fp8":
         quantize_projections(model)
-    # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
-    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+    num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
+    try:
+        # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
+        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the weights need {num_bytes / 2**30:.1f} GiB and do not fit on {device} ({str(error).splitlines()[0]}); "
+            "free what other processes hold, set engine.quantization: fp8, or take a smaller model"
+        ) from None
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
     return model

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.out_of_memory import MAX_IN_A_ROW, is_out_of_memory
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
@@ -151,6 +151,17 @@ def test_a_smaller_pool_that_does_not_fit_either_is_made_smaller_again(
     done = run(engine, _requests())
     assert engine.config.num_blocks <= before // 2
     assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected
+
+
+def test_a_pool_that_does_not_fit_at_the_start_is_refused_with_its_size(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> KVCache:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nmore lines")
+
+    monkeypatch.setattr(KVCache, "allocate", full)
+    with pytest.raises(UsageError, match=r"kv_cache_memory_bytes: a KV pool of 0\.01 GiB does not fit \(CUDA out"):
+        make_engine()
 
 
 def test_log_probabilities_are_there_once(make_engine: EngineFactory) -> None:
