@@ -59,6 +59,7 @@ class EngineSettings(TypedDict, total=False):
     enable_prefix_caching: bool
     batching: Literal["continuous", "static", "dynamic"]
     batching_window_s: float
+    async_scheduling: bool | None
     enforce_eager: bool
 
 
