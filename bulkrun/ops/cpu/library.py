@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -106,27 +107,22 @@ def _cache_dir() -> Path:
 
 
 def _compile(folder: Path) -> Path:
-    """Every source at once, each in a process of its own; then one library."""
-    wanted = os.environ.get("CXX") or "g++"
-    compiler = shutil.which(wanted)
-    if compiler is None:
-        raise _NoCompiler(f"no C++ compiler ({wanted})")
+    """The library, made in a folder of its own. Raises _NoCompiler, with the compiler's first complaint."""
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    if shutil.which(compiler[0]) is None:
+        raise _NoCompiler(f"no C++ compiler ({compiler[0]})")
     sources = sorted(_SOURCES.glob("*.cpp"))
-    objects = [folder / f"{source.stem}.o" for source in sources]
-    runs = [
-        subprocess.Popen([compiler, *_FLAGS, str(source), "-o", str(out)], stderr=subprocess.PIPE, text=True)
-        for source, out in zip(sources, objects, strict=True)
-    ]
-    outcomes = [(run.communicate(timeout=_COMPILE_LIMIT_S)[1], run.returncode) for run in runs]
-    for errors, code in outcomes:
-        if code != 0:
-            raise _NoCompiler(f"{compiler} cannot compile them: {errors.strip()}")
-    built = folder / "ops.so"
-    link = [compiler, "-shared", *map(str, objects), "-o", str(built)]
-    done = subprocess.run(link, capture_output=True, text=True, check=False, timeout=_COMPILE_LIMIT_S)
+    _run([*compiler, *_FLAGS, *map(str, sources)], folder)
+    _run([*compiler, "-shared", "-o", "ops.so", *(f"{source.stem}.o" for source in sources)], folder)
+    return folder / "ops.so"
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False, timeout=_COMPILE_LIMIT_S
+    )
     if done.returncode != 0:
-        raise _NoCompiler(f"{compiler} cannot link them: {done.stderr.strip()}")
-    return built
+        raise _NoCompiler(f"{command[0]} fails: {done.stderr.strip()}")
 
 
 def _publish(built: Path, cached: Path) -> Path:
