@@ -81,7 +81,9 @@ def _empty_model(
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
     try:
         # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
-        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        )
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"the weights need {num_bytes / 2**30:.1f} GiB and do not fit on {device} ({str(error).splitlines()[0]}); "
