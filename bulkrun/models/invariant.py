@@ -84,6 +84,11 @@ class InvariantModel:
         """Where the weights are."""
         return self.model.device
 
+    @property
+    def is_capturable(self) -> bool:
+        """On a CPU there are no graphs."""
+        return False
+
     def __call__(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
     ) -> torch.Tensor:

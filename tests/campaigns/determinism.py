@@ -70,7 +70,7 @@ class Way:
             max_num_batched_tokens=max(seqs, rng.choice((1, 3, 17, 64, 129, 512))),
             block_size=rng.choice((4, 16, 32)),
             enable_prefix_caching=rng.random() < 0.6,
-            kv_tokens=rng.choice((640, 1024, 8192)),
+            kv_tokens=rng.choice((352, 640, 8192)),
             batching=rng.choice(("continuous", "continuous", "static")),
             order=rng.randrange(4),
             resume_after=rng.choice((0, 0, 1, 7, MAX_TOKENS - 1)),
