@@ -37,8 +37,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("variant", ["gemma2", "qwen3_moe"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("variant", "dtype"), [("gemma2", "float32"), ("qwen3_moe", "bfloat16")])
 def test_a_row_has_one_output_in_crowds_chunks_preemptions_and_resumes(
     model_dirs: dict[str, Path], variant: str, dtype: str
 ) -> None:
