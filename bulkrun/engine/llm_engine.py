@@ -10,11 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from bulkrun.engine.batching import batching_policy
 from bulkrun.engine.block_manager import BlockManager
@@ -26,21 +23,17 @@ from bulkrun.engine.finishing import (
     completion_of,
     ending_of,
     grammar_failure,
-    needs_constraint,
-    refusal,
     refused,
     timeout_of,
 )
-from bulkrun.engine.memory_probe import measure_cuda
+from bulkrun.engine.loading import ready_model
 from bulkrun.engine.out_of_memory import MEMORY_ERRORS, MemoryGuard, make_model_runner
 from bulkrun.engine.pending_step import PendingStep, StepOutput
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.sequence_factory import SequenceFactory
 from bulkrun.engine.token_masks import MaskFiller
-from bulkrun.models.config import ModelConfig
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.models.loader import default_dtype, load_model
-from bulkrun.models.model_dir import generation_defaults
 from bulkrun.request import (
     Completion,
     EngineStats,
@@ -80,17 +73,20 @@ class LLMEngine:
             policy=batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock),
         )
         self.model_runner = make_model_runner(model, config)
+        self._sequences = SequenceFactory(
+            vocab_size=model.config.vocab_size,
+            max_model_len=config.max_model_len,
+            eos_token_ids=eos_token_ids,
+            stop_matcher_factory=stop_matcher_factory,
+            constraint_factory=constraint_factory,
+            clock=clock,
+        )
         self._vocab_size = model.config.vocab_size
-        self._eos_token_ids = frozenset(eos_token_ids)
-        self._stop_matcher_factory = stop_matcher_factory
-        self._constraint_factory = constraint_factory
         self._mask_filler: MaskFiller | None = None  # as long as nothing is constrained
-        self._clock = clock
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # ended without a step; the next step returns them
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
         self._memory = MemoryGuard(model.config, config)
-        self._num_added = 0
         self._counters = Counters()
 
     @classmethod
@@ -115,24 +111,19 @@ class LLMEngine:
         loaded. deterministic: a row's tokens do not depend on what runs beside it (`models.invariant`). Raises
         ModelError for a model that cannot be used and UsageError for settings that cannot work.
         """
-        torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-        model_config = ModelConfig.from_dir(path)
-        torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
-        model = load_model(
+        ready = ready_model(
             path,
-            dtype=torch_dtype,
-            device=torch_device,
+            device=device,
+            dtype=dtype,
             load_format=load_format,
             quantization=quantization,
             deterministic=deterministic,
+            **engine_settings,
         )
-        measure = partial(measure_cuda, model)
-        config = EngineConfig.resolve(model_config, torch_dtype, torch_device, measure=measure, **engine_settings)
-        eos_token_ids = generation_defaults(path).get("eos_token_ids") or model_config.eos_token_ids
         return cls(
-            model,
-            config,
-            eos_token_ids=eos_token_ids,
+            ready.model,
+            ready.config,
+            eos_token_ids=ready.eos_token_ids,
             stop_matcher_factory=stop_matcher_factory,
             constraint_factory=constraint_factory,
             clock=clock,
@@ -154,21 +145,12 @@ class LLMEngine:
         Tokens in `request.output_token_ids` count as generated and generation goes on after them, except where
         log-probabilities are wanted: those of the earlier tokens are not there, so it starts over.
         """
-        error = refusal(
-            request,
-            max_model_len=self.config.max_model_len,
-            vocab_size=self._vocab_size,
-            has_stop_matcher=self._stop_matcher_factory is not None,
-            has_constraints=self._constraint_factory is not None,
-        )
-        try:
-            seq = self._new_sequence(request) if error is None else None
-        except ValueError as problem:  # of the grammar: nothing else here can be wrong
-            seq, error = None, RowError("grammar_failed", str(problem))
-        if seq is None:
-            assert error is not None, "whatever makes no sequence is an error"
-            self._ended.append(refused(request, error))
+        seq = self._sequences.make(request)
+        if isinstance(seq, RowError):
+            self._ended.append(refused(request, seq))
             return
+        if seq.constraint is not None and self._mask_filler is None:
+            self._mask_filler = MaskFiller(self._vocab_size)
         starts_over = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
         for token_id in () if starts_over else request.output_token_ids:
             ending = self._append_token(seq, token_id)
@@ -222,28 +204,6 @@ class LLMEngine:
             kv_cache_usage=manager.num_used_blocks / (manager.num_blocks - 1),
             num_preemptions=self.scheduler.num_preemptions,
             **asdict(self._counters),
-        )
-
-    def _new_sequence(self, request: Request) -> Sequence:
-        matcher = None
-        if request.sampling.stop:
-            assert self._stop_matcher_factory is not None, "such a request was refused"
-            matcher = self._stop_matcher_factory(request.sampling.stop)
-        constraint = None
-        if needs_constraint(request):
-            assert self._constraint_factory is not None, "such a request was refused"
-            constraint = self._constraint_factory(request.sampling, request.prompt_token_ids)
-        if constraint is not None and self._mask_filler is None:
-            self._mask_filler = MaskFiller(self._vocab_size)
-        self._num_added += 1
-        return Sequence(
-            request,
-            arrival=self._num_added,
-            arrived_at=self._clock(),
-            max_model_len=self.config.max_model_len,
-            eos_token_ids=self._eos_token_ids,
-            stop_matcher=matcher,
-            constraint=constraint,
         )
 
     def _launch(self, batch: ScheduledBatch) -> PendingStep | None:

@@ -14,21 +14,14 @@ in, stays and ends.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from bulkrun.engine.admission import Growth, OutputLengthEstimator, peak_tokens
 from bulkrun.engine.batching import BatchingPolicy, ContinuousBatching
 from bulkrun.engine.block_manager import BlockManager
+from bulkrun.engine.prefix_cache import CachedPrefix, PrefixCache
 from bulkrun.engine.scheduled_batch import KVCopy, ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.waiting import WaitingQueue
-
-
-class CachedPrefix(NamedTuple):
-    """What the prefix cache holds of a sequence: full blocks, and perhaps the block that begins with its tail."""
-
-    blocks: list[int]
-    tail_block: int | None = None
 
 
 class Scheduler:
@@ -51,6 +44,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.policy = policy or ContinuousBatching(max_num_seqs)
         self._enable_prefix_caching = enable_prefix_caching
+        self._prefix_cache = PrefixCache(block_manager, is_enabled=enable_prefix_caching)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._lengths = OutputLengthEstimator()
         self._blocked = False  # the head of the queue did not fit, and nothing has ended since
@@ -112,6 +106,7 @@ class Scheduler:
         while self.running:
             self._preempt(self.running[-1])
         self.block_manager = block_manager
+        self._prefix_cache = PrefixCache(block_manager, is_enabled=self._enable_prefix_caching)
         self.max_num_batched_tokens = max_num_batched_tokens
         self._blocked = False
 
@@ -136,7 +131,7 @@ class Scheduler:
             return
         head = self.waiting.head
         worse = [seq for seq in self.running if seq.priority > head.priority]
-        while worse and not (self._free_rows and self._fits(head, self._cached_prefix(head).blocks)):
+        while worse and not (self._free_rows and self._fits(head, self._prefix_cache.find(head).blocks)):
             victim = _cheapest(worse)
             worse.remove(victim)
             self._preempt(victim)
@@ -189,7 +184,7 @@ class Scheduler:
             seq = self.waiting.head
             if seq.num_pending:
                 break  # preempted while a step under way computes its next token
-            cached = self._cached_prefix(seq)
+            cached = self._prefix_cache.find(seq)
             if not self._fits(seq, cached.blocks):
                 self._blocked = True
                 break
@@ -198,17 +193,6 @@ class Scheduler:
             budget -= count
             self._append(batch, seq, count)
         self.policy.let_in(len(batch.new_seqs), out_of_tokens=budget == 0)
-
-    def _cached_prefix(self, seq: Sequence) -> CachedPrefix:
-        """What is cached of its tokens, but never its last one, whose logits are wanted."""
-        if not self._enable_prefix_caching or seq.needs_prompt_logits:
-            return CachedPrefix([])
-        manager, size = self.block_manager, self.block_manager.block_size
-        blocks = manager.match_prefix(seq.hash_full_blocks((seq.num_tokens - 1) // size, size))
-        tail = seq.prompt_tail(size)
-        if tail.num_tokens and len(blocks) == tail.block_index:
-            return CachedPrefix(blocks, manager.match_tail(tail.hash))
-        return CachedPrefix(blocks)
 
     def _fits(self, seq: Sequence, cached_blocks: list[int]) -> bool:
         """Whether its blocks are free now and, as far as can be guessed, everyone's later ones as well."""
@@ -275,31 +259,7 @@ class Scheduler:
         batch.starts.append(seq.num_computed_tokens)
         batch.num_scheduled_tokens.append(count)
         seq.num_computed_tokens += count
-        self._register_full_blocks(seq)
-        if not seq.has_offered_tail and seq.num_computed_tokens >= seq.num_prompt_tokens - 1:
-            self._register_tail(seq)
-
-    def _register_full_blocks(self, seq: Sequence) -> None:
-        """Offer blocks to others as soon as their tokens are scheduled and known.
-
-        Within a step every layer writes the KV of all tokens before any of them attends, so a sequence of the same
-        step can already share them: a prefix is shared while it is being computed.
-        """
-        size = self.block_manager.block_size
-        first, end = seq.num_registered_blocks, min(seq.num_computed_tokens, len(seq.token_ids)) // size
-        if first >= end or not self._enable_prefix_caching:
-            return
-        hashes = seq.hash_full_blocks(end, size)
-        for index in range(first, end):
-            self.block_manager.register(seq.block_table[index], hashes[index])
-        seq.num_registered_blocks = end
-
-    def _register_tail(self, seq: Sequence) -> None:
-        """Offer the end of the prompt to others with the same prompt; a copy is not taken, as its source stands."""
-        tail = seq.prompt_tail(self.block_manager.block_size)
-        if self._enable_prefix_caching and tail.num_tokens:
-            self.block_manager.register_tail(seq.block_table[tail.block_index], tail.hash)
-        seq.has_offered_tail = True
+        self._prefix_cache.offer(seq)
 
 
 def _cheapest(seqs: Iterable[Sequence]) -> Sequence:

@@ -131,7 +131,7 @@ class Outcomes:
 def run_way(engine: LLMEngine, way: Way, requests: list[Request], outcomes: Outcomes) -> None:
     """Run the rows once (or as often as the way says)."""
     if way.can_stop:
-        engine._eos_token_ids = frozenset([10 * VOCAB_SIZE])  # never comes
+        engine._sequences.eos_token_ids = frozenset([10 * VOCAB_SIZE])  # never comes
         requests = [replace(r, sampling=replace(r.sampling, ignore_eos=False)) for r in requests]
     if way.resume_after:
         requests = [_resumed(request, outcomes, way.resume_after) for request in requests]

@@ -94,7 +94,7 @@ def test_request_that_is_only_prefilling_times_out(make_engine: EngineFactory, f
 def test_preempted_request_times_out_and_keeps_its_tokens(make_engine: EngineFactory) -> None:
     clock = Clock()
     engine = make_engine(clock=clock, max_model_len=90, kv_cache_memory_bytes=110_000, enable_prefix_caching=False)
-    engine._eos_token_ids = frozenset([VOCAB_SIZE + 1])
+    engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + 1])
     params = SamplingParams(max_tokens=40, temperature=0.0, timeout_s=5.0)
     for number in range(12):
         engine.add_request(Request(str(number), [number + 3] * 7, params, expected_tokens=1))

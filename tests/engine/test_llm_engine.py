@@ -74,7 +74,7 @@ def test_alone_equals_preempted(make_engine: EngineFactory, alone) -> None:
     params = SamplingParams(max_tokens=21, temperature=params.temperature)  # could stop, so admission dares more
     for caching in (False, True):
         engine = make_engine(enable_prefix_caching=caching, max_model_len=90, kv_cache_memory_bytes=110_000)
-        engine._eos_token_ids = frozenset([VOCAB_SIZE + 1])
+        engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + 1])
         requests = [
             Request(r.request_id, r.prompt_token_ids, params, seed=r.seed, expected_tokens=1) for r in _requests(params)
         ]
@@ -183,7 +183,7 @@ def test_options_that_only_watch_change_no_token(make_engine: EngineFactory, alo
         Request(r.request_id, r.prompt_token_ids, watched, seed=r.seed, expected_tokens=1) for r in _requests(params)
     ]
     engine = make_engine(constraint_factory=steps_factory, **settings)
-    engine._eos_token_ids = frozenset([VOCAB_SIZE + 1])
+    engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + 1])
     completions = run(engine, requests)
     assert _tokens(completions) == expected
     assert ("max_model_len" in settings) == (engine.stats().num_preemptions > 0)

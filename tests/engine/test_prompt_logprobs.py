@@ -76,7 +76,7 @@ def test_preempted_requests_have_the_same_prompt_logprobs(make_engine: EngineFac
             enable_prefix_caching=caching, max_model_len=70, kv_cache_memory_bytes=90_000, max_num_batched_tokens=16,
             max_num_seqs=12,
         )  # fmt: skip
-        engine._eos_token_ids = frozenset([VOCAB_SIZE + 1])
+        engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + 1])
         requests = [Request(r.request_id, r.prompt_token_ids, params, expected_tokens=1) for r in _requests()]
         completions = run(engine, requests)
         assert engine.stats().num_preemptions > 0

@@ -59,7 +59,7 @@ def test_stop_token_ends_without_itself(make_engine: EngineFactory, free: list[i
 
 def test_end_of_sequence_ends_without_itself_and_without_a_reason(make_engine: EngineFactory, free: list[int]) -> None:
     engine = make_engine()
-    engine._eos_token_ids = frozenset([free[3]])
+    engine._sequences.eos_token_ids = frozenset([free[3]])
     first = free.index(free[3])
     completion = _one(engine, _greedy(ignore_eos=False))
     assert list(completion.token_ids) == free[:first]
@@ -70,12 +70,12 @@ def test_end_of_sequence_ends_without_itself_and_without_a_reason(make_engine: E
 def test_end_of_sequence_ids_come_from_the_generation_config_else_the_config(
     make_engine: EngineFactory, model_dir, tmp_path: Path
 ) -> None:
-    assert make_engine()._eos_token_ids == {EOS_TOKEN_ID}
+    assert make_engine()._sequences.eos_token_ids == {EOS_TOKEN_ID}
     for file in model_dir("llama").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     engine = LLMEngine.from_model_dir(tmp_path, device="cpu", dtype="float32", kv_cache_memory_bytes=2**20)
-    assert engine._eos_token_ids == {7, 9}
+    assert engine._sequences.eos_token_ids == {7, 9}
 
 
 def test_stop_string_keeps_its_tokens_and_is_named(make_engine: EngineFactory, free: list[int]) -> None:
@@ -96,7 +96,7 @@ def test_stop_string_across_a_resume(make_engine: EngineFactory, free: list[int]
 def test_min_tokens_holds_every_end_back(make_engine: EngineFactory, free: list[int]) -> None:
     expected = generate_with_transformers("llama", PROMPT, 12, eos_token_id=free[0], min_new_tokens=5)
     engine = make_engine(stop_matcher_factory=WordMatcher)
-    engine._eos_token_ids = frozenset([free[0]])
+    engine._sequences.eos_token_ids = frozenset([free[0]])
     completion = _one(engine, _greedy(ignore_eos=False, min_tokens=5))
     kept = expected[: expected.index(free[0])] if free[0] in expected else expected
     assert list(completion.token_ids) == kept

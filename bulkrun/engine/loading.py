@@ -1,0 +1,53 @@
+"""A model directory made ready: the model on its device, sizes that fit beside it, tokens that end an output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.memory_probe import measure_cuda
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.language_model import LanguageModel
+from bulkrun.models.loader import default_dtype, load_model
+from bulkrun.models.model_dir import generation_defaults
+
+
+class ReadyModel(NamedTuple):
+    """What an engine is made of."""
+
+    model: LanguageModel
+    config: EngineConfig
+    eos_token_ids: Iterable[int]
+
+
+def ready_model(
+    path: Path | str,
+    *,
+    device: str,
+    dtype: str,
+    load_format: str,
+    quantization: str | None,
+    deterministic: bool,
+    **engine_settings: Any,
+) -> ReadyModel:
+    """Load the model and work out the engine's sizes; see `LLMEngine.from_model_dir`."""
+    torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    model_config = ModelConfig.from_dir(path)
+    torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
+    model = load_model(
+        path,
+        dtype=torch_dtype,
+        device=torch_device,
+        load_format=load_format,
+        quantization=quantization,
+        deterministic=deterministic,
+    )
+    measure = partial(measure_cuda, model)
+    config = EngineConfig.resolve(model_config, torch_dtype, torch_device, measure=measure, **engine_settings)
+    eos_token_ids = generation_defaults(path).get("eos_token_ids") or model_config.eos_token_ids
+    return ReadyModel(model, config, eos_token_ids)
