@@ -3,6 +3,7 @@
     python -m tests.benchmarks.cpu_peers setup --workdir DIR
     python -m tests.benchmarks.cpu_peers run --workdir DIR --model llama-20m --workload small [--rounds 3] [--record]
 
-Each peer has a virtual environment of its own, for they pin versions that do not go together. `peer_*.py` run there as
-processes of their own and share nothing with us but files of token ids (`tests/benchmarks/work.py`).
+`setup` takes some minutes and about 5 GB, 3 more with the qwen3 shape. Each peer has a virtual environment of its own,
+for they pin versions that do not go together. `peer_*.py` run there as processes of their own and share nothing with
+us but files of token ids (`tests/benchmarks/work.py`).
 """
