@@ -29,9 +29,7 @@ def attend(
     """Attend over a layer's cache, this step's keys and values included; returns [T, H, D]."""
     if meta.kv_copies is not None:
         ops.copy_kv(k_cache, v_cache, meta.kv_copies)
-    return paged_attention(
-        q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
-    )
+    return paged_attention(q_THD, k_cache, v_cache, meta, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
 
 
 class Attention(nn.Module):

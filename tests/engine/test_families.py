@@ -59,7 +59,9 @@ def test_greedy_tokens_equal_transformers_however_they_are_batched(
     engine = make_engine(variant, **SETTINGS[way])
     if way == "preempted":
         engine = make_engine(variant, **SETTINGS[way], kv_cache_memory_bytes=_pool_of(engine, 88))
-    engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + EOS_TOKEN_ID])  # could stop, so admission dares more; never does
+    engine._sequences.eos_token_ids = frozenset(
+        [VOCAB_SIZE + EOS_TOKEN_ID]
+    )  # could stop, so admission dares more; never does
     for _ in range(2 if way == "prefix cached" else 1):
         completions = run(engine, _requests())
         assert [list(completions[f"r{i}"].token_ids) for i in range(len(PROMPTS))] == expected[variant]
