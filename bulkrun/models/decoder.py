@@ -15,7 +15,9 @@ from bulkrun.models.config import DecoderConfig
 from bulkrun.models.decoder_layer import DecoderLayer, Rotary
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.layers import Linear, RMSNorm, empty_parameter
+from bulkrun.models.rope import RopeConfig
 from bulkrun.models.rotary_frequencies import rotary_frequencies
+from bulkrun.models.rotary_table import RotaryTable
 from bulkrun.ops import AttentionMetadata
 
 
@@ -35,6 +37,7 @@ class Decoder(nn.Module):
         self.tie_weights()
         # each rotary embedding that some layer has, on the device once the loader has moved it there
         self.inv_freqs = {rope: rotary_frequencies(rope, config.head_dim) for rope in config.ropes if rope is not None}
+        self._rotary_tables: dict[RopeConfig, RotaryTable] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,7 +63,7 @@ class Decoder(nn.Module):
 
         input_ids_T, positions_T: integers [T], the tokens of all sequences in `meta`'s order.
         """
-        rotaries = self._rotaries(positions_T)
+        rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
         x_TE = self.layers[0].input_norm(residual_TE)
         for i, layer in enumerate(self.layers):
@@ -104,10 +107,16 @@ class Decoder(nn.Module):
         # rounded as the embeddings are: the models were trained with that
         return embeds_TE * torch.tensor(self.config.embedding_multiplier, dtype=self.dtype).item()
 
-    def _rotaries(self, positions_T: torch.Tensor) -> list[Rotary | None]:
-        """Cosines and sines for each layer, computed once per embedding."""
-        made = {
-            rope: ops.rotary_cos_sin(positions_T, inv_freq, rope.attention_factor, self.dtype)
-            for rope, inv_freq in self.inv_freqs.items()
-        }
+    def _rotaries(self, positions_T: torch.Tensor, num_positions: int) -> list[Rotary | None]:
+        """Cosines and sines for each layer, made once per embedding; all positions are below `num_positions`."""
+        made = {rope: self._rotary(rope, positions_T, num_positions) for rope in self.inv_freqs}
         return [None if rope is None else made[rope] for rope in self.config.ropes]
+
+    def _rotary(self, rope: RopeConfig, positions_T: torch.Tensor, num_positions: int) -> Rotary:
+        """From a table on a CPU; a captured step of a GPU must not read one that grows."""
+        inv_freq = self.inv_freqs[rope]
+        if not positions_T.is_cpu:
+            return ops.rotary_cos_sin(positions_T, inv_freq, rope.attention_factor, self.dtype)
+        if rope not in self._rotary_tables:
+            self._rotary_tables[rope] = RotaryTable(inv_freq, rope.attention_factor, self.dtype)
+        return self._rotary_tables[rope].rows(positions_T, num_positions)
