@@ -128,6 +128,16 @@ class SamplingParams:
         """Whether the token is the most likely one, with no noise."""
         return self.temperature == 0.0
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that occurred are more or less likely to come again."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the token is the most likely one by the logits as they come."""
+        return self.greedy and not self.has_penalties and self.min_tokens == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

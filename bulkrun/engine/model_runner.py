@@ -87,7 +87,7 @@ class ModelRunner:
         add_prompt_logprobs(self.model, hidden_TE, batch)
         if not model_input.sampling_seqs:
             return PendingStep([])
-        logits_SV = self.model.compute_logits(hidden_TE[model_input.logits_indices])
+        logits_SV = self._logits(hidden_TE, model_input)
         masks = None if pending_masks is None else pending_masks.result()
         sampled = sample_tokens(logits_SV, model_input, self.rows, masks)
         self.rows.append(model_input.sampling_rows, model_input.num_tokens, sampled.token_ids)
@@ -110,6 +110,13 @@ class ModelRunner:
         if self.graphs is not None and model_input.is_captured:
             return self.graphs.replay(model_input.shape)
         return self.model(model_input.input_ids_T, model_input.positions_T, self.kv_cache, model_input.meta)
+
+    def _logits(self, hidden_TE: torch.Tensor, model_input: ModelInput) -> torch.Tensor:
+        """Of the rows that sample. On a CPU a maximum is taken of them as they are: float32 would be twice as much."""
+        seqs = model_input.sampling_seqs
+        hidden_SE = hidden_TE if len(seqs) == hidden_TE.shape[0] else hidden_TE[model_input.logits_indices]
+        as_computed = hidden_TE.is_cpu and all(seq.takes_likeliest for seq in seqs)
+        return self.model.compute_logits(hidden_SE, as_computed=as_computed)
 
     @torch.inference_mode()
     def clear_blocks(self, block_ids: SequenceOf[int]) -> None:

@@ -65,9 +65,12 @@ def sample_tokens(
 ) -> SampledTokens:
     """The next token of every sampling sequence. `logits_SV`: float32 [S', V], left as it is.
 
-    Log-probabilities are those of the logits as they come; `masks` and everything else only shape the choice.
+    Log-probabilities are those of the logits as they come; `masks` and everything else only shape the choice. Where
+    all `takes_likeliest`, the logits may be in any dtype.
     """
     seqs = model_input.sampling_seqs
+    if all(seq.takes_likeliest for seq in seqs):
+        return SampledTokens(*ops.greedy_tokens(logits_SV))
     distinct = list({id(seq.request.sampling): seq.request.sampling for seq in seqs}.values())
     highest, token_ids = logits_SV.max(dim=-1)
     allowed_SV, has_choice = logits_SV, None
@@ -76,20 +79,12 @@ def sample_tokens(
         allowed_SV = ops.apply_token_masks(logits_SV, masks.mask_CW.to(logits_SV.device), index_C)
         best, token_ids = allowed_SV.max(dim=-1)
         has_choice = best > float("-inf")
-    if not all(_plain_greedy(params) for params in distinct):
+    if not all(params.is_plain_greedy for params in distinct):
         shaped_SV = _shape_logits(allowed_SV, model_input, rows, distinct)
         token_ids = _draw(shaped_SV, model_input, rows, distinct)
     sampled = SampledTokens(token_ids, highest.isfinite(), has_choice)
     wanted = [params.logprobs for params in distinct if params.logprobs is not None]
     return _with_logprobs(sampled, logits_SV, max(wanted)) if wanted else sampled
-
-
-def _plain_greedy(params: SamplingParams) -> bool:
-    return params.greedy and not _has_penalties(params) and params.min_tokens == 0
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
 
 def _shape_logits(
@@ -99,7 +94,7 @@ def _shape_logits(
     row_S = model_input.sampling_rows
     if any(params.min_tokens for params in distinct):
         logits_SV = _forbid_early_end(logits_SV, model_input.sampling_seqs)
-    if any(_has_penalties(params) for params in distinct):
+    if any(params.has_penalties for params in distinct):
         width = max(seq.num_tokens for seq in model_input.sampling_seqs)
         logits_SV = ops.apply_penalties(
             logits_SV,

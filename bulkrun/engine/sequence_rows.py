@@ -11,6 +11,7 @@ from itertools import chain
 
 import torch
 
+from bulkrun import ops
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
@@ -52,7 +53,7 @@ class SequenceRows:
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Write sampled tokens, int64 [S'] each, where the next step reads them."""
-        self.token_ids_RL[rows, positions] = token_ids.int()
+        ops.append_tokens(self.token_ids_RL, rows, positions, token_ids)
 
     def _fill_rows(self, seqs: list[Sequence]) -> None:
         tokens = array("i")

@@ -22,13 +22,13 @@ class HostStaging:
 
     def send(self, *lists: Sequence[int]) -> list[torch.Tensor]:
         """Each list as an int64 tensor; all of them in one copy."""
-        packed, starts = array("q"), []
+        packed, sizes = array("q"), []
         for values in lists:
-            packed.extend([0] * (len(packed) % 2))  # on 16 bytes, or kernels would be compiled for odd addresses too
-            starts.append(len(packed))
             packed.extend(values)
-        sent = self._copy(packed, torch.int64)
-        return [sent[start : start + len(values)] for start, values in zip(starts, lists, strict=True)]
+            padding = len(values) % 2  # to 16 bytes, or kernels would be compiled for odd addresses too
+            packed.extend([0] * padding)
+            sizes += [len(values), padding]
+        return list(self._copy(packed, torch.int64).split(sizes)[::2])
 
     def send_array(self, values: array[int] | array[float], dtype: torch.dtype) -> torch.Tensor:
         """An array whose items are of `dtype`."""

@@ -74,12 +74,15 @@ class Decoder(nn.Module):
             x_TE, residual_TE = next_norm.add(layer.mlp_out(x_TE), residual_TE)
         return x_TE
 
-    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [S, V] of the rows that sample."""
-        logits_SV = self.lm_head(hidden_SE).float()
-        if self.config.logits_divisor != 1.0:
-            logits_SV = logits_SV / self.config.logits_divisor
-        soft_cap = self.config.logits_soft_cap
+    def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
+        """Logits float32 [S, V] of the rows that sample; `as_computed`: in the head's dtype if nothing follows it."""
+        divisor, soft_cap = self.config.logits_divisor, self.config.logits_soft_cap
+        logits_SV = self.lm_head(hidden_SE)
+        if as_computed and divisor == 1.0 and soft_cap is None:
+            return logits_SV
+        logits_SV = logits_SV.float()
+        if divisor != 1.0:
+            logits_SV = logits_SV / divisor
         return logits_SV if soft_cap is None else (logits_SV / soft_cap).tanh_().mul_(soft_cap)
 
     def tie_weights(self) -> None:

@@ -75,10 +75,10 @@ class GeneralModel:
         hidden_TE: torch.Tensor = output.last_hidden_state[0]
         return hidden_TE
 
-    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [S, V] of the rows that sample, by the model's own head."""
+    def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
+        """Logits float32 [S, V] of the rows that sample, by the model's own head; `as_computed`: in its dtype."""
         logits_SV: torch.Tensor = self._head(inputs_embeds=hidden_SE[None], use_cache=False).logits[0]
-        return logits_SV.float()
+        return logits_SV if as_computed else logits_SV.float()
 
 
 def register_attention() -> None:

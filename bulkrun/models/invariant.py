@@ -98,10 +98,10 @@ class InvariantModel:
             hidden_TE: torch.Tensor = self.model(_whole_tiles(input_ids_T), _whole_tiles(positions_T), kv_cache, meta)
         return hidden_TE[: input_ids_T.shape[0]]
 
-    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [S, V] of the rows that sample."""
+    def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
+        """Logits float32 [S, V] of the rows that sample; `as_computed`: or in the head's dtype."""
         with self.workers.one_thread_each():
-            logits_SV = self.model.compute_logits(_whole_tiles(hidden_SE))
+            logits_SV = self.model.compute_logits(_whole_tiles(hidden_SE), as_computed=as_computed)
         return logits_SV[: hidden_SE.shape[0]]
 
 

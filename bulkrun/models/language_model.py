@@ -33,5 +33,5 @@ class LanguageModel(Protocol):
     ) -> torch.Tensor:
         """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the cache."""
 
-    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [S, V] of the rows that sample."""
+    def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
+        """Logits float32 [S, V] of the rows that sample; `as_computed`: or, with the same values, the head's dtype."""

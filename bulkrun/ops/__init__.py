@@ -9,6 +9,7 @@ from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
 from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
+from bulkrun.ops.greedy_tokens import greedy_tokens as _greedy_tokens
 from bulkrun.ops.invariant_attention import invariant_attention as _invariant_attention
 from bulkrun.ops.invariant_attention import is_invariant_attention
 from bulkrun.ops.invariant_linear import invariant_linear as _invariant_linear
@@ -35,13 +36,16 @@ from bulkrun.ops.sampling import apply_top_k_top_p as _apply_top_k_top_p
 from bulkrun.ops.sampling import gumbel_sample as _gumbel_sample
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 from bulkrun.ops.step_inputs import StepBuffers
+from bulkrun.ops.step_inputs import append_tokens as _append_tokens
 from bulkrun.ops.step_inputs import step_inputs as _step_inputs
 
 add_rms_norm = by_device(_add_rms_norm)
+append_tokens = by_device(_append_tokens, has_triton=False)
 apply_token_masks = by_device(_apply_token_masks)
 apply_top_k_top_p = by_device(_apply_top_k_top_p)
 fp8_linear = by_device(_fp8_linear)
 gelu_mul = by_device(_gelu_mul)
+greedy_tokens = by_device(_greedy_tokens, has_triton=False)
 gumbel_sample = by_device(_gumbel_sample)
 invariant_attention = by_device(_invariant_attention)
 invariant_linear = by_device(_invariant_linear)
@@ -57,6 +61,7 @@ __all__ = [
     "AttentionMetadata",
     "StepBuffers",
     "add_rms_norm",
+    "append_tokens",
     "apply_min_p",
     "apply_penalties",
     "apply_rotary",
@@ -68,6 +73,7 @@ __all__ = [
     "fp8_linear",
     "fused_experts",
     "gelu_mul",
+    "greedy_tokens",
     "gumbel_noise",
     "gumbel_sample",
     "invariant_attention",

@@ -31,11 +31,11 @@ def uses_compiled(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and library() is not None
 
 
-def by_device(reference: Callable[P, R]) -> Callable[P, R]:
+def by_device(reference: Callable[P, R], *, has_triton: bool = True) -> Callable[P, R]:
     """The op whose reference is `bulkrun.ops.X.f`, and its twins of the same signature.
 
-    They are `bulkrun.ops.triton.X.f` and, where there is one, `bulkrun.ops.cpu.X.f`. The first positional argument is
-    the tensor that decides.
+    They are `bulkrun.ops.triton.X.f`, unless a GPU has no use for one, and, where there is one, `bulkrun.ops.cpu.X.f`.
+    The first positional argument is the tensor that decides.
     """
     module, name, compiled = triton_module(reference), reference.__name__, cpu_module(reference)
 
@@ -43,7 +43,7 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0]
         chosen = reference
-        if uses_triton(first):
+        if has_triton and uses_triton(first):
             chosen = twin(module, name)
         elif compiled is not None and uses_compiled(first):
             chosen = twin(compiled, name)

@@ -94,6 +94,13 @@ def step_inputs(
     torch.sub(block_T, index_T, out=slot_T).mul_(block_size).add_(position_T)  # block * size + position - index * size
 
 
+def append_tokens(
+    token_ids_RL: torch.Tensor, row_S: torch.Tensor, position_S: torch.Tensor, token_S: torch.Tensor
+) -> None:
+    """Write each sequence's new token into its row, int32, at a position; the others int64 [S], no two places alike."""
+    token_ids_RL[row_S, position_S] = token_S.int()
+
+
 def _pad(out: StepBuffers, first: int, block_size: int) -> None:
     """Make the tokens from `first` on nobody's."""
     num_padding = out.input_ids_T.numel() - first

@@ -45,9 +45,9 @@ class WatchedModel:
         self.pools.append(weakref.ref(kv_cache.k[0]))
         return self._model(ids_T, positions_T, kv_cache, meta)
 
-    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden_SE: torch.Tensor, **how: bool) -> torch.Tensor:
         self.logits.append(hidden_SE.shape[0])
-        return self._model.compute_logits(hidden_SE)
+        return self._model.compute_logits(hidden_SE, **how)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens"), [(1, 1), (5, 5), (3, 100), (7, 29), (4, 400)])

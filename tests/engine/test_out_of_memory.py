@@ -44,10 +44,10 @@ class ModelThatRunsOut:
             self._maybe_run_out()
         return hidden_TE
 
-    def compute_logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden_SE: torch.Tensor, **how: bool) -> torch.Tensor:
         if self._at_logits:
             self._maybe_run_out()
-        return self._model.compute_logits(hidden_SE)
+        return self._model.compute_logits(hidden_SE, **how)
 
     def _maybe_run_out(self) -> None:
         self._num_calls += 1

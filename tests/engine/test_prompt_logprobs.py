@@ -111,9 +111,9 @@ def test_trap_prompt_logprobs_run_out_of_memory_vllm_5907(
     model = engine.model_runner.model
     compute_logits, num_rows = model.compute_logits, []
 
-    def spy(hidden_SE: torch.Tensor) -> torch.Tensor:
+    def spy(hidden_SE: torch.Tensor, **how: bool) -> torch.Tensor:
         num_rows.append(hidden_SE.shape[0])
-        return compute_logits(hidden_SE)
+        return compute_logits(hidden_SE, **how)
 
     monkeypatch.setattr(model, "compute_logits", spy)
     completions = run(engine, _requests())

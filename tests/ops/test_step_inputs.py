@@ -9,10 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.ops.step_inputs import StepBuffers, step_inputs
+from bulkrun.ops.cpu.library import compiled_ops
+from bulkrun.ops.cpu.step_inputs import append_tokens as compiled_append_tokens
+from bulkrun.ops.cpu.step_inputs import step_inputs as compiled_step_inputs
+from bulkrun.ops.step_inputs import StepBuffers, append_tokens, step_inputs
 from bulkrun.ops.triton.step_inputs import step_inputs as triton_step_inputs
 
-OPS = pytest.mark.parametrize("op", [step_inputs, triton_step_inputs], ids=["reference", "triton"])
+needs_compiled = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
+COMPILED = pytest.param(compiled_step_inputs, marks=needs_compiled)
+OPS = pytest.mark.parametrize(
+    "op", [step_inputs, triton_step_inputs, COMPILED], ids=["reference", "triton", "compiled"]
+)
 NUM_ROWS, LENGTH = 6, 40
 
 
@@ -68,6 +75,18 @@ def test_padding_and_sequences_in_the_middle_that_compute_nothing(op: object) ->
 @OPS
 def test_nothing_but_padding(op: object) -> None:
     check(op, [], 4, (5, 2))
+
+
+@pytest.mark.parametrize(
+    "op", [append_tokens, pytest.param(compiled_append_tokens, marks=needs_compiled)], ids=["reference", "compiled"]
+)
+def test_appended_tokens_stand_in_their_rows_and_nowhere_else(op: object) -> None:
+    token_ids_RL = torch.full((NUM_ROWS, LENGTH), -7, dtype=torch.int32)
+    places = {(3, 0): 11, (0, 39): 2**31 - 1, (5, 7): 0}
+    rows, positions = zip(*places, strict=True)
+    op(token_ids_RL, *(torch.tensor(values) for values in (rows, positions, list(places.values()))))  # type: ignore[operator]
+    expected = [[places.get((row, position), -7) for position in range(LENGTH)] for row in range(NUM_ROWS)]
+    assert token_ids_RL.tolist() == expected
 
 
 @settings(max_examples=25, deadline=None)
