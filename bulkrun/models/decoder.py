@@ -19,6 +19,7 @@ from bulkrun.models.rope import RopeConfig
 from bulkrun.models.rotary_frequencies import rotary_frequencies
 from bulkrun.models.rotary_table import RotaryTable
 from bulkrun.ops import AttentionMetadata
+from bulkrun.ops.cpu.layer_stack import LayerStack
 
 
 class Decoder(nn.Module):
@@ -35,6 +36,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config, config.hidden_size)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.tie_weights()
+        self.layer_stack: LayerStack | None = None  # the loader's, where one call can run all layers
         # each rotary embedding that some layer has, on the device once the loader has moved it there
         self.inv_freqs = {rope: rotary_frequencies(rope, config.head_dim) for rope in config.ropes if rope is not None}
         self._rotary_tables: dict[RopeConfig, RotaryTable] = {}
@@ -65,9 +67,11 @@ class Decoder(nn.Module):
         """
         rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
+        if self.layer_stack is not None and self.layer_stack.takes(residual_TE, kv_cache.dtype):
+            return self.layer_stack(residual_TE, list(rotaries.values()), kv_cache.k, kv_cache.v, meta)
         x_TE = self.layers[0].input_norm(residual_TE)
         for i, layer in enumerate(self.layers):
-            x_TE = layer.attention(x_TE, rotaries[i], kv_cache.k[i], kv_cache.v[i], meta)
+            x_TE = layer.attention(x_TE, rotaries.get(self.config.ropes[i]), kv_cache.k[i], kv_cache.v[i], meta)
             x_TE, residual_TE = layer.mlp_norm.add(layer.attention_out(x_TE), residual_TE)
             x_TE = layer.mlp(x_TE)
             next_norm = self.layers[i + 1].input_norm if i + 1 < len(self.layers) else self.norm
@@ -110,10 +114,9 @@ class Decoder(nn.Module):
         # rounded as the embeddings are: the models were trained with that
         return embeds_TE * torch.tensor(self.config.embedding_multiplier, dtype=self.dtype).item()
 
-    def _rotaries(self, positions_T: torch.Tensor, num_positions: int) -> list[Rotary | None]:
-        """Cosines and sines for each layer, made once per embedding; all positions are below `num_positions`."""
-        made = {rope: self._rotary(rope, positions_T, num_positions) for rope in self.inv_freqs}
-        return [None if rope is None else made[rope] for rope in self.config.ropes]
+    def _rotaries(self, positions_T: torch.Tensor, num_positions: int) -> dict[RopeConfig | None, Rotary]:
+        """Cosines and sines of each rotary embedding; all positions are below `num_positions`."""
+        return {rope: self._rotary(rope, positions_T, num_positions) for rope in self.inv_freqs}
 
     def _rotary(self, rope: RopeConfig, positions_T: torch.Tensor, num_positions: int) -> Rotary:
         """From a table on a CPU; a captured step of a GPU must not read one that grows."""

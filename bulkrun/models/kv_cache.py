@@ -49,6 +49,11 @@ class KVCache:
         return self.k[0].shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of keys and values."""
+        return self.k[0].dtype
+
+    @property
     def num_blocks(self) -> int:
         """Blocks in the pool, the null block included."""
         return self.k[0].shape[0]

@@ -15,6 +15,7 @@ import torch
 
 from bulkrun.errors import ModelError
 from bulkrun.models.checkpoint import StoredTensor, stored_tensors, weight_files
+from bulkrun.models.compiled_layers import compile_layers
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.dummy_weights import fill_with_random_weights
@@ -66,6 +67,7 @@ def load_model(
     if deterministic:
         return make_invariant(model.eval())
     model.pack_weights()
+    model.layer_stack = compile_layers(model)
     return model.eval()
 
 

@@ -50,10 +50,11 @@ class OpRecorder:
 
     @contextmanager
     def steps_and_ops(self) -> Iterator[None]:
-        """Ops are annotated too, and run one by one even where the engine replays CUDA graphs."""
+        """Ops are annotated too, and run one by one even where graphs or a stack of layers hold them."""
         with ExitStack() as stack:
             stack.enter_context(self.steps())
             _replace(stack, self._engine.model_runner, "graphs", None)
+            _replace(stack, _decoder(self._engine), "layer_stack", None)
             for owner, name, price in self._ops():
                 _replace(stack, owner, name, self._annotated(getattr(owner, name), price))
             yield

@@ -16,7 +16,7 @@ from bulkrun.ops.paged_attention import paged_attention as reference
 
 _MAX_HEADS_PER_KV_HEAD = 96  # the rows of one work item
 _INTEGERS = (
-    "q_stride", "num_tokens", "num_seqs", "table_width",
+    "q_stride", "out_stride", "num_tokens", "num_seqs", "table_width",
     "num_heads", "num_kv_heads", "head_dim", "block_size", "window",
 )  # fmt: skip
 
@@ -56,9 +56,9 @@ def paged_attention(
     out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
     step = _Step(
         q_THD.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out_THD.data_ptr(), tables.data_ptr(),
-        context_lens.data_ptr(), cu_seqlens_q.data_ptr(), q_THD.stride(0), num_tokens, context_lens.numel(),
-        tables.stride(0), num_heads, num_kv_heads, head_dim, k_cache.shape[1], sliding_window or 0,
-        scale, soft_cap or 0.0, torch.get_num_threads(),
+        context_lens.data_ptr(), cu_seqlens_q.data_ptr(), q_THD.stride(0), out_THD.stride(0), num_tokens,
+        context_lens.numel(), tables.stride(0), num_heads, num_kv_heads, head_dim, k_cache.shape[1],
+        sliding_window or 0, scale, soft_cap or 0.0, torch.get_num_threads(),
     )  # fmt: skip
     _function(dtype)(ctypes.byref(step))
     return out_THD

@@ -1,0 +1,75 @@
+"""Which decoders can run their narrow steps as one compiled call on a CPU, and the tables of that call."""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.models.config import DecoderConfig
+from bulkrun.models.decoder import Decoder
+from bulkrun.models.decoder_layer import DecoderLayer
+from bulkrun.models.layers import HeadQKNorm, Linear
+from bulkrun.models.rope import RopeConfig
+from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, Matrix, StackSizes, can_stack
+
+_MAX_BYTES = 256 * 2**20  # of weights: reading more takes so long that calls do not count, and they are held twice
+
+
+def compile_layers(model: Decoder) -> LayerStack | None:
+    """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
+    config = model.config
+    is_plain = config.norms == "pre" and config.qk_norm != "projection" and config.moe is None
+    if model.device.type != "cpu" or not is_plain or not _are_small_linears(model):
+        return None
+    sizes, layers = _sizes(config), [_as_layer(module) for module in model.layers]
+    if not can_stack(sizes, model.dtype, model.norm.weight.dtype):
+        return None
+    ropes = list(model.inv_freqs)
+    return LayerStack(
+        [_weights(layer, config.ropes[i], ropes) for i, layer in enumerate(layers)], model.norm.weight, sizes
+    )
+
+
+def _are_small_linears(model: Decoder) -> bool:
+    products = [module for layer in model.layers for name, module in layer.named_modules() if name.endswith("_proj")]
+    weights = [module.weight for module in products if isinstance(module, Linear)]
+    return len(weights) == len(products) and sum(w.numel() * w.element_size() for w in weights) <= _MAX_BYTES
+
+
+def _as_layer(module: torch.nn.Module) -> DecoderLayer:
+    assert isinstance(module, DecoderLayer)
+    return module
+
+
+def _sizes(config: DecoderConfig) -> StackSizes:
+    return StackSizes(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        residual_multiplier=config.residual_multiplier,
+        activation=config.activation,
+    )
+
+
+def _weights(layer: DecoderLayer, rope: RopeConfig | None, ropes: list[RopeConfig]) -> LayerWeights:
+    attention, mlp = layer.attention, layer.mlp
+    return LayerWeights(
+        input_norm=layer.input_norm.weight,
+        qkv=_matrix(attention.qkv_proj),
+        qk_norm=attention.qk_norm.weight if isinstance(attention.qk_norm, HeadQKNorm) else None,
+        o=_matrix(attention.o_proj),
+        mlp_norm=layer.mlp_norm.weight,
+        gate_up=_matrix(mlp.gate_up_proj),
+        down=_matrix(mlp.down_proj),
+        sliding_window=attention.sliding_window,
+        rotary=None if rope is None else ropes.index(rope),
+    )
+
+
+def _matrix(linear: Linear) -> Matrix:
+    weight = linear.weight.data
+    return Matrix(weight.to_dense() if weight.is_mkldnn else weight, linear.bias)

@@ -1,0 +1,214 @@
+"""Every layer of a decoder over a step of few tokens in one compiled call. Knows weights and sizes; knows no module.
+
+Between the ops of a narrow step more time goes by than in them. Here a layer has norms before attention and MLP and a
+dense gated MLP; its weights are copied once into panels of columns (panels.h), which the call reads from end to end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.cpu.dtypes import suffix
+from bulkrun.ops.cpu.library import c_function, library
+
+MAX_TOKENS = 128  # MOST_ROWS of panels.h
+_MAX_HEAD_DIM, _MAX_HEADS_PER_KV_HEAD = 512, 96  # of one head's scratch, of one work item of attention
+_PANEL, _LANES, _PAD = 32, 16, 32  # of panels.h, vector.h, layer_stack.cpp
+
+
+class Matrix(NamedTuple):
+    """A weight [O, I] and perhaps a bias [O]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer: queries, keys and values in one matrix, gates and ups in another."""
+
+    input_norm: torch.Tensor  # [E]
+    qkv: Matrix
+    qk_norm: torch.Tensor | None  # [H + K, D]
+    o: Matrix
+    mlp_norm: torch.Tensor  # [E]
+    gate_up: Matrix
+    down: Matrix
+    sliding_window: int | None
+    rotary: int | None  # which of the step's rotary embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class StackSizes:
+    """What is the same in every layer."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    soft_cap: float | None
+    residual_multiplier: float  # of what attention and MLP add to the residual stream
+    activation: str  # silu or gelu_tanh
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (("panels", c_void_p), ("bias", c_void_p))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *[(x, _Matrix) for x in ("qkv", "o", "gate_up", "down")],
+        *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "qk_norm", "k_cache", "v_cache")],
+        *[(x, c_int64) for x in ("window", "rotary")],
+    )
+
+
+class _Rotary(ctypes.Structure):
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("dim", c_int64))
+
+
+_CONSTANTS = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+_SCRATCH = ("x", "qkv", "q", "attended", "out", "gated")
+_STEP = ("slots", "kv_copies", "block_tables", "context_lens", "cu_seqlens_q")
+
+
+class _Stack(ctypes.Structure):
+    """`struct Stack` of layer_stack.cpp."""
+
+    _fields_ = (
+        *[(x, c_void_p) for x in ("layers", "rotaries", "last_norm", "residual", "hidden", *_SCRATCH, *_STEP)],
+        *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies")],
+        *[(x, c_int64) for x in (*_CONSTANTS, "block_size")],
+        *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
+        *[(x, c_int32) for x in ("is_gelu", "num_threads")],
+    )
+
+
+def can_stack(sizes: StackSizes, dtype: torch.dtype, norm_dtype: torch.dtype) -> bool:
+    """Whether it is compiled for such layers; the first call may compile."""
+    fits = sizes.head_dim <= _MAX_HEAD_DIM and sizes.num_heads // sizes.num_kv_heads <= _MAX_HEADS_PER_KV_HEAD
+    ops, names = library(), suffix(dtype, norm_dtype)
+    return fits and ops is not None and names is not None and hasattr(ops, f"layer_stack_{names}")
+
+
+class LayerStack:
+    """The layers and the norm after them, their weights in panels; not for two calls at a time."""
+
+    def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, sizes: StackSizes) -> None:
+        dtype = layers[0].qkv.weight.dtype
+        self._kept: list[torch.Tensor] = []  # what the tables below point to
+        self._layers = (_Layer * len(layers))(*[self._layer(layer, sizes) for layer in layers])
+        self._rotaries = (_Rotary * (1 + max(-1 if layer.rotary is None else layer.rotary for layer in layers)))()
+        self._stack = _Stack(
+            layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
+            last_norm=self._keep(last_norm), num_layers=len(layers), eps=sizes.eps, scale=sizes.scale,
+            soft_cap=sizes.soft_cap or 0.0, residual_multiplier=sizes.residual_multiplier,
+            is_gelu=sizes.activation == "gelu_tanh", **{name: getattr(sizes, name) for name in _CONSTANTS},
+            **{name: self._keep(buffer) for name, buffer in _scratch(sizes, dtype).items()},
+        )  # fmt: skip
+        self._run: Callable[..., None] = c_function(
+            f"layer_stack_{suffix(dtype, last_norm.dtype)}", ctypes.POINTER(_Stack)
+        )
+
+    def takes(self, residual_TE: torch.Tensor, kv_dtype: torch.dtype) -> bool:
+        """Whether it can do a step with such embeddings over such a cache, as fast as the ops one by one."""
+        return residual_TE.shape[0] <= MAX_TOKENS and residual_TE.dtype == kv_dtype
+
+    def __call__(
+        self,
+        residual_TE: torch.Tensor,
+        rotaries: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        k_caches: Sequence[torch.Tensor],
+        v_caches: Sequence[torch.Tensor],
+        meta: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Hidden states [T, E] after the last norm, T <= MAX_TOKENS; writes the tokens' keys and values to the caches.
+
+        residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
+        k_caches, v_caches: [N, B, K, D] contiguous, one per layer, of the layers' dtype.
+        """
+        assert residual_TE.is_contiguous() and self.takes(residual_TE, k_caches[0].dtype)
+        hidden_TE = torch.empty_like(residual_TE)
+        for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
+            layer.k_cache, layer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        for entry, (cos, sin) in zip(self._rotaries, rotaries, strict=True):
+            entry.cos, entry.sin, entry.dim = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
+        stack = self._stack
+        stack.residual, stack.hidden, stack.num_tokens = residual_TE.data_ptr(), hidden_TE.data_ptr(), len(residual_TE)
+        stack.block_size, stack.num_threads = k_caches[0].shape[1], torch.get_num_threads()
+        self._set_step(meta)
+        self._run(ctypes.byref(stack))
+        return hidden_TE
+
+    def _set_step(self, meta: AttentionMetadata) -> None:
+        stack, tables, copies = self._stack, meta.block_tables_SM, meta.kv_copies
+        assert tables.dtype == meta.context_lens_S.dtype == meta.cu_seqlens_q.dtype == torch.int32
+        assert tables.stride(1) == 1
+        stack.slots, stack.block_tables = meta.slot_mapping_T.data_ptr(), tables.data_ptr()
+        stack.context_lens, stack.cu_seqlens_q = meta.context_lens_S.data_ptr(), meta.cu_seqlens_q.data_ptr()
+        stack.num_seqs, stack.table_width = meta.context_lens_S.numel(), tables.stride(0)
+        assert copies is None or copies.is_contiguous()
+        stack.kv_copies, stack.num_copies = (None, 0) if copies is None else (copies.data_ptr(), copies.shape[1])
+
+    def _layer(self, layer: LayerWeights, sizes: StackSizes) -> _Layer:
+        return _Layer(
+            qkv=self._matrix(layer.qkv), o=self._matrix(layer.o), down=self._matrix(layer.down),
+            gate_up=self._matrix(_in_sixteens(layer.gate_up, sizes.intermediate_size)),
+            input_norm=self._keep(layer.input_norm), mlp_norm=self._keep(layer.mlp_norm),
+            qk_norm=None if layer.qk_norm is None else self._keep(layer.qk_norm),
+            window=layer.sliding_window or 0, rotary=-1 if layer.rotary is None else layer.rotary,
+        )  # fmt: skip
+
+    def _matrix(self, matrix: Matrix) -> _Matrix:
+        bias = None if matrix.bias is None else self._keep(_padded(matrix.bias, _PANEL))
+        return _Matrix(self._keep(pack_panels(matrix.weight)), bias)
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
+
+
+def pack_panels(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [O, I] as panels of 32 rows, word by word: [O / 32, words, 32, numbers of a word], zeros beside it."""
+    padded = F.pad(weight, (0, -weight.shape[1] % _PAD, 0, -weight.shape[0] % _PANEL))
+    per_word = 4 // weight.element_size()
+    return padded.view(padded.shape[0] // _PANEL, _PANEL, -1, per_word).transpose(1, 2).contiguous()
+
+
+def _in_sixteens(gate_up: Matrix, size: int) -> Matrix:
+    """Sixteen rows of gates, their sixteen ups, the next gates, ..."""
+
+    def mixed(rows: torch.Tensor) -> torch.Tensor:
+        halves = torch.stack([_padded(half, _LANES) for half in rows.split(size)])
+        return halves.unflatten(1, (-1, _LANES)).transpose(0, 1).flatten(0, 2)
+
+    return Matrix(mixed(gate_up.weight), None if gate_up.bias is None else mixed(gate_up.bias))
+
+
+def _padded(rows: torch.Tensor, to: int) -> torch.Tensor:
+    return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, -rows.shape[0] % to))
+
+
+def _scratch(sizes: StackSizes, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Buffers of MAX_TOKENS rows; those that are multiplied have whole words behind them, zeros for good."""
+    width = sizes.num_heads * sizes.head_dim
+    columns = {
+        "x": sizes.hidden_size + -sizes.hidden_size % _PAD,
+        "qkv": width + 2 * sizes.num_kv_heads * sizes.head_dim,
+        "q": width,
+        "attended": width + -width % _PAD,
+        "out": sizes.hidden_size,
+        "gated": sizes.intermediate_size + -sizes.intermediate_size % _PAD,
+    }
+    return {name: torch.zeros(MAX_TOKENS, columns[name], dtype=dtype) for name in _SCRATCH}

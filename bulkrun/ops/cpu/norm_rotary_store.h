@@ -1,0 +1,64 @@
+// Queries, keys and values of one token from their projection to attention, in one pass.
+// The turn is computed in float32 and rounded once, as the Triton twin does it.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "vector.h"
+
+struct Projection {
+    const void *qkv, *weight, *cos, *sin;  // weight, cos, sin: null where heads are not normalized, not turned
+    void *queries, *k_cache, *v_cache;
+    const int64_t* slots;
+    int64_t qkv_stride, num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
+    float eps;
+    int32_t num_threads;
+};
+
+constexpr int MAX_DIM = 512;
+
+template <class T, class W>
+inline void normalize(float* head, const W* weight, long size, float eps) {
+    f32x16 squares = {};
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 number = load(head + i, size - i);
+        squares += number * number;
+    }
+    const float scale = 1.0f / std::sqrt(sum(squares) / size + eps);
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 normed = rounded<W>(load(head + i, size - i) * scale);
+        store(head + i, rounded<T>(normed * load(weight + i, size - i)), size - i);
+    }
+}
+
+// Dimension i turns with dimension i + half; the second half of the sines has their own sign.
+template <class T>
+inline void turn(float* head, const T* cos, const T* sin, long half) {
+    for (long i = 0; i < half; i += LANES) {
+        const long left = half - i;
+        f32x16 first = load(head + i, left), second = load(head + half + i, left);
+        f32x16 c = load(cos + half + i, left), s = load(sin + half + i, left);
+        store(head + i, first * c - second * s, left);
+        store(head + half + i, second * c + first * s, left);
+    }
+}
+
+template <class T, class W>
+inline void store_token(const Projection& p, long token) {
+    const long dim = p.head_dim, turning = p.num_heads + p.num_kv_heads;
+    const T* heads = (const T*)p.qkv + token * p.qkv_stride;
+    T* queries = (T*)p.queries + token * p.num_heads * dim;
+    const long row = std::max<int64_t>(p.slots[token], 0) * p.num_kv_heads * dim;
+    const long angles = token * p.rotary_dim;
+    float head[MAX_DIM];
+    for (long n = 0; n < turning; n++) {
+        for (long i = 0; i < dim; i += LANES) store(head + i, load(heads + n * dim + i, dim - i), dim - i);
+        if (p.weight) normalize<T>(head, (const W*)p.weight + n * dim, dim, p.eps);
+        if (p.cos) turn(head, (const T*)p.cos + angles, (const T*)p.sin + angles, p.rotary_dim / 2);
+        T* to = n < p.num_heads ? queries + n * dim : (T*)p.k_cache + row + (n - p.num_heads) * dim;
+        for (long i = 0; i < dim; i += LANES) store(to + i, load(head + i, dim - i), dim - i);
+    }
+    memcpy((T*)p.v_cache + row, heads + turning * dim, p.num_kv_heads * dim * sizeof(T));
+}

@@ -1,0 +1,235 @@
+// Attention over the paged KV cache, read where it lies: work items, and how a thread does one.
+//
+// One work item is a few queries of one sequence and one key head, or one query and several key heads, which lie side
+// by side in memory; its rows are those queries times the query heads of a key head. Keys go by in tiles at fixed
+// positions (multiples of TILE); a tile is laid out for the vector unit once, then scored against all rows, with the
+// online softmax of FlashAttention (Dao et al. 2022). A row's numbers depend on nothing but its own query and keys: not
+// on the batch, nor on which queries are computed with it.
+
+#pragma once
+
+#include <cfloat>
+#include <vector>
+
+#include "matrix.h"
+
+constexpr int TILE = 64;      // keys
+constexpr int MAX_ROWS = 128;  // of one item: a tile's layout is paid by so many; a multiple of LANES
+
+struct Step {
+    const void *q, *k_cache, *v_cache;
+    void* out;
+    const int32_t *block_tables, *context_lens, *cu_seqlens_q;
+    int64_t q_stride, out_stride, num_tokens, num_seqs, table_width;
+    int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t window;  // 0: none
+    float scale, soft_cap;  // soft_cap 0: none
+    int32_t num_threads;
+};
+
+struct Item {
+    int32_t seq, first_query, num_queries, kv_head, num_kv_heads;
+};
+
+// The positions that some query of an item sees.
+struct Keys {
+    long seq, first, end;
+};
+
+inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
+
+// The tile unit works on sixteen rows at a time.
+inline long rows_per_kv_head(long rows) { return round_up(rows, LANES); }
+
+// What one item keeps while keys go by: scratch memory of one thread.
+template <class W>
+struct Rows {
+    long words, width;  // of a query, in words, and of an output, in floats; both padded to LANES
+    uint32_t *query, *keys, *weights, *values;
+    float *scores, *out, *top;
+    f32x16* total;
+
+    static long bytes(long head_dim) {
+        return 4 * (2 * MAX_ROWS + 2 * TILE) * (head_dim + LANES) + 4 * MAX_ROWS * (2 * TILE + 2 * LANES) + 4096;
+    }
+
+    Rows(char* memory, long head_dim) {
+        words = round_up((head_dim + W::per_word - 1) / W::per_word, LANES);
+        width = round_up(head_dim, LANES);
+        auto take = [&](long count) {
+            char* here = memory;
+            memory += round_up(4 * count, 64);
+            return here;
+        };
+        query = (uint32_t*)take(MAX_ROWS * words);
+        keys = (uint32_t*)take(words * TILE);
+        weights = (uint32_t*)take(MAX_ROWS * TILE);
+        values = (uint32_t*)take(TILE * width);
+        scores = (float*)take(MAX_ROWS * TILE);
+        out = (float*)take(MAX_ROWS * width);
+        total = (f32x16*)take(MAX_ROWS * LANES);
+        top = (float*)take(MAX_ROWS);
+    }
+
+    // The same scratch, with rows from `first` on.
+    Rows from(long first) const {
+        Rows rest = *this;
+        rest.query += first * words;
+        rest.weights += first * (TILE / W::per_word);
+        rest.scores += first * TILE;
+        rest.out += first * width;
+        rest.total += first;
+        rest.top += first;
+        return rest;
+    }
+};
+
+template <class T>
+struct Attention {
+    using W = typename WordOf<T>::type;
+    const Step& step;
+    const long group;  // query heads of one key head
+
+    explicit Attention(const Step& step) : step(step), group(step.num_heads / step.num_kv_heads) {}
+
+    void run(const Item& item, const Rows<W>& scratch) const {
+        const long count = item.num_queries * group;
+        const long first_token = step.cu_seqlens_q[item.seq] + item.first_query;
+        const long num_queries = step.cu_seqlens_q[item.seq + 1] - step.cu_seqlens_q[item.seq];
+        const long position = step.context_lens[item.seq] - num_queries + item.first_query;  // of the first query
+        const long first_key = step.window ? std::max(0L, position - step.window + 1) : 0;
+        const Keys keys = {item.seq, first_key, position + item.num_queries};
+        for (long i = 0; i < item.num_kv_heads; i++)
+            begin(scratch.from(i * rows_per_kv_head(count)), count, first_token, item.kv_head + i);
+        for (long tile = keys.first / TILE * TILE; tile < keys.end; tile += TILE) {
+            for (long i = 0; i < item.num_kv_heads; i++)
+                attend(scratch.from(i * rows_per_kv_head(count)), count, keys, tile, item.kv_head + i, position);
+        }
+        for (long i = 0; i < item.num_kv_heads; i++)
+            finish(scratch.from(i * rows_per_kv_head(count)), count, first_token, item.kv_head + i);
+    }
+
+    // Rows of one key head over one tile of keys.
+    void attend(const Rows<W>& rows, long count, const Keys& keys, long tile, long kv_head, long position) const {
+        const long num_keys = round_up(std::min<long>(TILE, keys.end - tile), LANES * W::per_word);
+        lay_out(rows, keys, tile, num_keys, kv_head);
+        multiply<W>(rows.query, rows.words, rows.keys, TILE, rows.scores, TILE, count, rows.words, num_keys, false);
+        for (long row = 0; row < count; row++) weigh(rows, row, tile, num_keys, position + row / group);
+        multiply<W>(rows.weights, TILE / W::per_word, rows.values, rows.width, rows.out, rows.width, count,
+                    num_keys / W::per_word, rows.width, true);
+    }
+
+    void begin(const Rows<W>& rows, long count, long first_token, long kv_head) const {
+        for (long row = 0; row < count; row++) {
+            const T* q = (const T*)step.q + (first_token + row / group) * step.q_stride +
+                         (kv_head * group + row % group) * step.head_dim;
+            for (long word = 0; word < rows.words; word += LANES)
+                store_words(rows.query + row * rows.words + word, W::words(q, word, step.head_dim));
+            rows.top[row] = -FLT_MAX;
+            rows.total[row] = f32x16{};
+        }
+        memset(rows.out, 0, count * rows.width * sizeof(float));
+    }
+
+    // Keys as columns of words, values as rows of words; what lies beside `keys` may be anything: zeros instead. While
+    // one tile is laid out the next one is asked for, line by line, so that reading and computing overlap.
+    void lay_out(const Rows<W>& rows, const Keys& keys, long tile, long num_keys, long kv_head) const {
+        const T *at[TILE], *next[TILE];
+        find(keys, tile, (const T*)step.k_cache, kv_head, at);
+        find(keys, tile + TILE, (const T*)step.k_cache, kv_head, next);
+        for (long key = 0; key < num_keys; key += LANES)
+            for (long word = 0; word < rows.words; word += LANES) {
+                u32x16 square[LANES];
+                for (int i = 0; i < LANES; i++) {
+                    __builtin_prefetch((const uint32_t*)next[key + i] + word, 0, 2);
+                    square[i] = at[key + i] ? W::words(at[key + i], word, step.head_dim) : u32x16{};
+                }
+                transpose(square);
+                for (int i = 0; i < LANES; i++) store_words(rows.keys + (word + i) * TILE + key, square[i]);
+            }
+        find(keys, tile, (const T*)step.v_cache, kv_head, at);
+        find(keys, tile + TILE, (const T*)step.v_cache, kv_head, next);
+        for (long key = 0; key < num_keys; key += W::per_word) {
+            for (long i = 0; i < W::per_word; i++)
+                for (long dim = 0; dim < step.head_dim; dim += 64 / sizeof(T))
+                    __builtin_prefetch(next[key + i] + dim, 0, 2);
+            W::interleave(at + key, step.head_dim, rows.values + key / W::per_word * rows.width);
+        }
+    }
+
+    // Where a head of each key of a tile lies in a cache; null beside `keys`.
+    void find(const Keys& keys, long tile, const T* cache, long kv_head, const T** at) const {
+        const int32_t* table = step.block_tables + keys.seq * step.table_width;
+        const long stride = step.num_kv_heads * step.head_dim, end = std::min(keys.end, tile + TILE);
+        std::fill(at, at + TILE, nullptr);
+        for (long position = std::max(keys.first, tile); position < end;) {
+            const long block = position / step.block_size, offset = position - block * step.block_size;
+            const int64_t slot = (int64_t)table[block] * step.block_size + offset;
+            const T* here = cache + slot * stride + kv_head * step.head_dim;
+            const long count = std::min(step.block_size - offset, end - position);
+            for (long i = 0; i < count; i++, here += stride) at[position++ - tile] = here;
+        }
+    }
+
+    // A row's scores become weights under the largest score so far; the output so far is brought under the same one.
+    void weigh(const Rows<W>& rows, long row, long tile, long num_keys, long position) const {
+        float* scores = rows.scores + row * TILE;
+        const long low = step.window ? position - step.window + 1 - tile : 0, high = position - tile;
+        f32x16 best = broadcast(rows.top[row]);
+        for (long key = 0; key < num_keys; key += LANES) {
+            f32x16 score = load(scores + key) * step.scale;
+            if (step.soft_cap != 0) score = step.soft_cap * tanh_of(score * (1 / step.soft_cap));
+            if (low > key || high < key + LANES - 1) {
+                i32x16 index = IOTA + (int32_t)key;
+                score = (index >= (int32_t)low) & (index <= (int32_t)high) ? score : broadcast(-__builtin_inff());
+            }
+            store(scores + key, score);
+            best = larger(score, best);
+        }
+        const float top = largest(best);
+        if (top != rows.top[row]) {
+            const float shrink = exp_of_negative(broadcast(rows.top[row] - top))[0];
+            rows.total[row] *= shrink;
+            float* out = rows.out + row * rows.width;
+            for (long dim = 0; dim < rows.width; dim += LANES) store(out + dim, load(out + dim) * shrink);
+            rows.top[row] = top;
+        }
+        for (long key = 0; key < num_keys; key += LANES) {
+            f32x16 weight = exp_of_negative(load(scores + key) - top);
+            rows.total[row] += weight;
+            W::store_numbers(rows.weights + row * (TILE / W::per_word), key, weight);
+        }
+    }
+
+    void finish(const Rows<W>& rows, long count, long first_token, long kv_head) const {
+        for (long row = 0; row < count; row++) {
+            const float total = sum(rows.total[row]);
+            const long head = kv_head * group + row % group;
+            T* out = (T*)step.out + (first_token + row / group) * step.out_stride + head * step.head_dim;
+            for (long dim = 0; dim < step.head_dim; dim += LANES) {
+                f32x16 mean = load(rows.out + row * rows.width + dim) * (total == 0 ? 0.0f : 1 / total);
+                store(out + dim, mean, step.head_dim - dim);
+            }
+        }
+    }
+};
+
+// Longest first, so that threads end together: late chunks of prompts, decode at the end.
+inline std::vector<Item> items_of(const Step& step) {
+    std::vector<Item> items;
+    const int32_t group = step.num_heads / step.num_kv_heads, kv_heads = step.num_kv_heads;
+    const int32_t per_item = std::max(1, MAX_ROWS / group);
+    // key heads together where there are sequences enough for all threads
+    const int32_t together = std::min<int32_t>(kv_heads, MAX_ROWS / rows_per_kv_head(group));
+    const int32_t decoding = step.num_seqs * kv_heads / together < 4 * step.num_threads ? 1 : together;
+    for (int32_t seq = step.num_seqs - 1; seq >= 0; seq--) {
+        const int32_t num_queries = step.cu_seqlens_q[seq + 1] - step.cu_seqlens_q[seq];
+        const int32_t heads = num_queries == 1 ? decoding : 1;
+        for (int32_t end = num_queries; end > 0; end -= per_item)
+            for (int32_t head = 0; head < kv_heads; head += heads) {
+                const int32_t first = std::max(0, end - per_item);
+                items.push_back({seq, first, end - first, head, std::min(heads, kv_heads - head)});
+            }
+    }
+    return items;
+}

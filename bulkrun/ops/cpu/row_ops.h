@@ -1,0 +1,45 @@
+// Norms of one row, and the gates of MLPs. Arithmetic is float32; values are rounded where the references round them.
+#pragma once
+
+#include <cmath>
+
+#include "vector.h"
+
+template <class T, class W>
+inline void scale_row(const T* x, const W* weight, T* out, long size, float square_sum, float eps) {
+    const float scale = 1.0f / std::sqrt(square_sum / size + eps);
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 normed = rounded<W>(load(x + i, size - i) * scale);
+        store(out + i, normed * load(weight + i, size - i), size - i);
+    }
+}
+
+template <class T, class W>
+inline void norm_row(const T* x, const W* weight, T* out, long size, float eps) {
+    f32x16 squares = {};
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 number = load(x + i, size - i);
+        squares += number * number;
+    }
+    scale_row(x, weight, out, size, sum(squares), eps);
+}
+
+// total: x + residual, and may be where one of them is.
+template <class T, class W>
+inline void add_norm_row(const T* x, const T* residual, const W* weight, T* out, T* total, long size, float eps) {
+    f32x16 squares = {};
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 number = rounded<T>(load(x + i, size - i) + load(residual + i, size - i));
+        store(total + i, number, size - i);
+        squares += number * number;
+    }
+    scale_row(total, weight, out, size, sum(squares), eps);
+}
+
+struct Silu {
+    f32x16 operator()(f32x16 x) const { return x * sigmoid(x); }
+};
+
+struct GeluTanh {
+    f32x16 operator()(f32x16 x) const { return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
+};
