@@ -96,12 +96,14 @@ def _grammar_failure_of(seq: Sequence, constraint: TokenConstraint) -> Ending | 
 def _stop_of(seq: Sequence) -> Ending | None:
     token_id = seq.token_ids[-1]
     matched = seq.stop_matcher.append(token_id) if seq.stop_matcher is not None else None
+    if matched is None and token_id not in seq.stop_token_ids:
+        return None
     is_early = seq.num_output_tokens <= seq.request.sampling.min_tokens
     # a constrained sequence gets an ending token early only where it is all that its constraint allows
     if token_id in seq.stop_token_ids and (not is_early or seq.constraint is not None):
         is_eos = token_id in seq.eos_token_ids
         return Ending("stop", None if is_eos else token_id, drop_last=True)
-    return Ending("stop", matched) if matched is not None and not is_early else None
+    return None if matched is None or is_early else Ending("stop", matched)
 
 
 def _runaway_of(seq: Sequence, repetition: RepetitionWatch) -> Ending | None:

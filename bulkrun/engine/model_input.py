@@ -51,7 +51,7 @@ def build_model_input(
     shape = shape or StepShape.of(batch)
     if buffers is None:
         num_blocks = -(-shape.max_context_len // rows.block_size)
-        buffers = StepBuffers.allocate(shape.num_tokens, shape.num_seqs, num_blocks, rows.device)
+        buffers = rows.step_buffers(shape.num_tokens, shape.num_seqs, num_blocks)
     samples = batch.sampling_indices()
     sampling_seqs = batch.seqs if len(samples) == len(batch.seqs) else [batch.seqs[i] for i in samples]
     ends = list(accumulate(batch.num_scheduled_tokens))

@@ -16,6 +16,7 @@ from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.staging import HostStaging
+from bulkrun.ops import StepBuffers
 from bulkrun.ops.attention_metadata import NULL_BLOCK
 
 
@@ -33,7 +34,14 @@ class SequenceRows:
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = torch.zeros(
             6, rows, device=device
         )
+        self._step_buffers = StepBuffers.allocate(0, 0, 0, device)
         self.seed, self.top_k, self.prompt_len = torch.zeros(3, rows, dtype=torch.int64, device=device)
+
+    def step_buffers(self, num_tokens: int, num_seqs: int, num_blocks: int) -> StepBuffers:
+        """Room for a step of these sizes: that of the step before, which the device has done by then, if it fits."""
+        if not self._step_buffers.has_sizes(num_tokens, num_seqs, num_blocks):
+            self._step_buffers = StepBuffers.allocate(num_tokens, num_seqs, num_blocks, self.device)
+        return self._step_buffers
 
     def apply(self, batch: ScheduledBatch) -> None:
         """Fill the rows of a step's new sequences. Their blocks come with everybody's new ones: see `write_blocks`."""

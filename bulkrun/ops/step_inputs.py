@@ -41,6 +41,10 @@ class StepBuffers:
             block_tables_SM=empty(num_seqs, num_blocks),
         )
 
+    def has_sizes(self, num_tokens: int, num_seqs: int, num_blocks: int) -> bool:
+        """Whether it is room for exactly so much."""
+        return self.input_ids_T.shape[0] == num_tokens and self.block_tables_SM.shape == (num_seqs, num_blocks)
+
     def clear(self) -> None:
         """Make it a step of nothing but padding."""
         for name in self.__slots__:
