@@ -20,6 +20,6 @@ class Counters:
         """A step was launched."""
         self.num_steps += 1
         self.num_cached_tokens += sum(seq.num_cached_tokens for seq in batch.new_seqs if not seq.num_preemptions)
-        for seq, start, count in zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True):
-            if start < seq.num_prompt_tokens:
-                self.num_prompt_tokens += min(count, seq.num_prompt_tokens - start)
+        chunks = zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True)
+        left = [(count, seq.num_prompt_tokens - start) for seq, start, count in chunks if start < seq.num_prompt_tokens]
+        self.num_prompt_tokens += sum(map(min, left))

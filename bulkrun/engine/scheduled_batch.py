@@ -23,7 +23,7 @@ class ScheduledBatch:
     seqs: list[Sequence] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # position of the first token to compute
     num_scheduled_tokens: list[int] = field(default_factory=list)
-    num_decode_seqs: int = 0  # the first so many have one token
+    num_decode_seqs: int = 0  # the first so many have one token, their last one
     new_seqs: list[Sequence] = field(default_factory=list)  # got their row in this step
     block_table_updates: list[tuple[int, int, int]] = field(default_factory=list)  # row, index, block id
     kv_copies: list[KVCopy] = field(default_factory=list)
@@ -34,9 +34,9 @@ class ScheduledBatch:
         return sum(self.num_scheduled_tokens)
 
     def sampling_indices(self) -> list[int]:
-        """Those for whom `samples` is true."""
-        steps = zip(self.starts, self.num_scheduled_tokens, self.seqs, strict=True)
-        return [index for index, (start, count, seq) in enumerate(steps) if start + count == seq.num_tokens]
+        """Those for whom `samples` is true: everyone who decodes, and whose prompt ends in this step."""
+        chunks = range(self.num_decode_seqs, len(self.seqs))
+        return [*range(self.num_decode_seqs), *filter(self.samples, chunks)]
 
     def samples(self, index: int) -> bool:
         """Whether the sequence at `index` has all its tokens computed after this step and gets a new one."""

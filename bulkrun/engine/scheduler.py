@@ -113,7 +113,7 @@ class Scheduler:
     def _make_room_for_growth(self) -> None:
         """Preempt until every running sequence that enters a new block can have one."""
         size = self.block_manager.block_size
-        while True:
+        while len(self.running) > self.block_manager.num_free_blocks:  # else there is one for everyone
             num_short = sum(
                 seq.num_tokens > len(seq.block_table) * size and not seq.ends_when_known for seq in self.running
             )
@@ -161,12 +161,13 @@ class Scheduler:
         size = self.block_manager.block_size
         behind = []
         for seq in self.running:
-            if seq.num_tokens - seq.num_computed_tokens > 1:
+            num_tokens = seq.num_tokens
+            if num_tokens - seq.num_computed_tokens > 1:
                 behind.append(seq)
                 continue
             if seq.ends_when_known:
                 continue
-            if seq.num_tokens > len(seq.block_table) * size:
+            if num_tokens > len(seq.block_table) * size:
                 self._add_blocks(batch, seq, self.block_manager.allocate(1))
             self._append(batch, seq, 1)
         batch.num_decode_seqs = len(batch.seqs)

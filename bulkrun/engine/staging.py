@@ -22,13 +22,13 @@ class HostStaging:
 
     def send(self, *lists: Sequence[int]) -> list[torch.Tensor]:
         """Each list as an int64 tensor; all of them in one copy."""
-        packed, sizes = array("q"), []
+        packed: list[int] = []
+        sizes: list[int] = []
         for values in lists:
-            packed.extend(values)
-            padding = len(values) % 2  # to 16 bytes, or kernels would be compiled for odd addresses too
-            packed.extend([0] * padding)
-            sizes += [len(values), padding]
-        return list(self._copy(packed, torch.int64).split(sizes)[::2])
+            padding = [0] * (len(values) % 2)  # to 16 bytes, or kernels would be compiled for odd addresses too
+            packed += [*values, *padding]
+            sizes += [len(values), len(padding)]
+        return list(self._copy(array("q", packed), torch.int64).split(sizes)[::2])
 
     def send_array(self, values: array[int] | array[float], dtype: torch.dtype) -> torch.Tensor:
         """An array whose items are of `dtype`."""
