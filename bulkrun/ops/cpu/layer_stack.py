@@ -19,7 +19,7 @@ from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.cpu.dtypes import suffix
 from bulkrun.ops.cpu.library import c_function, library
 
-MAX_TOKENS = 128  # MOST_ROWS of panels.h
+MAX_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 _MAX_HEAD_DIM, _MAX_HEADS_PER_KV_HEAD = 512, 96  # of one head's scratch, of one work item of attention
 _PANEL, _LANES, _PAD = 32, 16, 32  # of panels.h, vector.h, layer_stack.cpp
 
