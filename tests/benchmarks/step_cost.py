@@ -17,20 +17,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from bulkrun.launch.bench.engine import ModelChoice, load_for_bench
 from bulkrun.launch.threads import settle_threads
+from bulkrun.request import Request, SamplingParams
+from tests.benchmarks.machine import commit, machine
 
-settle_threads()
-
-import torch  # noqa: E402
-
-from bulkrun.engine import model_runner  # noqa: E402
-from bulkrun.engine.llm_engine import LLMEngine  # noqa: E402
-from bulkrun.launch.bench.engine import ModelChoice, load_for_bench  # noqa: E402
-from bulkrun.request import Request, SamplingParams  # noqa: E402
-from tests.benchmarks.machine import commit, machine  # noqa: E402
+if TYPE_CHECKING:
+    from bulkrun.engine.llm_engine import LLMEngine
 
 PROMPT_LENGTH, WARM_UP_STEPS = 64, 5
 
@@ -46,6 +42,8 @@ def add_requests(engine: LLMEngine, num_seqs: int, num_tokens: int) -> None:
 @contextmanager
 def timed(engine: LLMEngine, spent: Counter[str]) -> Iterator[None]:
     """Adds the processor seconds of each part of a step to `spent`."""
+    from bulkrun.engine import model_runner
+
     runner = engine.model_runner
     parts: list[tuple[str, Any, str]] = [
         ("schedule", engine.scheduler, "schedule"),
@@ -102,6 +100,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
+    settle_threads()  # before torch is loaded
+    import torch
+
     if args.threads:
         torch.set_num_threads(args.threads)
     settings = {"device": "cpu", "dtype": args.dtype, "kv_cache_memory_bytes": 2**29}
