@@ -88,6 +88,11 @@ class ParquetSource:
                 row += rows.num_rows
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{file.path}: row group {group} cannot be read: {error}; get a good copy") from error
+        if row != footer.group_rows[group]:
+            raise InputError(
+                f"{file.path}: row group {group} has {row} rows, and its footer says {footer.group_rows[group]}; "
+                "the file is damaged, get a good copy"
+            )
 
     def _declared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """`rows` with exactly the declared columns and types."""
@@ -141,7 +146,7 @@ def _open(file: InputFile, columns: int = 1) -> Iterator[pq.ParquetFile]:
         buffer_bytes = min(_REMOTE_BUFFER_BYTES, max(_BUFFER_BYTES, share))
     try:
         opened = pq.ParquetFile(source, buffer_size=buffer_bytes, pre_buffer=False, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{file.path}: not a whole Parquet file ({error}); it was cut off while it was written or is something else"
         ) from error
@@ -153,6 +158,12 @@ def _read_footer(file: InputFile) -> _Footer:
     with _open(file) as parquet:
         metadata, schema = parquet.metadata, parquet.schema_arrow
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    num_rows = sum(group.num_rows for group in groups)
+    if num_rows != metadata.num_rows:
+        raise InputError(
+            f"{file.path}: the footer is damaged: it says {metadata.num_rows} rows, and {num_rows} in its row groups; "
+            "get a good copy"
+        )
     for number, group in enumerate(groups):
         if group.total_byte_size > max(_BOMB_BYTES, _BOMB_RATIO * file.size):
             raise InputError(
