@@ -47,6 +47,17 @@ def test_whole_prompt_logits_equal_transformers(variant: str, tmp_path: Path) ->
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
 
 
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "granite"])
+@torch.inference_mode()
+def test_logits_as_computed_have_the_values_of_float32_ones(variant: str, tmp_path: Path) -> None:
+    """Soft caps and divisors are computed in float32, so such logits cannot stay as the head computed them."""
+    model = load(tmp_path, variant, torch.bfloat16)
+    hidden_SE = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits_SV = model.compute_logits(hidden_SE, as_computed=True)
+    assert logits_SV.dtype == (torch.bfloat16 if variant == "llama" else torch.float32)
+    assert torch.equal(logits_SV.float(), model.compute_logits(hidden_SE))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_paged_steps_of_a_mixed_batch_equal_transformers(variant: str, tmp_path: Path) -> None:
     prompt_lens, lens = [41, 1, 17, 64, 9], [60, 23, 17, 81, 30]
