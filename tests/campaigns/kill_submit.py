@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,6 +64,14 @@ class Reader(threading.Thread):
         super().__init__(daemon=True)
 
     __hash__ = threading.Thread.__hash__
+
+    def __enter__(self) -> Reader:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.join()
 
     def run(self) -> None:
         while not self.stop.wait(0.1):
@@ -131,6 +140,14 @@ def results(out: Path) -> dict[tuple[int, int], tuple[object, ...]]:
     return rows
 
 
+def check_equal(out: Path, truth: dict[tuple[int, int], tuple[object, ...]]) -> None:
+    """Raises AssertionError that names what differs from the unbroken run."""
+    found = results(out)
+    assert found.keys() == truth.keys(), f"{out}: missing or foreign {sorted(found.keys() ^ truth.keys())[:10]}"
+    different = [f"{key}: {found[key]} instead of {truth[key]}" for key in truth if found[key] != truth[key]]
+    assert not different, f"{out}: {len(different)} rows differ from the unbroken run:\n" + "\n".join(different[:5])
+
+
 def end_by_signal(process: subprocess.Popen[str], number: signal.Signals, age_s: float = 60.0) -> int:
     """Send it and check how the process ends. `age_s`: before Python has set its handlers, SIGTERM just ends it."""
     with contextlib.suppress(ProcessLookupError):
@@ -165,46 +182,51 @@ def campaign(folder: Path, args: argparse.Namespace) -> dict[str, object]:
     truth = results(folder / "unbroken")
     parts = len(list((folder / "unbroken").glob("part-*.parquet")))
 
-    runs, workers_killed = 1, 0
-    job, out = job_file(folder, "killed-1", args), folder / "killed-1"
-    reader = Reader(out)
-    reader.start()
-    moments: dict[str, int] = {}
-    exits: dict[int, int] = {}
-    for kill in range(args.kills):
-        began, process = time.monotonic(), start(job, args.workers)
-        helper = start(job) if args.second_worker and kill % 2 else None
-        moment = wait_for_moment(process, out, rng, parts)
-        workers_killed += kill % 5 == 4 and kill_a_worker(out, rng)
-        number = signal.SIGTERM if kill % 3 == 2 else signal.SIGKILL
-        code = end_by_signal(process, number, time.monotonic() - began)
-        if helper:
-            end_by_signal(helper, signal.SIGKILL)
-        moments[moment], exits[code] = moments.get(moment, 0) + 1, exits.get(code, 0) + 1
-        if (out / "_SUCCESS").exists():  # done before the kills were used up: break a new run of the same job
-            assert results(out) == truth
-            runs += 1
-            job, out = job_file(folder, f"killed-{runs}", args), folder / f"killed-{runs}"
-            reader.out = out
-    last = start(job)
-    _, stderr = last.communicate()
-    assert last.returncode in (0, 3), f"exit status {last.returncode}:\n{stderr[-3000:]}"
-    reader.stop.set()
-    reader.join()
-    assert results(out) == truth
+    with Reader(folder / "killed-1") as reader:
+        report = kill_and_resume(folder, args, rng, truth, parts, reader)
     assert not reader.failures, reader.failures[:5]
-    verified = subprocess.run([sys.executable, "-m", "bulkrun", "verify", str(out)], capture_output=True, text=True)
+    verified = subprocess.run(
+        [sys.executable, "-m", "bulkrun", "verify", str(reader.out)], capture_output=True, text=True
+    )
     assert verified.returncode == 0, verified.stdout + verified.stderr
     return {
         "kills": args.kills,
         "rows": len(truth),
-        "runs_finished": runs,
-        "workers_killed": workers_killed,
-        "moments": moments,
-        "exits": {str(code): times for code, times in exits.items()},
+        **report,
         "duckdb_reads": reader.reads,
         "failed_reads": len(reader.failures),
     }
+
+
+def kill_and_resume(
+    folder: Path,
+    args: argparse.Namespace,
+    rng: random.Random,
+    truth: dict[tuple[int, int], tuple[object, ...]],
+    parts: int,
+    reader: Reader,
+) -> dict[str, object]:
+    """The kills, and at last a run to the end; a run that ends early is checked, and a new one broken."""
+    runs, workers_killed, moments, exits = 1, 0, Counter[str](), Counter[str]()
+    job = job_file(folder, "killed-1", args)
+    for kill in range(args.kills):
+        began, process = time.monotonic(), start(job, args.workers)
+        helper = start(job) if args.second_worker and kill % 2 else None
+        moments[wait_for_moment(process, reader.out, rng, parts)] += 1
+        workers_killed += kill % 5 == 4 and kill_a_worker(reader.out, rng)
+        number = signal.SIGTERM if kill % 3 == 2 else signal.SIGKILL
+        exits[str(end_by_signal(process, number, time.monotonic() - began))] += 1
+        if helper:
+            end_by_signal(helper, signal.SIGKILL)
+        if (reader.out / "_SUCCESS").exists():  # done before the kills were used up
+            check_equal(reader.out, truth)
+            runs += 1
+            job, reader.out = job_file(folder, f"killed-{runs}", args), folder / f"killed-{runs}"
+    last = start(job)
+    _, stderr = last.communicate()
+    assert last.returncode in (0, 3), f"exit status {last.returncode}:\n{stderr[-3000:]}"
+    check_equal(reader.out, truth)
+    return {"runs_finished": runs, "workers_killed": workers_killed, "moments": moments, "exits": exits}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -112,9 +112,8 @@ struct LayerStack {
         for (long token = 0; token < s.num_tokens; token++) store_token<T, N>(projection, token);
         copy_kv(layer);
         const Step step = step_of(layer);
-        const Attention<T> attention(step);
 #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < items.size(); i++) attention.run(items[i], rows);
+        for (size_t i = 0; i < items.size(); i++) Attention<T>(step, items[i], rows).run();
         project(s.attended, attended_stride, layer.o, s.out, size, s.residual_multiplier);
     }
 

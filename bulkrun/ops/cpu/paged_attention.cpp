@@ -7,7 +7,6 @@
 template <class T>
 static void attend(const Step& step) {
     using W = typename WordOf<T>::type;
-    const Attention<T> attention(step);
     const std::vector<Item> items = items_of(step);
     const long owned = step.cu_seqlens_q[step.num_seqs], row = step.num_heads * step.head_dim;
     memset((T*)step.out + owned * row, 0, (step.num_tokens - owned) * row * sizeof(T));
@@ -17,7 +16,7 @@ static void attend(const Step& step) {
         Rows<W> rows(memory, step.head_dim);
         const TileSetup tiles;
 #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < items.size(); i++) attention.run(items[i], rows);
+        for (size_t i = 0; i < items.size(); i++) Attention<T>(step, items[i], rows).run();
         free(memory);
     }
 }

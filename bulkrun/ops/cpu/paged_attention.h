@@ -5,6 +5,9 @@
 // positions (multiples of TILE); a tile is laid out for the vector unit once, then scored against all rows, with the
 // online softmax of FlashAttention (Dao et al. 2022). A row's numbers depend on nothing but its own query and keys: not
 // on the batch, nor on which queries are computed with it.
+//
+// One query's few rows are bound by how fast its keys come from memory, which answers best when lines are asked for in
+// the order they lie in: half a tile goes by with all its heads before the next, and the tile unit reads keys in place.
 
 #pragma once
 
@@ -14,6 +17,7 @@
 #include "matrix.h"
 
 constexpr int TILE = 64;      // keys
+constexpr int HALF = TILE / 2;
 constexpr int MAX_ROWS = 128;  // of one item: a tile's layout is paid by so many; a multiple of LANES
 
 struct Step {
@@ -33,7 +37,12 @@ struct Item {
 
 // The positions that some query of an item sees.
 struct Keys {
-    long seq, first, end;
+    long first, end;
+};
+
+// Some keys of a tile: as many as go by at a time.
+struct Part {
+    long tile, first, count;
 };
 
 inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
@@ -84,60 +93,109 @@ struct Rows {
     }
 };
 
+// One work item.
 template <class T>
 struct Attention {
     using W = typename WordOf<T>::type;
     const Step& step;
-    const long group;  // query heads of one key head
+    const Item& item;
+    const Rows<W>& scratch;
+    const long group, count;  // query heads of one key head; rows of one key head
+    const long first_token, position;  // of the first query
+    const Keys keys;
+    const bool is_few;
 
-    explicit Attention(const Step& step) : step(step), group(step.num_heads / step.num_kv_heads) {}
+    Attention(const Step& step, const Item& item, const Rows<W>& scratch)
+        : step(step),
+          item(item),
+          scratch(scratch),
+          group(step.num_heads / step.num_kv_heads),
+          count(item.num_queries * group),
+          first_token(step.cu_seqlens_q[item.seq] + item.first_query),
+          position(step.context_lens[item.seq] - (step.cu_seqlens_q[item.seq + 1] - first_token)),
+          keys{step.window ? std::max(0L, position - step.window + 1) : 0, position + item.num_queries},
+          is_few(count <= LANES) {}
 
-    void run(const Item& item, const Rows<W>& scratch) const {
-        const long count = item.num_queries * group;
-        const long first_token = step.cu_seqlens_q[item.seq] + item.first_query;
-        const long num_queries = step.cu_seqlens_q[item.seq + 1] - step.cu_seqlens_q[item.seq];
-        const long position = step.context_lens[item.seq] - num_queries + item.first_query;  // of the first query
-        const long first_key = step.window ? std::max(0L, position - step.window + 1) : 0;
-        const Keys keys = {item.seq, first_key, position + item.num_queries};
-        for (long i = 0; i < item.num_kv_heads; i++)
-            begin(scratch.from(i * rows_per_kv_head(count)), count, first_token, item.kv_head + i);
+    void run() const {
+        if (is_few) set_tiles(count);
+        each_head([&](const Rows<W>& rows, long head) { begin(rows, head); });
         for (long tile = keys.first / TILE * TILE; tile < keys.end; tile += TILE) {
-            for (long i = 0; i < item.num_kv_heads; i++)
-                attend(scratch.from(i * rows_per_kv_head(count)), count, keys, tile, item.kv_head + i, position);
+            const long num_keys = round_up(std::min<long>(TILE, keys.end - tile), LANES * W::per_word);
+            each_part(tile, num_keys, [&](const Rows<W>& rows, long head, const Part& part) {
+                if (reads_in_place()) score_in_place(rows, head, part);
+                else score(rows, head, part);
+            });
+            each_head([&](const Rows<W>& rows, long) {
+                for (long row = 0; row < count; row++) weigh(rows, row, tile, num_keys);
+            });
+            each_part(tile, num_keys, [&](const Rows<W>& rows, long head, const Part& part) {
+                add_values(rows, head, part);
+            });
         }
-        for (long i = 0; i < item.num_kv_heads; i++)
-            finish(scratch.from(i * rows_per_kv_head(count)), count, first_token, item.kv_head + i);
+        each_head([&](const Rows<W>& rows, long head) { finish(rows, head); });
+        if (is_few) set_tiles(LANES);
     }
 
-    // Rows of one key head over one tile of keys.
-    void attend(const Rows<W>& rows, long count, const Keys& keys, long tile, long kv_head, long position) const {
-        const long num_keys = round_up(std::min<long>(TILE, keys.end - tile), LANES * W::per_word);
-        lay_out(rows, keys, tile, num_keys, kv_head);
-        multiply<W>(rows.query, rows.words, rows.keys, TILE, rows.scores, TILE, count, rows.words, num_keys, false);
-        for (long row = 0; row < count; row++) weigh(rows, row, tile, num_keys, position + row / group);
-        multiply<W>(rows.weights, TILE / W::per_word, rows.values, rows.width, rows.out, rows.width, count,
-                    num_keys / W::per_word, rows.width, true);
+  private:
+    template <class F>
+    void each_head(const F& use) const {
+        const long per_head = is_few ? count : rows_per_kv_head(count);
+        for (long i = 0; i < item.num_kv_heads; i++) use(scratch.from(i * per_head), item.kv_head + i);
     }
 
-    void begin(const Rows<W>& rows, long count, long first_token, long kv_head) const {
+    template <class F>
+    void each_part(long tile, long num_keys, const F& use) const {
+        const long size = is_few ? HALF : TILE;
+        for (long first = 0; first < num_keys; first += size)
+            each_head([&](const Rows<W>& rows, long head) {
+                use(rows, head, Part{tile, first, std::min(size, num_keys - first)});
+            });
+    }
+
+    // Keys as they lie are what the tile unit multiplies from the left, if sixteen of them are always one block's.
+    bool reads_in_place() const {
+        return is_few && W::per_word == 2 && has_tiles() && step.head_dim % (2 * LANES) == 0 &&
+               step.block_size % LANES == 0;
+    }
+
+    // Queries as rows of words, or as columns where keys are multiplied from the left.
+    void begin(const Rows<W>& rows, long kv_head) const {
+        const bool columns = reads_in_place();
         for (long row = 0; row < count; row++) {
             const T* q = (const T*)step.q + (first_token + row / group) * step.q_stride +
                          (kv_head * group + row % group) * step.head_dim;
-            for (long word = 0; word < rows.words; word += LANES)
-                store_words(rows.query + row * rows.words + word, W::words(q, word, step.head_dim));
+            for (long word = 0; word < rows.words; word += LANES) {
+                const u32x16 words = W::words(q, word, step.head_dim);
+                if (columns)
+                    for (int i = 0; i < LANES; i++) rows.query[(word + i) * count + row] = words[i];
+                else
+                    store_words(rows.query + row * rows.words + word, words);
+            }
             rows.top[row] = -FLT_MAX;
             rows.total[row] = f32x16{};
         }
         memset(rows.out, 0, count * rows.width * sizeof(float));
     }
 
-    // Keys as columns of words, values as rows of words; what lies beside `keys` may be anything: zeros instead. While
-    // one tile is laid out the next one is asked for, line by line, so that reading and computing overlap.
-    void lay_out(const Rows<W>& rows, const Keys& keys, long tile, long num_keys, long kv_head) const {
+    void score_in_place(const Rows<W>& rows, long kv_head, const Part& part) const {
+        const T* cache = (const T*)step.k_cache;
+        const long stride = step.num_kv_heads * step.head_dim / W::per_word, end = part.first + part.count;
+        alignas(64) float scores[LANES * LANES];
+        for (long key = part.first; key < end; key += LANES) {
+            const long here = part.tile + key, ahead = here + part.count;
+            if (here + LANES <= keys.first || here >= keys.end) continue;  // nobody sees them, nor may they be there
+            multiply_keys((const uint32_t*)place(cache, here, kv_head), stride, rows.query, scores, rows.words, count,
+                          (const uint32_t*)place(cache, ahead < keys.end ? ahead : here, kv_head));
+            for (long row = 0; row < count; row++) store(rows.scores + row * TILE + key, load_apart(scores + row, count));
+        }
+    }
+
+    // Keys are laid out as columns of words first; while that is done the next ones are asked for, line by line, so that
+    // reading and computing overlap.
+    void score(const Rows<W>& rows, long kv_head, const Part& part) const {
         const T *at[TILE], *next[TILE];
-        find(keys, tile, (const T*)step.k_cache, kv_head, at);
-        find(keys, tile + TILE, (const T*)step.k_cache, kv_head, next);
-        for (long key = 0; key < num_keys; key += LANES)
+        find((const T*)step.k_cache, kv_head, part, at, next);
+        for (long key = 0; key < part.count; key += LANES)
             for (long word = 0; word < rows.words; word += LANES) {
                 u32x16 square[LANES];
                 for (int i = 0; i < LANES; i++) {
@@ -147,33 +205,51 @@ struct Attention {
                 transpose(square);
                 for (int i = 0; i < LANES; i++) store_words(rows.keys + (word + i) * TILE + key, square[i]);
             }
-        find(keys, tile, (const T*)step.v_cache, kv_head, at);
-        find(keys, tile + TILE, (const T*)step.v_cache, kv_head, next);
-        for (long key = 0; key < num_keys; key += W::per_word) {
+        multiply<W>(rows.query, rows.words, rows.keys, TILE, rows.scores + part.first, TILE, count, rows.words,
+                    part.count, false);
+    }
+
+    // Values as rows of words, by the weights of their keys.
+    void add_values(const Rows<W>& rows, long kv_head, const Part& part) const {
+        const T *at[TILE], *next[TILE];
+        find((const T*)step.v_cache, kv_head, part, at, next);
+        for (long key = 0; key < part.count; key += W::per_word) {
             for (long i = 0; i < W::per_word; i++)
                 for (long dim = 0; dim < step.head_dim; dim += 64 / sizeof(T))
                     __builtin_prefetch(next[key + i] + dim, 0, 2);
             W::interleave(at + key, step.head_dim, rows.values + key / W::per_word * rows.width);
         }
+        multiply<W>(rows.weights + part.first / W::per_word, TILE / W::per_word, rows.values, rows.width, rows.out,
+                    rows.width, count, part.count / W::per_word, rows.width, true);
     }
 
-    // Where a head of each key of a tile lies in a cache; null beside `keys`.
-    void find(const Keys& keys, long tile, const T* cache, long kv_head, const T** at) const {
-        const int32_t* table = step.block_tables + keys.seq * step.table_width;
-        const long stride = step.num_kv_heads * step.head_dim, end = std::min(keys.end, tile + TILE);
-        std::fill(at, at + TILE, nullptr);
-        for (long position = std::max(keys.first, tile); position < end;) {
-            const long block = position / step.block_size, offset = position - block * step.block_size;
-            const int64_t slot = (int64_t)table[block] * step.block_size + offset;
-            const T* here = cache + slot * stride + kv_head * step.head_dim;
-            const long count = std::min(step.block_size - offset, end - position);
-            for (long i = 0; i < count; i++, here += stride) at[position++ - tile] = here;
+    // Where a head of each key of a part lies in a cache, null beside `keys`; and of those that come after it.
+    void find(const T* cache, long kv_head, const Part& part, const T** at, const T** next) const {
+        const long first = part.tile + part.first;
+        find(cache, kv_head, first, part.count, at);
+        find(cache, kv_head, first + part.count, part.count, next);
+    }
+
+    void find(const T* cache, long kv_head, long from, long size, const T** at) const {
+        const long stride = step.num_kv_heads * step.head_dim, end = std::min(keys.end, from + size);
+        std::fill(at, at + size, nullptr);
+        for (long position = std::max(keys.first, from); position < end;) {
+            const long together = std::min(step.block_size - position % step.block_size, end - position);
+            const T* here = place(cache, position, kv_head);
+            for (long i = 0; i < together; i++, here += stride) at[position++ - from] = here;
         }
     }
 
+    const T* place(const T* cache, long position, long kv_head) const {
+        const int32_t* table = step.block_tables + item.seq * step.table_width;
+        const int64_t slot = (int64_t)table[position / step.block_size] * step.block_size + position % step.block_size;
+        return cache + (slot * step.num_kv_heads + kv_head) * step.head_dim;
+    }
+
     // A row's scores become weights under the largest score so far; the output so far is brought under the same one.
-    void weigh(const Rows<W>& rows, long row, long tile, long num_keys, long position) const {
+    void weigh(const Rows<W>& rows, long row, long tile, long num_keys) const {
         float* scores = rows.scores + row * TILE;
+        const long position = this->position + row / group;
         const long low = step.window ? position - step.window + 1 - tile : 0, high = position - tile;
         f32x16 best = broadcast(rows.top[row]);
         for (long key = 0; key < num_keys; key += LANES) {
@@ -201,7 +277,7 @@ struct Attention {
         }
     }
 
-    void finish(const Rows<W>& rows, long count, long first_token, long kv_head) const {
+    void finish(const Rows<W>& rows, long kv_head) const {
         for (long row = 0; row < count; row++) {
             const float total = sum(rows.total[row]);
             const long head = kv_head * group + row % group;
@@ -221,7 +297,8 @@ inline std::vector<Item> items_of(const Step& step) {
     const int32_t per_item = std::max(1, MAX_ROWS / group);
     // key heads together where there are sequences enough for all threads
     const int32_t together = std::min<int32_t>(kv_heads, MAX_ROWS / rows_per_kv_head(group));
-    const int32_t decoding = step.num_seqs * kv_heads / together < 4 * step.num_threads ? 1 : together;
+    const int32_t pieces = (4 * step.num_threads + step.num_seqs - 1) / std::max<int64_t>(step.num_seqs, 1);
+    const int32_t decoding = std::min(together, (kv_heads + pieces - 1) / std::max(pieces, 1));
     for (int32_t seq = step.num_seqs - 1; seq >= 0; seq--) {
         const int32_t num_queries = step.cu_seqlens_q[seq + 1] - step.cu_seqlens_q[seq];
         const int32_t heads = num_queries == 1 ? decoding : 1;

@@ -49,6 +49,7 @@ template <class W>
 inline void multiply_panel(const uint32_t* a, const uint32_t* panel, float* c, long rows, long words, bool fetch) {
 #ifdef __AMX_BF16__
     if (W::per_word == 2 && has_tiles()) {
+        finish_stores();
         long row = 0;
         for (; row + LANES < rows; row += 2 * LANES)
             multiply_panel_rows<2>(a + row * words, words, panel, c + row * PANEL, words, fetch && row == 0);

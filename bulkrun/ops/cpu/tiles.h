@@ -14,21 +14,47 @@ inline bool has_tiles() {
     return allowed;
 }
 
-// All eight tiles with 16 rows of 64 bytes, for this thread, while it lives.
+// GCC's tile intrinsics do not say that they read memory: what was stored before must be there.
+inline void finish_stores() { asm volatile("" ::: "memory"); }
+
+// Sizes of the tiles, for this thread. 0, 1 and 2, 3 are sums, 4 and 5 what is multiplied, 6 and 7 what they are
+// multiplied with: with `rows` < 16, 0, 1 and 4 have so many rows, and 2 and 3 so many columns (see `multiply_keys`).
+inline void set_tiles(int rows) {
+    if (!has_tiles()) return;
+    struct {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    config.rows[0] = config.rows[1] = config.rows[4] = rows;
+    config.row_bytes[2] = config.row_bytes[3] = 4 * rows;
+    finish_stores();
+    _tile_loadconfig(&config);
+}
+
+// Tiles of full size, for this thread, while it lives.
 struct TileSetup {
-    TileSetup() {
-        if (!has_tiles()) return;
-        struct {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-        } config;
-        _tile_loadconfig(&config);
-    }
+    TileSetup() { set_tiles(LANES); }
     ~TileSetup() {
         if (has_tiles()) _tile_release();
     }
 };
+
+// c [16, columns] = a [16, words] b [words, columns], where tiles were set to so many columns. a: 16 vectors `a_stride`
+// apart, wherever they lie; `next`: those that come after them. Sums are taken in the same order as with a and b
+// exchanged.
+inline void multiply_keys(const uint32_t* a, long a_stride, const uint32_t* b, float* c, long words, long columns,
+                          const uint32_t* next) {
+    finish_stores();
+    _tile_zero(2);
+    for (long word = 0; word < words; word += LANES) {
+        for (int i = 0; i < LANES; i++) __builtin_prefetch(next + i * a_stride + word, 0, 2);
+        _tile_loadd(6, a + word, 4 * a_stride);
+        _tile_loadd(3, b + word * columns, 4 * columns);
+        _tile_dpbf16ps(2, 6, 3);
+    }
+    _tile_stored(2, c, 4 * columns);
+}
 
 // c [16, 32] (+)= a [16, words] b [words, 32]; `next`: 16, or 0 where there are only 16 columns.
 inline void multiply_16_rows(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c,
@@ -85,6 +111,7 @@ inline void multiply_32_rows(const uint32_t* a, long a_stride, const uint32_t* b
 // c (+)= a b, as `multiply`, but rows come in sixteens: those behind the last one are computed too. words: sixteens.
 inline void multiply_tiles(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c, long c_stride,
                            long rows, long words, long columns, bool accumulate) {
+    finish_stores();
     for (long column = 0; column < columns; column += 2 * LANES) {
         const long next = column + LANES < columns ? LANES : 0;
         long row = 0;
@@ -98,6 +125,10 @@ inline void multiply_tiles(const uint32_t* a, long a_stride, const uint32_t* b, 
 }
 
 #else
+
+inline bool has_tiles() { return false; }
+inline void set_tiles(int) {}
+inline void multiply_keys(const uint32_t*, long, const uint32_t*, float*, long, long, const uint32_t*) {}
 
 struct TileSetup {};
 

@@ -72,6 +72,17 @@ inline void store(T* p, f32x16 x, long n) {
     memcpy(p, whole, n * sizeof(T));
 }
 
+// Sixteen numbers that lie `stride` apart.
+inline f32x16 load_apart(const float* p, int stride) {
+#ifdef __AVX512F__
+    return (f32x16)_mm512_i32gather_ps((__m512i)(IOTA * stride), p, 4);
+#else
+    f32x16 x;
+    for (int i = 0; i < LANES; i++) x[i] = p[i * stride];
+    return x;
+#endif
+}
+
 // What is left of x after a trip through T.
 template <class T>
 inline f32x16 rounded(f32x16 x) {
