@@ -10,15 +10,16 @@ from bulkrun.models.decoder_layer import DecoderLayer
 from bulkrun.models.layers import HeadQKNorm, Linear
 from bulkrun.models.rope import RopeConfig
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, Matrix, StackSizes, can_stack
+from bulkrun.ops.cpu.panel_linear import PANEL
 
-_MAX_BYTES = 256 * 2**20  # of weights: reading more takes so long that calls do not count, and they are held twice
+_MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more takes so long that calls do not count
 
 
 def compile_layers(model: Decoder) -> LayerStack | None:
     """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
     config = model.config
     is_plain = config.norms == "pre" and config.qk_norm != "projection" and config.moe is None
-    if model.device.type != "cpu" or not is_plain or not _are_small_linears(model):
+    if model.device.type != "cpu" or not is_plain or not _are_suitable_linears(model):
         return None
     sizes, layers = _sizes(config), [_as_layer(module) for module in model.layers]
     if not can_stack(sizes, model.dtype, model.norm.weight.dtype):
@@ -29,10 +30,15 @@ def compile_layers(model: Decoder) -> LayerStack | None:
     )
 
 
-def _are_small_linears(model: Decoder) -> bool:
+def _are_suitable_linears(model: Decoder) -> bool:
+    """Plain products, all in panels or together so small that a copy costs little."""
     products = [module for layer in model.layers for name, module in layer.named_modules() if name.endswith("_proj")]
     weights = [module.weight for module in products if isinstance(module, Linear)]
-    return len(weights) == len(products) and sum(w.numel() * w.element_size() for w in weights) <= _MAX_BYTES
+    if len(weights) < len(products):
+        return False
+    if all(weight.ndim == 4 for weight in weights):
+        return model.config.intermediate_size % PANEL == 0  # gates and ups meet between two panels
+    return sum(weight.numel() * weight.element_size() for weight in weights) <= _MAX_COPIED_BYTES
 
 
 def _as_layer(module: torch.nn.Module) -> DecoderLayer:

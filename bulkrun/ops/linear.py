@@ -1,7 +1,7 @@
 """Matrix products with weights; on a CPU in bf16, weights are laid out once for the processor's matrix units.
 
-oneDNN packs a plain weight anew on every call. Packed once, most products of 1 to 256 rows take 1.2 to 1.6 times less
-(AMX, one core, weights read from memory; a few shapes gain nothing). float32 gains nothing and stays plain.
+In panels of our own where there is a tile unit (`cpu.panel_linear`), else as oneDNN likes them best: it packs a plain
+weight anew on every call. float32 gains nothing and stays plain.
 """
 
 from __future__ import annotations
@@ -9,21 +9,32 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, panel_linear
+
 _PACK_ROWS = 32  # the row count the layout is chosen for; one layout serves all
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x @ weight.T + bias`; x: [T, I]; weight: [O, I], plain or from `pack_linear_weight`; returns [T, O]."""
+    """`x @ weight.T + bias`; x: [T, I]; weight: [O, I], plain, or from `pack_linear_weight`; returns [T, O]."""
+    if weight.ndim == 4:
+        return panel_linear(x, weight, bias)
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
 def pack_linear_weight(weight: torch.Tensor) -> torch.Tensor:
-    """The weight in the layout `linear` is fastest with: an opaque tensor, or the weight itself where there is none."""
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or weight.is_mkldnn or not can_pack_bfloat16():
+    """The weight in the layout `linear` is fastest with: panels, oneDNN's, or the weight itself where there is none."""
+    if can_pack_panels(weight):
+        return pack_panels(weight)
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or is_packed(weight) or not can_pack_bfloat16():
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
+
+
+def is_packed(weight: torch.Tensor) -> bool:
+    """Whether it comes from `pack_linear_weight` and no longer has the layout [O, I]."""
+    return weight.is_mkldnn or weight.ndim == 4
 
 
 def can_pack_bfloat16() -> bool:

@@ -15,7 +15,7 @@ from bulkrun.models.compiled_layers import compile_layers
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.loader import load_model
-from bulkrun.ops.cpu.layer_stack import MAX_TOKENS, LayerStack
+from bulkrun.ops.cpu.layer_stack import MAX_COPIED_TOKENS, LayerStack
 from bulkrun.ops.cpu.library import compiled_ops
 from tests.models.paged_driver import forced_logits, make_metadata
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
@@ -85,7 +85,7 @@ def test_any_number_of_tokens_and_threads_equals_transformers(num_threads: int, 
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        for length in (1, 2, 15, 16, 17, 31, 33, MAX_TOKENS - 1, MAX_TOKENS, MAX_TOKENS + 1):
+        for length in (1, 2, 15, 16, 17, 31, 33, MAX_COPIED_TOKENS - 1, MAX_COPIED_TOKENS, MAX_COPIED_TOKENS + 1):
             tokens = random_tokens(length, seed=length)
             with torch.inference_mode():
                 theirs = reference(torch.tensor([tokens])).logits[0]
@@ -154,9 +154,34 @@ def test_families_with_other_layers_go_op_by_op(variant: str, tmp_path: Path) ->
     assert isinstance(model, Decoder) and model.layer_stack is None
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_steps_of_any_width_share_the_panels_of_the_products(
+    num_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_layers, "_MAX_COPIED_BYTES", 0)
+    model, before = load(tmp_path, "llama_whole_panels", torch.bfloat16), torch.get_num_threads()
+    if model.lm_head.weight.ndim == 2:
+        pytest.skip("this processor has no tile unit")
+    assert model.layer_stack is not None
+    reference = make_tiny_model("llama_whole_panels")
+    torch.set_num_threads(num_threads)
+    try:
+        for length in (1, 16, 33, 127, 129, 255, 256, 257, 400, 511):
+            tokens = random_tokens(length, seed=length)
+            ours = prompt_logits(model, tokens)
+            with op_by_op(model):
+                one_by_one = prompt_logits(model, tokens)
+            with torch.inference_mode():
+                exact = reference(torch.tensor([tokens])).logits[0]
+            torch.testing.assert_close(ours, one_by_one, atol=TOLERANCE[torch.bfloat16], rtol=TOLERANCE[torch.bfloat16])
+            assert (ours - exact).abs().mean() < 1.1 * (one_by_one - exact).abs().mean() + 1e-3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_large_models_are_not_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(tmp_path, "llama", torch.float32)
-    monkeypatch.setattr(compiled_layers, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(compiled_layers, "_MAX_COPIED_BYTES", 1000)
     assert compile_layers(model) is None
 
 

@@ -60,6 +60,10 @@ _NO_GQA = {"num_key_value_heads": None}  # the architecture knows no such key
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama_tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama_whole_panels": (
+        "LlamaForCausalLM",
+        {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32, "vocab_size": 160},
+    ),
     "llama_mha": ("LlamaForCausalLM", {"num_key_value_heads": 6}),
     "llama_mqa": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
     "llama_biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),

@@ -9,7 +9,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from bulkrun import ops
-from bulkrun.ops.linear import can_pack_bfloat16
+from bulkrun.ops.linear import can_pack_bfloat16, is_packed
 
 pytestmark = pytest.mark.usefixtures("cpu_ops")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -85,11 +85,12 @@ def test_silu_mul_gates_the_second_half_with_the_first(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 7, 64])
-def test_packed_linear_equals_plain_linear(rows: int, bias: bool) -> None:
-    x, weight = torch.randn(rows, 48).bfloat16(), torch.randn(95, 48).bfloat16()
-    bias_O = torch.randn(95).bfloat16() if bias else None
+@pytest.mark.parametrize("size", [(95, 48), (96, 64)], ids=str)
+def test_packed_linear_equals_plain_linear(rows: int, size: tuple[int, int], bias: bool) -> None:
+    x, weight = torch.randn(rows, size[1]).bfloat16(), torch.randn(size).bfloat16()
+    bias_O = torch.randn(size[0]).bfloat16() if bias else None
     packed = ops.pack_linear_weight(weight)
-    assert packed.is_mkldnn == can_pack_bfloat16()
+    assert is_packed(packed) == can_pack_bfloat16()
     exact = F.linear(x.double(), weight.double(), None if bias_O is None else bias_O.double())
     torch.testing.assert_close(ops.linear(x, packed, bias_O).double(), exact, atol=1e-1, rtol=1e-2)
 

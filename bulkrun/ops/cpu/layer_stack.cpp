@@ -1,7 +1,8 @@
 // Every layer of a decoder over a few tokens, in one call and one parallel region. Contract: layer_stack.py.
 //
-// Threads go through the phases of a layer together and share each one's columns, rows or sequences. Values are rounded
-// where the ops of the same names round them.
+// Of few tokens threads share each product's columns and go through a layer together. Of many each thread takes some
+// through the layer, block by block, and all meet for attention alone. Values are rounded where the ops of the same
+// names round them.
 
 #include <cstdlib>
 
@@ -27,7 +28,8 @@ struct Stack {
     const Rotary* rotaries;
     const void* last_norm;
     void *residual, *hidden;                         // [T, E]: the embeddings, changed in place; what comes out
-    void *x, *qkv, *q, *attended, *out, *gated;      // scratch; rows of what is multiplied padded with zeros
+    void *q, *attended;                              // scratch: a row per token
+    void *x, *qkv, *out, *gated;                     // scratch: THREAD_ROWS per thread; what is multiplied is padded
     const int64_t *slots, *kv_copies;                // kv_copies: [2, num_copies]
     const int32_t *block_tables, *context_lens, *cu_seqlens_q;
     int64_t num_layers, num_tokens, num_seqs, table_width, num_copies;
@@ -60,21 +62,34 @@ struct LayerStack {
             char* memory = (char*)aligned_alloc(64, round_up(Rows<W>::bytes(s.head_dim), 64));
             const Rows<W> rows(memory, s.head_dim);
             const TileSetup tiles;
-            first_norm();
+            const std::vector<Block> blocks = blocks_of(s.num_tokens);
             for (long i = 0; i < s.num_layers; i++) {
-                const bool is_last = i + 1 == s.num_layers;
-                run_attention(s.layers[i], rows);
-                add_norm(s.layers[i].mlp_norm, s.x, x_stride);
-                if (s.is_gelu) run_mlp<GeluTanh>(s.layers[i]);
-                else run_mlp<Silu>(s.layers[i]);
-                add_norm(is_last ? s.last_norm : s.layers[i + 1].input_norm, is_last ? s.hidden : s.x,
-                         is_last ? size : x_stride);
+                for (const Block& block : blocks) {
+                    if (i == 0) first_norm(block);
+                    else finish(i - 1, block);
+                    begin(s.layers[i], block);
+                }
+#pragma omp barrier
+                copy_kv(s.layers[i]);
+                attend(s.layers[i], rows);
             }
+            for (const Block& block : blocks) finish(s.num_layers - 1, block);
             free(memory);
         }
     }
 
   private:
+    // Rows of a buffer that has as many as a block, for this thread or for all.
+    T* scratch(void* buffer, long stride, const Block& block) const {
+        return (T*)buffer + (block.share.count > 1 ? 0 : omp_get_thread_num() * THREAD_ROWS) * stride;
+    }
+
+    static void meet(const Block& block) {
+        if (block.share.count > 1) {
+#pragma omp barrier
+        }
+    }
+
     Step step_of(const Layer& layer) const {
         return {s.q, layer.k_cache, layer.v_cache, s.attended, s.block_tables, s.context_lens, s.cu_seqlens_q,
                 s.num_heads * s.head_dim, round_up(s.num_heads * s.head_dim, PAD), s.num_tokens, s.num_seqs,
@@ -82,39 +97,25 @@ struct LayerStack {
                 s.soft_cap, s.num_threads};
     }
 
-    Projection projection_of(const Layer& layer) const {
+    void first_norm(const Block& block) const {
+        T* x = scratch(s.x, x_stride, block);
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
+            norm_row((const T*)s.residual + (block.first + row) * size, (const N*)s.layers[0].input_norm,
+                     x + row * x_stride, size, s.eps);
+        meet(block);
+    }
+
+    // Up to attention.
+    void begin(const Layer& layer, const Block& block) const {
+        const long columns = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim;
+        T* qkv = scratch(s.qkv, columns, block);
+        multiply(scratch(s.x, x_stride, block), x_stride, layer.qkv, qkv, columns, 1.0f, block);
         const Rotary none = {}, &rotary = layer.rotary < 0 ? none : s.rotaries[layer.rotary];
-        return {s.qkv, layer.qk_norm, rotary.cos, rotary.sin, s.q, layer.k_cache, layer.v_cache, s.slots,
-                (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.num_tokens, s.num_heads, s.num_kv_heads,
-                s.head_dim, rotary.dim, s.eps, s.num_threads};
-    }
-
-    void first_norm() const {
-#pragma omp for schedule(static)
-        for (long row = 0; row < s.num_tokens; row++)
-            norm_row((const T*)s.residual + row * size, (const N*)s.layers[0].input_norm, (T*)s.x + row * x_stride,
-                     size, s.eps);
-    }
-
-    void add_norm(const void* weight, void* to, long stride) const {
-#pragma omp for schedule(static)
-        for (long row = 0; row < s.num_tokens; row++) {
-            T* residual = (T*)s.residual + row * size;
-            add_norm_row((const T*)s.out + row * size, residual, (const N*)weight, (T*)to + row * stride, residual,
-                         size, s.eps);
-        }
-    }
-
-    void run_attention(const Layer& layer, const Rows<W>& rows) const {
-        project(s.x, x_stride, layer.qkv, s.qkv, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 1.0f);
-        const Projection projection = projection_of(layer);
-#pragma omp for schedule(static)
-        for (long token = 0; token < s.num_tokens; token++) store_token<T, N>(projection, token);
-        copy_kv(layer);
-        const Step step = step_of(layer);
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < items.size(); i++) Attention<T>(step, items[i], rows).run();
-        project(s.attended, attended_stride, layer.o, s.out, size, s.residual_multiplier);
+        const Projection projection = {
+            qkv - block.first * columns, layer.qk_norm, rotary.cos, rotary.sin, s.q, layer.k_cache, layer.v_cache,
+            s.slots, columns, s.num_tokens, s.num_heads, s.num_kv_heads, s.head_dim, rotary.dim, s.eps, s.num_threads};
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
+            store_token<T, N>(projection, block.first + row);
     }
 
     // Slots that others begin with, after this step's are stored and before anybody attends.
@@ -128,31 +129,59 @@ struct LayerStack {
                        row * sizeof(T));
     }
 
-    // out [T, columns] = x times the matrix, and times a constant.
-    void project(const void* x, long stride, const Matrix& matrix, void* out, long columns, float factor) const {
-        multiply_panels((const T*)x, matrix, s.num_tokens, stride / W::per_word, columns,
-                        [&](long row, long first, const float* sums) {
-                            const long end = std::min<long>(PANEL, columns - first);
-                            for (long i = 0; i < end; i += LANES) {
-                                f32x16 number = biased(sums + i, (const T*)matrix.bias, first + i);
-                                store((T*)out + row * columns + first + i, number * factor, end - i);
-                            }
-                        });
+    void attend(const Layer& layer, const Rows<W>& rows) const {
+        const Step step = step_of(layer);
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < items.size(); i++) Attention<T>(step, items[i], rows).run();
     }
 
-    // The columns of gates and ups lie in sixteens, one after the other.
+    // From attention on, up to the norm before the next layer.
+    void finish(long i, const Block& block) const {
+        const Layer& layer = s.layers[i];
+        const bool is_last = i + 1 == s.num_layers;
+        T *x = scratch(s.x, x_stride, block), *out = scratch(s.out, size, block);
+        multiply((const T*)s.attended + block.first * attended_stride, attended_stride, layer.o, out, size,
+                 s.residual_multiplier, block);
+        add_norm(out, layer.mlp_norm, x, x_stride, block);
+        if (s.is_gelu) run_mlp<GeluTanh<T>>(layer, x, out, block);
+        else run_mlp<Silu<T>>(layer, x, out, block);
+        if (is_last) add_norm(out, s.last_norm, (T*)s.hidden + block.first * size, size, block);
+        else add_norm(out, s.layers[i + 1].input_norm, x, x_stride, block);
+    }
+
+    void add_norm(const T* out, const void* weight, T* to, long stride, const Block& block) const {
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
+            T* residual = (T*)s.residual + (block.first + row) * size;
+            add_norm_row(out + row * size, residual, (const N*)weight, to + row * stride, residual, size, s.eps);
+        }
+        meet(block);
+    }
+
+    void multiply(const T* x, long stride, const Matrix& matrix, T* out, long columns, float factor,
+                  const Block& block) const {
+        project(x, matrix, out, block.rows, stride / W::per_word, columns, factor, block.share);
+        meet(block);
+    }
+
+    // Panels of gates, then panels of as many ups.
     template <class Gate>
-    void run_mlp(const Layer& layer) const {
-        const long inner = s.intermediate_size;
-        multiply_panels((const T*)s.x, layer.gate_up, s.num_tokens, x_stride / W::per_word, 2 * round_up(inner, LANES),
-                        [&](long row, long first, const float* sums) {
-                            const T* bias = (const T*)layer.gate_up.bias;
-                            f32x16 gate = rounded<T>(Gate()(biased(sums, bias, first)));
-                            f32x16 up = biased(sums + LANES, bias, first + LANES);
-                            T* out = (T*)s.gated + row * gated_stride + first / 2;
-                            store(out, gate * up, inner - first / 2);
+    void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
+        const long inner = s.intermediate_size, count = (inner + PANEL - 1) / PANEL;
+        const T* bias = (const T*)layer.gate_up.bias;
+        T* gated = scratch(s.gated, gated_stride, block);
+        multiply_panels(x, layer.gate_up, block.rows, x_stride / W::per_word, 2 * count, block.share,
+                        [&](long row, long panel, const float* gates) {
+                            const float* ups = gates + BLOCK * PANEL;
+                            const long first = panel * PANEL, end = std::min<long>(PANEL, inner - first);
+                            T* to = gated + row * gated_stride + first;
+                            for (long i = 0; i < end; i += LANES) {
+                                f32x16 gate = rounded<T>(biased(gates + i, bias, first + i));
+                                f32x16 up = rounded<T>(biased(ups + i, bias, count * PANEL + first + i));
+                                store(to + i, rounded<T>(Gate()(gate)) * up, end - i);
+                            }
                         });
-        project(s.gated, gated_stride, layer.down, s.out, size, s.residual_multiplier);
+        meet(block);
+        multiply(gated, gated_stride, layer.down, out, size, s.residual_multiplier, block);
     }
 };
 

@@ -1,7 +1,8 @@
 """Every layer of a decoder over a step of few tokens in one compiled call. Knows weights and sizes; knows no module.
 
 Between the ops of a narrow step more time goes by than in them. Here a layer has norms before attention and MLP and a
-dense gated MLP; its weights are copied once into panels of columns (panels.h), which the call reads from end to end.
+dense gated MLP; its weights are in panels of columns (panels.h), which the call reads from end to end: the panels that
+products op by op read (`panel_linear`), or a copy.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ import torch.nn.functional as F
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.cpu.dtypes import suffix
 from bulkrun.ops.cpu.library import c_function, library
+from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
 
-MAX_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
+MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 _MAX_HEAD_DIM, _MAX_HEADS_PER_KV_HEAD = 512, 96  # of one head's scratch, of one work item of attention
-_PANEL, _LANES, _PAD = 32, 16, 32  # of panels.h, vector.h, layer_stack.cpp
+_THREAD_ROWS = 256  # of panels.h: scratch rows of one thread; those per token grow by as many
+_PAD = 32  # of layer_stack.cpp: what rows are a multiple of
 
 
 class Matrix(NamedTuple):
-    """A weight [O, I] and perhaps a bias [O]."""
+    """A weight [O, I], plain or in panels, and perhaps a bias [O]."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -79,7 +82,8 @@ class _Rotary(ctypes.Structure):
 
 
 _CONSTANTS = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
-_SCRATCH = ("x", "qkv", "q", "attended", "out", "gated")
+_SCRATCH = ("q", "attended", "x", "qkv", "out", "gated")
+_TOKEN_SCRATCH = ("q", "attended")
 _STEP = ("slots", "kv_copies", "block_tables", "context_lens", "cu_seqlens_q")
 
 
@@ -115,15 +119,18 @@ class LayerStack:
             last_norm=self._keep(last_norm), num_layers=len(layers), eps=sizes.eps, scale=sizes.scale,
             soft_cap=sizes.soft_cap or 0.0, residual_multiplier=sizes.residual_multiplier,
             is_gelu=sizes.activation == "gelu_tanh", **{name: getattr(sizes, name) for name in _CONSTANTS},
-            **{name: self._keep(buffer) for name, buffer in _scratch(sizes, dtype).items()},
         )  # fmt: skip
+        self._row_sizes, self._scratch_rows, self._scratch = _row_sizes(sizes), {}, torch.zeros(0, dtype=dtype)
+        matrices = [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        self._max_tokens = None if all(matrix.weight.ndim == 4 for matrix in matrices) else MAX_COPIED_TOKENS
         self._run: Callable[..., None] = c_function(
             f"layer_stack_{suffix(dtype, last_norm.dtype)}", ctypes.POINTER(_Stack)
         )
 
     def takes(self, residual_TE: torch.Tensor, kv_dtype: torch.dtype) -> bool:
         """Whether it can do a step with such embeddings over such a cache, as fast as the ops one by one."""
-        return residual_TE.shape[0] <= MAX_TOKENS and residual_TE.dtype == kv_dtype
+        fits = self._max_tokens is None or residual_TE.shape[0] <= self._max_tokens
+        return fits and residual_TE.dtype == kv_dtype
 
     def __call__(
         self,
@@ -133,7 +140,7 @@ class LayerStack:
         v_caches: Sequence[torch.Tensor],
         meta: AttentionMetadata,
     ) -> torch.Tensor:
-        """Hidden states [T, E] after the last norm, T <= MAX_TOKENS; writes the tokens' keys and values to the caches.
+        """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the caches.
 
         residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
         k_caches, v_caches: [N, B, K, D] contiguous, one per layer, of the layers' dtype.
@@ -147,9 +154,21 @@ class LayerStack:
         stack = self._stack
         stack.residual, stack.hidden, stack.num_tokens = residual_TE.data_ptr(), hidden_TE.data_ptr(), len(residual_TE)
         stack.block_size, stack.num_threads = k_caches[0].shape[1], torch.get_num_threads()
+        self._make_room(len(residual_TE))
         self._set_step(meta)
         self._run(ctypes.byref(stack))
         return hidden_TE
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Scratch for a step; rows that are multiplied have whole words behind them, zeros for good."""
+        token_rows, thread_rows = num_tokens + -num_tokens % _THREAD_ROWS, torch.get_num_threads() * _THREAD_ROWS
+        rows = {name: token_rows if name in _TOKEN_SCRATCH else thread_rows for name in _SCRATCH}
+        if all(self._scratch_rows.get(name, 0) >= count for name, count in rows.items()):
+            return
+        self._scratch_rows, sizes = rows, [rows[name] * self._row_sizes[name] for name in _SCRATCH]
+        self._scratch = self._scratch.new_zeros(sum(sizes))
+        for name, part in zip(_SCRATCH, self._scratch.split(sizes), strict=True):
+            setattr(self._stack, name, part.data_ptr())
 
     def _set_step(self, meta: AttentionMetadata) -> None:
         stack, tables, copies = self._stack, meta.block_tables_SM, meta.kv_copies
@@ -164,46 +183,41 @@ class LayerStack:
     def _layer(self, layer: LayerWeights, sizes: StackSizes) -> _Layer:
         return _Layer(
             qkv=self._matrix(layer.qkv), o=self._matrix(layer.o), down=self._matrix(layer.down),
-            gate_up=self._matrix(_in_sixteens(layer.gate_up, sizes.intermediate_size)),
+            gate_up=self._matrix(_padded_halves(layer.gate_up, sizes.intermediate_size)),
             input_norm=self._keep(layer.input_norm), mlp_norm=self._keep(layer.mlp_norm),
             qk_norm=None if layer.qk_norm is None else self._keep(layer.qk_norm),
             window=layer.sliding_window or 0, rotary=-1 if layer.rotary is None else layer.rotary,
         )  # fmt: skip
 
     def _matrix(self, matrix: Matrix) -> _Matrix:
-        bias = None if matrix.bias is None else self._keep(_padded(matrix.bias, _PANEL))
-        return _Matrix(self._keep(pack_panels(matrix.weight)), bias)
+        weight, bias = matrix.weight, None if matrix.bias is None else self._keep(_padded(matrix.bias))
+        if weight.ndim == 2:
+            weight = pack_panels(F.pad(_padded(weight), (0, -weight.shape[1] % _PAD)))
+        return _Matrix(self._keep(weight), bias)
 
     def _keep(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor.contiguous())
         return self._kept[-1].data_ptr()
 
 
-def pack_panels(weight: torch.Tensor) -> torch.Tensor:
-    """A weight [O, I] as panels of 32 rows, word by word: [O / 32, words, 32, numbers of a word], zeros beside it."""
-    padded = F.pad(weight, (0, -weight.shape[1] % _PAD, 0, -weight.shape[0] % _PANEL))
-    per_word = 4 // weight.element_size()
-    return padded.view(padded.shape[0] // _PANEL, _PANEL, -1, per_word).transpose(1, 2).contiguous()
+def _padded_halves(gate_up: Matrix, size: int) -> Matrix:
+    """Gates in whole panels, and ups."""
+    if size % PANEL == 0:
+        return gate_up
+    weight, bias = gate_up
+    halves = [torch.cat([_padded(half) for half in rows.split(size)]) for rows in (weight, bias) if rows is not None]
+    return Matrix(halves[0], halves[1] if len(halves) > 1 else None)
 
 
-def _in_sixteens(gate_up: Matrix, size: int) -> Matrix:
-    """Sixteen rows of gates, their sixteen ups, the next gates, ..."""
-
-    def mixed(rows: torch.Tensor) -> torch.Tensor:
-        halves = torch.stack([_padded(half, _LANES) for half in rows.split(size)])
-        return halves.unflatten(1, (-1, _LANES)).transpose(0, 1).flatten(0, 2)
-
-    return Matrix(mixed(gate_up.weight), None if gate_up.bias is None else mixed(gate_up.bias))
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    """With zeros behind, up to whole panels."""
+    return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, -rows.shape[0] % PANEL))
 
 
-def _padded(rows: torch.Tensor, to: int) -> torch.Tensor:
-    return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, -rows.shape[0] % to))
-
-
-def _scratch(sizes: StackSizes, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Buffers of MAX_TOKENS rows; those that are multiplied have whole words behind them, zeros for good."""
+def _row_sizes(sizes: StackSizes) -> dict[str, int]:
+    """Numbers in a row of each scratch buffer; those that are multiplied are padded."""
     width = sizes.num_heads * sizes.head_dim
-    columns = {
+    return {
         "x": sizes.hidden_size + -sizes.hidden_size % _PAD,
         "qkv": width + 2 * sizes.num_kv_heads * sizes.head_dim,
         "q": width,
@@ -211,4 +225,3 @@ def _scratch(sizes: StackSizes, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         "out": sizes.hidden_size,
         "gated": sizes.intermediate_size + -sizes.intermediate_size % _PAD,
     }
-    return {name: torch.zeros(MAX_TOKENS, columns[name], dtype=dtype) for name in _SCRATCH}

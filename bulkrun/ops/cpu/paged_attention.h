@@ -18,6 +18,7 @@
 
 constexpr int TILE = 64;      // keys
 constexpr int HALF = TILE / 2;
+constexpr float MUCH = 8;       // weights are up to 2^8: what they are rounded to knows no size
 constexpr int MAX_ROWS = 128;  // of one item: a tile's layout is paid by so many; a multiple of LANES
 
 struct Step {
@@ -40,9 +41,11 @@ struct Keys {
     long first, end;
 };
 
-// Some keys of a tile: as many as go by at a time.
+// Some keys of a tile, or their values: where they lie, and where those that come after them lie. Null: nowhere.
+template <class T>
 struct Part {
-    long tile, first, count;
+    long first, count;
+    const T *at[TILE], *next[TILE];
 };
 
 inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
@@ -121,15 +124,15 @@ struct Attention {
         each_head([&](const Rows<W>& rows, long head) { begin(rows, head); });
         for (long tile = keys.first / TILE * TILE; tile < keys.end; tile += TILE) {
             const long num_keys = round_up(std::min<long>(TILE, keys.end - tile), LANES * W::per_word);
-            each_part(tile, num_keys, [&](const Rows<W>& rows, long head, const Part& part) {
-                if (reads_in_place()) score_in_place(rows, head, part);
-                else score(rows, head, part);
+            each_part((const T*)step.k_cache, tile, num_keys, [&](const Rows<W>& rows, const Part<T>& part, long head) {
+                if (reads_in_place()) score_in_place(rows, part, head);
+                else score(rows, part, head);
             });
             each_head([&](const Rows<W>& rows, long) {
                 for (long row = 0; row < count; row++) weigh(rows, row, tile, num_keys);
             });
-            each_part(tile, num_keys, [&](const Rows<W>& rows, long head, const Part& part) {
-                add_values(rows, head, part);
+            each_part((const T*)step.v_cache, tile, num_keys, [&](const Rows<W>& rows, const Part<T>& part, long head) {
+                add_values(rows, part, head);
             });
         }
         each_head([&](const Rows<W>& rows, long head) { finish(rows, head); });
@@ -143,13 +146,16 @@ struct Attention {
         for (long i = 0; i < item.num_kv_heads; i++) use(scratch.from(i * per_head), item.kv_head + i);
     }
 
+    // Parts of a tile of keys, or of their values, with all key heads of the item.
     template <class F>
-    void each_part(long tile, long num_keys, const F& use) const {
+    void each_part(const T* cache, long tile, long num_keys, const F& use) const {
         const long size = is_few ? HALF : TILE;
-        for (long first = 0; first < num_keys; first += size)
-            each_head([&](const Rows<W>& rows, long head) {
-                use(rows, head, Part{tile, first, std::min(size, num_keys - first)});
-            });
+        for (long first = 0; first < num_keys; first += size) {
+            Part<T> part = {first, std::min(size, num_keys - first)};
+            find(cache, tile + first, part.count, part.at);
+            find(cache, tile + first + part.count, part.count, part.next);
+            each_head([&](const Rows<W>& rows, long head) { use(rows, part, (head - item.kv_head) * step.head_dim); });
+        }
     }
 
     // Keys as they lie are what the tile unit multiplies from the left, if sixteen of them are always one block's.
@@ -177,30 +183,28 @@ struct Attention {
         memset(rows.out, 0, count * rows.width * sizeof(float));
     }
 
-    void score_in_place(const Rows<W>& rows, long kv_head, const Part& part) const {
-        const T* cache = (const T*)step.k_cache;
-        const long stride = step.num_kv_heads * step.head_dim / W::per_word, end = part.first + part.count;
+    void score_in_place(const Rows<W>& rows, const Part<T>& part, long head) const {
+        const long stride = step.num_kv_heads * step.head_dim / W::per_word;
         alignas(64) float scores[LANES * LANES];
-        for (long key = part.first; key < end; key += LANES) {
-            const long here = part.tile + key, ahead = here + part.count;
-            if (here + LANES <= keys.first || here >= keys.end) continue;  // nobody sees them, nor may they be there
-            multiply_keys((const uint32_t*)place(cache, here, kv_head), stride, rows.query, scores, rows.words, count,
-                          (const uint32_t*)place(cache, ahead < keys.end ? ahead : here, kv_head));
-            for (long row = 0; row < count; row++) store(rows.scores + row * TILE + key, load_apart(scores + row, count));
+        for (long key = 0; key < part.count; key += LANES) {
+            if (!part.at[key]) continue;
+            const T *here = part.at[key] + head, *ahead = part.next[key] ? part.next[key] + head : here;
+            multiply_keys((const uint32_t*)here, stride, rows.query, scores, rows.words, count, (const uint32_t*)ahead);
+            for (long row = 0; row < count; row++)
+                store(rows.scores + row * TILE + part.first + key, load_apart(scores + row, count));
         }
     }
 
     // Keys are laid out as columns of words first; while that is done the next ones are asked for, line by line, so that
     // reading and computing overlap.
-    void score(const Rows<W>& rows, long kv_head, const Part& part) const {
-        const T *at[TILE], *next[TILE];
-        find((const T*)step.k_cache, kv_head, part, at, next);
+    void score(const Rows<W>& rows, const Part<T>& part, long head) const {
         for (long key = 0; key < part.count; key += LANES)
             for (long word = 0; word < rows.words; word += LANES) {
                 u32x16 square[LANES];
                 for (int i = 0; i < LANES; i++) {
-                    __builtin_prefetch((const uint32_t*)next[key + i] + word, 0, 2);
-                    square[i] = at[key + i] ? W::words(at[key + i], word, step.head_dim) : u32x16{};
+                    __builtin_prefetch((const uint32_t*)(part.next[key + i] + head) + word, 0, 2);
+                    const T* at = part.at[key + i];
+                    square[i] = at ? W::words(at + head, word, step.head_dim) : u32x16{};
                 }
                 transpose(square);
                 for (int i = 0; i < LANES; i++) store_words(rows.keys + (word + i) * TILE + key, square[i]);
@@ -210,71 +214,83 @@ struct Attention {
     }
 
     // Values as rows of words, by the weights of their keys.
-    void add_values(const Rows<W>& rows, long kv_head, const Part& part) const {
-        const T *at[TILE], *next[TILE];
-        find((const T*)step.v_cache, kv_head, part, at, next);
+    void add_values(const Rows<W>& rows, const Part<T>& part, long head) const {
         for (long key = 0; key < part.count; key += W::per_word) {
-            for (long i = 0; i < W::per_word; i++)
+            const T* vectors[W::per_word];
+            for (long i = 0; i < W::per_word; i++) {
+                vectors[i] = part.at[key + i] ? part.at[key + i] + head : nullptr;
                 for (long dim = 0; dim < step.head_dim; dim += 64 / sizeof(T))
-                    __builtin_prefetch(next[key + i] + dim, 0, 2);
-            W::interleave(at + key, step.head_dim, rows.values + key / W::per_word * rows.width);
+                    __builtin_prefetch(part.next[key + i] + head + dim, 0, 2);
+            }
+            W::interleave(vectors, step.head_dim, rows.values + key / W::per_word * rows.width);
         }
         multiply<W>(rows.weights + part.first / W::per_word, TILE / W::per_word, rows.values, rows.width, rows.out,
                     rows.width, count, part.count / W::per_word, rows.width, true);
     }
 
-    // Where a head of each key of a part lies in a cache, null beside `keys`; and of those that come after it.
-    void find(const T* cache, long kv_head, const Part& part, const T** at, const T** next) const {
-        const long first = part.tile + part.first;
-        find(cache, kv_head, first, part.count, at);
-        find(cache, kv_head, first + part.count, part.count, next);
-    }
-
-    void find(const T* cache, long kv_head, long from, long size, const T** at) const {
+    // Where each of some keys lies in a cache, from the item's first head on; null beside `keys`. The tile unit reads
+    // sixteen keys in place or none of them, so those of a block before the first one are there too.
+    void find(const T* cache, long from, long size, const T** at) const {
         const long stride = step.num_kv_heads * step.head_dim, end = std::min(keys.end, from + size);
+        const bool in_place = cache == step.k_cache && reads_in_place();
+        const long first = in_place ? keys.first / LANES * LANES : keys.first;
         std::fill(at, at + size, nullptr);
-        for (long position = std::max(keys.first, from); position < end;) {
+        for (long position = std::max(first, from); position < end;) {
             const long together = std::min(step.block_size - position % step.block_size, end - position);
-            const T* here = place(cache, position, kv_head);
+            const T* here = place(cache, position);
             for (long i = 0; i < together; i++, here += stride) at[position++ - from] = here;
         }
     }
 
-    const T* place(const T* cache, long position, long kv_head) const {
+    const T* place(const T* cache, long position) const {
         const int32_t* table = step.block_tables + item.seq * step.table_width;
         const int64_t slot = (int64_t)table[position / step.block_size] * step.block_size + position % step.block_size;
-        return cache + (slot * step.num_kv_heads + kv_head) * step.head_dim;
+        return cache + (slot * step.num_kv_heads + item.kv_head) * step.head_dim;
     }
 
-    // A row's scores become weights under the largest score so far; the output so far is brought under the same one.
+    // A row's scores become weights: 2^(score - top), where `top` is the largest score so far, or a little less: only
+    // what grows much brings the output so far under a new one. Scores are in units of ln 2.
     void weigh(const Rows<W>& rows, long row, long tile, long num_keys) const {
         float* scores = rows.scores + row * TILE;
-        const long position = this->position + row / group;
-        const long low = step.window ? position - step.window + 1 - tile : 0, high = position - tile;
-        f32x16 best = broadcast(rows.top[row]);
-        for (long key = 0; key < num_keys; key += LANES) {
-            f32x16 score = load(scores + key) * step.scale;
-            if (step.soft_cap != 0) score = step.soft_cap * tanh_of(score * (1 / step.soft_cap));
-            if (low > key || high < key + LANES - 1) {
-                i32x16 index = IOTA + (int32_t)key;
-                score = (index >= (int32_t)low) & (index <= (int32_t)high) ? score : broadcast(-__builtin_inff());
+        const long at = position + row / group - tile, low = step.window ? at - step.window + 1 : 0;  // what it sees
+        const long first = std::max(low, 0L) / LANES * LANES, end = std::min(num_keys, round_up(at + 1, LANES));
+        if (step.soft_cap != 0) cap(scores, first, end);
+        const float unit = (step.soft_cap != 0 ? step.soft_cap : step.scale) * LOG2_E;
+        f32x16 best = broadcast(-__builtin_inff());
+        for (long key = first; key < end; key += LANES) {
+            f32x16 score = load(scores + key);
+            if (low > key || at < key + LANES - 1) {
+                const i32x16 index = IOTA + (int32_t)key;
+                score = (index >= (int32_t)low) & (index <= (int32_t)at) ? score : broadcast(-__builtin_inff());
+                store(scores + key, score);
             }
-            store(scores + key, score);
             best = larger(score, best);
         }
-        const float top = largest(best);
-        if (top != rows.top[row]) {
-            const float shrink = exp_of_negative(broadcast(rows.top[row] - top))[0];
-            rows.total[row] *= shrink;
-            float* out = rows.out + row * rows.width;
-            for (long dim = 0; dim < rows.width; dim += LANES) store(out + dim, load(out + dim) * shrink);
-            rows.top[row] = top;
-        }
+        const float largest_score = largest(best) * unit;
+        if (largest_score > rows.top[row] + MUCH) raise(rows, row, largest_score);
+        const float top = rows.top[row];
+        f32x16 total = rows.total[row];
         for (long key = 0; key < num_keys; key += LANES) {
-            f32x16 weight = exp_of_negative(load(scores + key) - top);
-            rows.total[row] += weight;
+            const bool is_seen = first <= key && key < end;
+            const f32x16 weight = is_seen ? exp2_of<T>(load(scores + key) * unit - top) : f32x16{};
+            total += weight;
             W::store_numbers(rows.weights + row * (TILE / W::per_word), key, weight);
         }
+        rows.total[row] = total;
+    }
+
+    // Scores, in units of the cap.
+    void cap(float* scores, long first, long end) const {
+        for (long key = first; key < end; key += LANES)
+            store(scores + key, tanh_of(load(scores + key) * (step.scale / step.soft_cap)));
+    }
+
+    void raise(const Rows<W>& rows, long row, float top) const {
+        const float shrink = exp2_of<float>(broadcast(rows.top[row] - top))[0];
+        rows.total[row] *= shrink;
+        float* out = rows.out + row * rows.width;
+        for (long dim = 0; dim < rows.width; dim += LANES) store(out + dim, load(out + dim) * shrink);
+        rows.top[row] = top;
     }
 
     void finish(const Rows<W>& rows, long kv_head) const {
@@ -293,12 +309,13 @@ struct Attention {
 // Longest first, so that threads end together: late chunks of prompts, decode at the end.
 inline std::vector<Item> items_of(const Step& step) {
     std::vector<Item> items;
+    if (step.num_seqs == 0) return items;
     const int32_t group = step.num_heads / step.num_kv_heads, kv_heads = step.num_kv_heads;
     const int32_t per_item = std::max(1, MAX_ROWS / group);
     // key heads together where there are sequences enough for all threads
     const int32_t together = std::min<int32_t>(kv_heads, MAX_ROWS / rows_per_kv_head(group));
-    const int32_t pieces = (4 * step.num_threads + step.num_seqs - 1) / std::max<int64_t>(step.num_seqs, 1);
-    const int32_t decoding = std::min(together, (kv_heads + pieces - 1) / std::max(pieces, 1));
+    const int32_t pieces = step.num_seqs == 1 ? step.num_threads : (2 * step.num_threads - 1) / step.num_seqs + 1;
+    const int32_t decoding = std::min(together, (kv_heads - 1) / pieces + 1);
     for (int32_t seq = step.num_seqs - 1; seq >= 0; seq--) {
         const int32_t num_queries = step.cu_seqlens_q[seq + 1] - step.cu_seqlens_q[seq];
         const int32_t heads = num_queries == 1 ? decoding : 1;

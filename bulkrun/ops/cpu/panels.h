@@ -1,23 +1,50 @@
 // A few rows times a weight that was packed once, into panels of columns. Knows matrices and threads; knows no model.
 //
-// A panel is PANEL columns, word by word (see matrix.h), so that it is read from memory in one go. Threads share the
-// panels; whoever computes one applies what comes after the product while the sums are in the cache.
+// A panel is PANEL columns, word by word (see matrix.h), so that it is read from memory in one go. Whoever computes one
+// applies what comes after the product while the sums are in the cache.
 #pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "matrix.h"
 
 constexpr int PANEL = 32;      // columns
-constexpr int BLOCK = 64;      // rows whose sums are used before the next ones'; a multiple of LANES
-constexpr int AHEAD = 4096;    // bytes between what is multiplied and what is asked for: memory answers slowly
+constexpr int BLOCK = 32;      // rows of sums at a time: what the tile unit holds
+constexpr int AHEAD = 1024;    // bytes between what is multiplied and what is asked for: memory answers slowly
 
 struct Matrix {
     const void *panels, *bias;  // bias: one number per column of a panel, or null
 };
 
+// What of a panel's row comes after the product: the sum of sixteen columns, with its bias.
+template <class T>
+inline f32x16 biased(const float* sums, const T* bias, long column) {
+    return bias ? load(sums) + load(bias + column) : load(sums);
+}
+
+// A block's sums that are not used yet: some rows of them at every step of the next product, for the tile unit and the
+// vector unit work side by side when their instructions come close together.
+template <class F>
+struct Pending {
+    const F& use;
+    long first = 0, panel = 0, rows = 0, done = 0;
+    const float* sums = nullptr;
+
+    void use_rows(long count) {
+        for (const long end = std::min(rows, done + count); done < end; done++)
+            use(first + done, panel, sums + done * PANEL);
+    }
+};
+
 #ifdef __AMX_BF16__
 // c [16 R, PANEL] = a [16 R, words] b [words, PANEL]. `fetch`: ask for the panel's next words, and the next panel's.
-template <int R>
-inline void multiply_panel_rows(const uint32_t* a, long a_stride, const uint32_t* b, float* c, long words, bool fetch) {
+template <int R, class F>
+inline void multiply_panel_rows(const uint32_t* a, const uint32_t* b, float* c, long words, bool fetch,
+                                Pending<F>& pending) {
+    const long at_a_time = pending.rows * LANES / words / 2 + 1;
     _tile_zero(0);
     _tile_zero(1);
     if (R == 2) _tile_zero(2);
@@ -27,60 +54,143 @@ inline void multiply_panel_rows(const uint32_t* a, long a_stride, const uint32_t
         if (fetch)
             for (int line = 0; line < 2 * LANES; line++)
                 __builtin_prefetch((const char*)here + AHEAD + line * 64, 0, 2);
-        _tile_loadd(4, a + word, 4 * a_stride);
+        _tile_loadd(4, a + word, 4 * words);
         _tile_loadd(6, here, 4 * PANEL);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, here + LANES, 4 * PANEL);
         _tile_dpbf16ps(1, 4, 7);
-        if (R == 1) continue;
-        _tile_loadd(5, a + LANES * a_stride + word, 4 * a_stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        if (R == 2) {
+            _tile_loadd(5, a + LANES * words + word, 4 * words);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        pending.use_rows(at_a_time);
     }
     _tile_stored(0, c, 4 * PANEL);
     _tile_stored(1, c + LANES, 4 * PANEL);
     if (R == 2) _tile_stored(2, c + LANES * PANEL, 4 * PANEL);
     if (R == 2) _tile_stored(3, c + LANES * PANEL + LANES, 4 * PANEL);
 }
+
+// c [16, PANEL] = a [16, words] b, and the same with `other`, BLOCK rows of sums further on: memory gives two streams
+// more than one.
+template <class F>
+inline void multiply_two_panels(const uint32_t* a, const uint32_t* b, const uint32_t* other, float* c, long words,
+                                Pending<F>& pending) {
+    const long at_a_time = pending.rows * LANES / words + 1;
+    float* next = c + BLOCK * PANEL;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long word = 0; word < words; word += LANES) {
+        const uint32_t *here = b + word * PANEL, *there = other + word * PANEL;
+        for (int line = 0; line < 2 * LANES; line++) {
+            __builtin_prefetch((const char*)here + AHEAD + line * 64, 0, 2);
+            __builtin_prefetch((const char*)there + AHEAD + line * 64, 0, 2);
+        }
+        _tile_loadd(4, a + word, 4 * words);
+        _tile_loadd(6, here, 4 * PANEL);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, here + LANES, 4 * PANEL);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(6, there, 4 * PANEL);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, there + LANES, 4 * PANEL);
+        _tile_dpbf16ps(3, 4, 7);
+        pending.use_rows(at_a_time);
+    }
+    _tile_stored(0, c, 4 * PANEL);
+    _tile_stored(1, c + LANES, 4 * PANEL);
+    _tile_stored(2, next, 4 * PANEL);
+    _tile_stored(3, next + LANES, 4 * PANEL);
+}
 #endif
 
-// c [rows, PANEL] = a [rows, words] panel; there is room for 16 rows where there are fewer. `fetch`: as above.
-template <class W>
-inline void multiply_panel(const uint32_t* a, const uint32_t* panel, float* c, long rows, long words, bool fetch) {
+// c [rows, PANEL] = a [rows, words] panel, for up to BLOCK rows, and with `other`, if there is one, BLOCK rows of sums
+// further on. There is room for 16 rows where there are fewer. `fetch`: as above.
+template <class W, class F>
+inline void multiply_pair(const uint32_t* a, const uint32_t* panel, const uint32_t* other, float* c, long rows,
+                          long words, bool fetch, Pending<F>& pending) {
 #ifdef __AMX_BF16__
     if (W::per_word == 2 && has_tiles()) {
         finish_stores();
-        long row = 0;
-        for (; row + LANES < rows; row += 2 * LANES)
-            multiply_panel_rows<2>(a + row * words, words, panel, c + row * PANEL, words, fetch && row == 0);
-        if (row < rows)
-            multiply_panel_rows<1>(a + row * words, words, panel, c + row * PANEL, words, fetch && row == 0);
+        if (other && rows <= LANES) return multiply_two_panels(a, panel, other, c, words, pending);
+        for (; panel; panel = other, other = nullptr, c += BLOCK * PANEL)
+            if (rows <= LANES) multiply_panel_rows<1>(a, panel, c, words, fetch, pending);
+            else multiply_panel_rows<2>(a, panel, c, words, fetch, pending);
         return;
     }
 #endif
     multiply<W>(a, words, panel, PANEL, c, PANEL, rows, words, PANEL, false);
+    if (other) multiply<W>(a, words, other, PANEL, c + BLOCK * PANEL, PANEL, rows, words, PANEL, false);
 }
 
-// What of a panel's row comes after the product: the sum of sixteen columns, rounded, with its bias.
-template <class T>
-inline f32x16 biased(const float* sums, const T* bias, long column) {
-    return rounded<T>(bias ? load(sums) + load(bias + column) : load(sums));
+// Who computes what of something that several threads share, or one has for itself.
+struct Share {
+    long index, count;
+
+    long begin(long size) const { return size * index / count; }
+    long end(long size) const { return size * (index + 1) / count; }
+};
+
+// Rows that go through a product together: few, whose columns all threads share, or some of many, which one thread has
+// for itself, so that what it writes and reads stays in its own cache.
+struct Block {
+    long first, rows;
+    Share share;
+};
+
+constexpr int THREAD_ROWS = 256;  // of a block that one thread has for itself
+constexpr int MANY_ROWS = 128;    // per thread
+
+// The blocks of this thread, one of a parallel region.
+inline std::vector<Block> blocks_of(long rows) {
+    const long thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    if (rows < threads * MANY_ROWS) return {{0, rows, {thread, threads}}};
+    std::vector<Block> blocks;
+    const long share = (rows + threads - 1) / threads, end = std::min(rows, (thread + 1) * share);
+    for (long first = thread * share; first < end; first += THREAD_ROWS)
+        blocks.push_back({first, std::min<long>(THREAD_ROWS, end - first), {0, 1}});
+    return blocks;
 }
 
-// x [rows, words] times a matrix of `columns`; `use(row, column, sums)` gets PANEL sums from each column on. To be
-// called by every thread of a parallel region; returns when all are through.
+// x [rows, words] times `count` panels, in pairs: the first half of them, rounded up, each with one of the second half.
+// `use(row, panel, sums)` gets PANEL sums of a panel, and those of its partner, if it has one, BLOCK rows further on.
 template <class T, class F>
-inline void multiply_panels(const T* x, const Matrix& matrix, long rows, long words, long columns, const F& use) {
-    const long num_panels = (columns + PANEL - 1) / PANEL;
-    alignas(64) float sums[BLOCK * PANEL];
-#pragma omp for schedule(static)
-    for (long panel = 0; panel < num_panels; panel++) {
-        const uint32_t* weights = (const uint32_t*)matrix.panels + panel * words * PANEL;
-        for (long first = 0; first < rows; first += BLOCK) {
-            const long count = std::min<long>(BLOCK, rows - first);
-            const uint32_t* from = (const uint32_t*)x + first * words;
-            multiply_panel<typename WordOf<T>::type>(from, weights, sums, count, words, first == 0);
-            for (long row = 0; row < count; row++) use(first + row, panel * PANEL, sums + row * PANEL);
+inline void multiply_panels(const T* x, const Matrix& matrix, long rows, long words, long count, Share share,
+                            const F& use) {
+    const uint32_t* panels = (const uint32_t*)matrix.panels;
+    const long half = (count + 1) / 2;
+    alignas(64) float sums[2][2 * BLOCK * PANEL];
+    Pending<F> pending = {use};
+    int turn = 0;
+    for (long panel = share.begin(half); panel < share.end(half); panel++)
+        for (long first = 0; first < rows; first += BLOCK, turn ^= 1) {
+            const long here = std::min<long>(BLOCK, rows - first);
+            const uint32_t* other = half + panel < count ? panels + (half + panel) * words * PANEL : nullptr;
+            multiply_pair<typename WordOf<T>::type>((const uint32_t*)x + first * words, panels + panel * words * PANEL,
+                                                    other, sums[turn], here, words, first == 0, pending);
+            pending.use_rows(BLOCK);
+            pending.first = first, pending.panel = panel, pending.rows = here, pending.done = 0;
+            pending.sums = sums[turn];
         }
-    }
+    pending.use_rows(BLOCK);
+}
+
+// out [rows, columns] = x [rows, words] times the matrix plus its bias, rounded, and times a constant.
+template <class T>
+inline void project(const T* x, const Matrix& matrix, T* out, long rows, long words, long columns, float factor,
+                    Share share) {
+    const long count = (columns + PANEL - 1) / PANEL, half = (count + 1) / 2;
+    multiply_panels(x, matrix, rows, words, count, share, [&](long row, long panel, const float* sums) {
+        for (; panel < count; panel += half, sums += BLOCK * PANEL) {
+            const long first = panel * PANEL, end = std::min<long>(PANEL, columns - first);
+            T* to = out + row * columns + first;
+            for (long i = 0; i < end; i += LANES) {
+                const f32x16 number = biased(sums + i, (const T*)matrix.bias, first + i);
+                store(to + i, factor == 1 ? number : rounded<T>(number) * factor, end - i);
+            }
+        }
+    });
 }

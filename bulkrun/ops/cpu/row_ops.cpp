@@ -50,10 +50,10 @@ NORMS(bf16, bfloat16, bf16, bfloat16)
 
 #define GATES(T, T_NAME)                                                                                            \
     extern "C" void silu_mul_##T_NAME(const T* gate_up, T* out, int64_t rows, int64_t size, int num_threads) {      \
-        gate<Silu>(gate_up, out, rows, size, num_threads);                                                          \
+        gate<Silu<T>>(gate_up, out, rows, size, num_threads);                                                        \
     }                                                                                                               \
     extern "C" void gelu_mul_##T_NAME(const T* gate_up, T* out, int64_t rows, int64_t size, int num_threads) {      \
-        gate<GeluTanh>(gate_up, out, rows, size, num_threads);                                                      \
+        gate<GeluTanh<T>>(gate_up, out, rows, size, num_threads);                                                   \
     }
 
 GATES(float, float32)

@@ -36,10 +36,13 @@ inline void add_norm_row(const T* x, const T* residual, const W* weight, T* out,
     scale_row(total, weight, out, size, sum(squares), eps);
 }
 
+// Of gates that are to be rounded to T.
+template <class T>
 struct Silu {
-    f32x16 operator()(f32x16 x) const { return x * sigmoid(x); }
+    f32x16 operator()(f32x16 x) const { return x * sigmoid<T>(x); }
 };
 
+template <class T>
 struct GeluTanh {
-    f32x16 operator()(f32x16 x) const { return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
+    f32x16 operator()(f32x16 x) const { return x * sigmoid<T>(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
 };

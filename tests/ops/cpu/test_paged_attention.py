@@ -47,11 +47,17 @@ def part(meta: AttentionMetadata, seq: int) -> tuple[AttentionMetadata, slice]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 50])
-def test_a_row_has_the_same_bits_whatever_else_is_in_the_step(dtype: torch.dtype, window: int | None) -> None:
-    meta, slots = make_step([1, 1, 70, 130], [90, 300, 70, 200], BLOCK_SIZE, seed=0)
+@pytest.mark.parametrize("heads", [(6, 2, 64), (2, 2, 128), (8, 1, 32), (16, 1, 64), (17, 1, 64), (4, 2, 80)], ids=str)
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_a_row_has_the_same_bits_whatever_else_is_in_the_step(
+    dtype: torch.dtype, window: int | None, heads: tuple[int, int, int], block_size: int
+) -> None:
+    num_heads, num_kv_heads, head_dim = heads
+    meta, slots = make_step([1, 1, 70, 130], [90, 300, 70, 200], block_size, seed=0)
     generator = torch.Generator().manual_seed(0)
-    caches = torch.randn(2, int(meta.block_tables_SM.max()) + 1, BLOCK_SIZE, 2, 64, generator=generator).to(dtype)
-    q_THD = torch.randn(202, 6, 64, generator=generator).to(dtype)
+    num_blocks = int(meta.block_tables_SM.max()) + 1
+    caches = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim, generator=generator).to(dtype)
+    q_THD = torch.randn(202, num_heads, head_dim, generator=generator).to(dtype)
     together = paged_attention(q_THD, *caches, meta, scale=0.125, sliding_window=window)
     for seq in range(4):
         alone, tokens = part(meta, seq)
@@ -69,6 +75,18 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_step(dtype: torch.dtype
     )
     decoded = paged_attention(q_THD[-1:], *caches, last, scale=0.125, sliding_window=window)
     assert torch.equal(decoded, together[-1:])
+
+
+@pytest.mark.parametrize("context_len", [17, 31, 33, 64, 100, 129])
+def test_what_a_decoding_token_does_not_see_may_be_anything(context_len: int) -> None:
+    meta, slots = make_step([1], [context_len], BLOCK_SIZE, seed=0)
+    caches = torch.randn(2, int(meta.block_tables_SM.max()) + 2, BLOCK_SIZE, 2, 64).bfloat16()
+    q_THD, window = torch.randn(1, 4, 64).bfloat16(), 21
+    clean = paged_attention(q_THD, *caches, meta, scale=0.2, sliding_window=window)
+    seen = set(slots[0][-window:])
+    unseen = [slot for slot in range(caches.shape[1] * BLOCK_SIZE) if slot not in seen]
+    caches.flatten(1, 2)[:, unseen] = float("nan")
+    assert torch.equal(paged_attention(q_THD, *caches, meta, scale=0.2, sliding_window=window), clean)
 
 
 def test_numbers_that_are_none_stay_in_their_sequence() -> None:

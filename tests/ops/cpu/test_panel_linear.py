@@ -1,0 +1,74 @@
+"""Products with weights in panels, beside exact ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bulkrun import ops
+from bulkrun.ops.cpu.library import compiled_ops
+from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, panel_linear
+
+needs_tile_unit = pytest.mark.skipif(
+    not can_pack_panels(torch.empty(32, 32, dtype=torch.bfloat16)), reason="this processor has no tile unit"
+)
+ROWS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 64, 127, 128, 129, 255, 256, 257, 300, 513, 700]
+
+
+def random_weight(size: tuple[int, int], seed: int = 0) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).div_(size[1] ** 0.5).bfloat16()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_panel_holds_its_rows_word_by_word(dtype: torch.dtype) -> None:
+    weight = torch.randn(96, 64).to(dtype)
+    per_word = 4 // dtype.itemsize
+    panels = pack_panels(weight)
+    assert panels.shape == (3, 64 // per_word, 32, per_word)
+    for row, column in ((0, 0), (31, 63), (32, 1), (95, 62)):
+        assert panels[row // 32, column // per_word, row % 32, column % per_word] == weight[row, column]
+
+
+@needs_tile_unit
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("size", [(32, 32), (96, 64), (64, 160), (416, 384)], ids=str)
+def test_any_number_of_rows_equals_the_exact_product(size: tuple[int, int], num_threads: int) -> None:
+    weight, bias, before = random_weight(size), torch.randn(size[0]).bfloat16(), torch.get_num_threads()
+    panels = pack_panels(weight)
+    torch.set_num_threads(num_threads)
+    try:
+        for rows in ROWS:
+            x = torch.randn(rows, size[1]).bfloat16()
+            for use in (None, bias):
+                exact = F.linear(x.double(), weight.double(), None if use is None else use.double())
+                out = panel_linear(x, panels, use)
+                torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=2**-8)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_tile_unit
+def test_rows_have_the_same_bits_alone_and_among_others() -> None:
+    panels, x = pack_panels(random_weight((96, 352))), torch.randn(700, 352).bfloat16()
+    together = panel_linear(x, panels, None)
+    for first, end in ((0, 1), (3, 20), (100, 140), (650, 700)):
+        assert torch.equal(panel_linear(x[first:end], panels, None), together[first:end])
+
+
+@needs_tile_unit
+def test_rows_that_lie_apart_are_read_too() -> None:
+    panels, wide = pack_panels(random_weight((64, 64))), torch.randn(40, 128).bfloat16()
+    assert torch.equal(panel_linear(wide[:, :64], panels, None), panel_linear(wide[:, :64].contiguous(), panels, None))
+    assert panel_linear(wide[:0, :64], panels, None).shape == (0, 64)
+
+
+def test_only_whole_panels_of_bfloat16_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for weight in (torch.empty(32, 32), *(torch.empty(size, dtype=torch.bfloat16) for size in ((32, 48), (40, 32)))):
+        assert not can_pack_panels(weight)
+    monkeypatch.setenv("BULKRUN_CPU_OPS", "reference")
+    compiled_ops.cache_clear()
+    try:
+        assert ops.pack_linear_weight(random_weight((32, 32))).ndim == 2
+    finally:
+        compiled_ops.cache_clear()
