@@ -1,12 +1,12 @@
 // Products of bf16 pairs on Intel's tile unit (AMX): 16 rows x 16 columns x 16 words at a time. Arrays as in matrix.h.
 #pragma once
 
+#include "vector.h"
+
 #ifdef __AMX_BF16__
 
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "vector.h"
 
 // Linux hands the unit out on request, once per process.
 inline bool has_tiles() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,3 +97,13 @@ def test_the_library_uses_the_openmp_that_torch_loaded(monkeypatch: pytest.Monke
         "assert len(paths) == 1, paths"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@NEEDS_COMPILER
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
+@pytest.mark.parametrize("flags", ["-mno-amx-tile -mno-amx-bf16", "-mno-amx-tile -mno-amx-bf16 -mno-avx512f"])
+def test_processors_that_can_do_less_have_compiled_ops_too(flags: str) -> None:
+    for source in sorted(Path(library.__file__).parent.glob("*.cpp")):
+        command = ["g++", *library._FLAGS, *flags.split(), "-fsyntax-only", str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
