@@ -23,6 +23,10 @@ DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
 
 
+class _StoppedWhileStarting(BaseException):
+    """Raised wherever the process is just then: no `except Exception` of a library may take it for its own defect."""
+
+
 class DrainOnSignal:
     """Remembers that a signal asked the run to stop; `received` is its name or None.
 
@@ -39,7 +43,7 @@ class DrainOnSignal:
         return self.received is not None
 
     def started(self) -> None:
-        """From here on the run loop looks at `should_stop`; until here a signal raises `Interrupted`."""
+        """From here on the run loop looks at `should_stop`; until here a signal ends the block with `Interrupted`."""
         self._starting = False
         if self.received:
             raise Interrupted(f"stopped by {self.received} before the first row")
@@ -52,12 +56,12 @@ class DrainOnSignal:
             os._exit(128 + number)
         self.received = signal.Signals(number).name
         if self._starting:
-            raise Interrupted(f"stopped by {self.received} while starting; nothing was in flight")
+            raise _StoppedWhileStarting(f"stopped by {self.received} while starting; nothing was in flight")
 
 
 @contextmanager
 def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
-    """Handle the drain signals inside the block; the handlers of before come back at its end.
+    """Handle the drain signals inside the block; the handlers of before come back at its end. Raises Interrupted.
 
     In another thread than the main one there are no signals to handle: they stay their owner's.
     """
@@ -68,6 +72,8 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
     before = {number: signal.signal(number, drain._handle) for number in DRAIN_SIGNALS}
     try:
         yield drain
+    except _StoppedWhileStarting as stop:
+        raise Interrupted(str(stop)) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -57,6 +57,20 @@ def test_a_second_one_ends_the_process_at_once(number: signal.Signals, code: int
     assert time.monotonic() - began < 10
 
 
+def test_what_a_library_catches_while_starting_is_not_the_signal() -> None:
+    script = SCRIPT.replace(
+        "        while not drain.should_stop():\n            time.sleep(0.01)\n",
+        "        try:\n            time.sleep(60)\n        except Exception:\n            sys.exit('torn file')\n",
+    )
+    assert "torn file" in script
+    process = subprocess.Popen([sys.executable, "-c", script, "starting", "end"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "stopped by SIGTERM while starting; nothing was in flight\n"
+    assert process.returncode == 75
+
+
 def test_a_second_usr1_changes_nothing() -> None:
     process = start("started", "hang")
     process.send_signal(signal.SIGUSR1)
