@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bulkrun.ops.linear import linear, pack_linear_weight
+from bulkrun.ops.linear import linear, pack_for_onednn
 from bulkrun.ops.tile_workers import TileWorkers
 
 TILE_ROWS = 32  # two tiles of the matrix units; the cost of one decoding sequence is that of so many
@@ -29,7 +29,7 @@ def make_panels(weight: torch.Tensor) -> list[torch.Tensor]:
     num_panels = -(-weight.shape[0] // _PANEL)
     width = -(-weight.shape[0] // num_panels)
     width += -width % 64
-    return [pack_linear_weight(panel.contiguous()) for panel in weight.split(width)]
+    return [pack_for_onednn(panel.contiguous()) for panel in weight.split(width)]
 
 
 def invariant_linear(

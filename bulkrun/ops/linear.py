@@ -25,8 +25,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def pack_linear_weight(weight: torch.Tensor) -> torch.Tensor:
     """The weight in the layout `linear` is fastest with: panels, oneDNN's, or the weight itself where there is none."""
-    if can_pack_panels(weight):
-        return pack_panels(weight)
+    return pack_panels(weight) if can_pack_panels(weight) else pack_for_onednn(weight)
+
+
+def pack_for_onednn(weight: torch.Tensor) -> torch.Tensor:
+    """The weight as oneDNN likes it best: an opaque tensor, or the weight itself where that gains nothing."""
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or is_packed(weight) or not can_pack_bfloat16():
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
