@@ -6,8 +6,8 @@
 
 #include <cstdlib>
 
+#include "attention_items.h"
 #include "norm_rotary_store.h"
-#include "paged_attention.h"
 #include "panels.h"
 #include "row_ops.h"
 

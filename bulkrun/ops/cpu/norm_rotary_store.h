@@ -33,8 +33,8 @@ inline void normalize(const T* head, const W* weight, float* out, long size, flo
     }
 }
 
-// A head turned and rounded. Dimension i turns with dimension i + half; the second half of the sines has their own sign;
-// what comes after both halves stays. cos: null where nothing turns.
+// A head turned and rounded. Dimension i turns with dimension i + half; the second half of the sines has their own
+// sign; what comes after both halves stays. cos: null where nothing turns.
 template <class S, class T>
 inline void turn(const S* head, const T* cos, const T* sin, long half, T* to, long dim) {
     if (!cos) half = 0;
@@ -54,7 +54,8 @@ inline void store_token(const Projection& p, long token) {
     const T* heads = (const T*)p.qkv + token * p.qkv_stride;
     T* queries = (T*)p.queries + token * p.num_heads * dim;
     const long row = std::max<int64_t>(p.slots[token], 0) * p.num_kv_heads * dim;
-    const T *cos = p.cos ? (const T*)p.cos + token * p.rotary_dim : nullptr, *sin = (const T*)p.sin + token * p.rotary_dim;
+    const T* cos = p.cos ? (const T*)p.cos + token * p.rotary_dim : nullptr;
+    const T* sin = (const T*)p.sin + token * p.rotary_dim;
     for (long n = 0; n < turning; n++) {
         const T* head = heads + n * dim;
         T* to = n < p.num_heads ? queries + n * dim : (T*)p.k_cache + row + (n - p.num_heads) * dim;

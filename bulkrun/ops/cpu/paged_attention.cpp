@@ -1,6 +1,6 @@
 // Attention over the paged KV cache as an op. Contract: bulkrun/ops/paged_attention.py.
 
-#include "paged_attention.h"
+#include "attention_items.h"
 
 #include <cstdlib>
 
