@@ -1,4 +1,4 @@
-"""Which decoders can run their narrow steps as one compiled call on a CPU, and the tables of that call."""
+"""Which decoders can run their steps as one compiled call on a CPU, and the tables of that call."""
 
 from __future__ import annotations
 

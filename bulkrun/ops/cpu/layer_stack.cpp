@@ -1,4 +1,4 @@
-// Every layer of a decoder over a few tokens, in one call and one parallel region. Contract: layer_stack.py.
+// Every layer of a decoder over a step, in one call and one parallel region. Contract: layer_stack.py.
 //
 // Of few tokens threads share each product's columns and go through a layer together. Of many each thread takes some
 // through the layer, block by block, and all meet for attention alone. Values are rounded where the ops of the same

@@ -1,4 +1,4 @@
-"""Every layer of a decoder over a step of few tokens in one compiled call. Knows weights and sizes; knows no module.
+"""Every layer of a decoder over a step in one compiled call. Knows weights and sizes; knows no module.
 
 Between the ops of a narrow step more time goes by than in them. Here a layer has norms before attention and MLP and a
 dense gated MLP; its weights are in panels of columns (panels.h), which the call reads from end to end: the panels that
