@@ -13,9 +13,10 @@ from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.cuda_graphs import CudaCapture, StepGraphs
 from bulkrun.engine.model_input import ModelInput, build_model_input
 from bulkrun.engine.pending_step import PendingStep
-from bulkrun.engine.prompt_logprobs import add_prompt_logprobs
+from bulkrun.engine.prompt_logprobs import add_prompt_logprobs, asks_for_prompt_logprobs
 from bulkrun.engine.sampler import sample_tokens
 from bulkrun.engine.scheduler import ScheduledBatch
+from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.sequence_rows import SequenceRows
 from bulkrun.engine.shared_prefixes import SharedPrefixTable
 from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
@@ -83,11 +84,10 @@ class ModelRunner:
         """
         self.rows.apply(batch)
         model_input = self._model_input(batch)
-        hidden_TE = self._forward(model_input)
-        add_prompt_logprobs(self.model, hidden_TE, batch)
+        hidden_SE = self._forward(model_input, batch)
         if not model_input.sampling_seqs:
             return PendingStep([])
-        logits_SV = self._logits(hidden_TE, model_input)
+        logits_SV = self._logits(hidden_SE, model_input.sampling_seqs)
         masks = None if pending_masks is None else pending_masks.result()
         sampled = sample_tokens(logits_SV, model_input, self.rows, masks)
         self.rows.append(model_input.sampling_rows, model_input.num_tokens, sampled.token_ids)
@@ -105,17 +105,23 @@ class ModelRunner:
             shared = self.prefixes.view(batch.num_decode_seqs, self._config.max_model_len)
         return build_model_input(self.rows, batch, shared_prefixes=shared)
 
-    def _forward(self, model_input: ModelInput) -> torch.Tensor:
-        """Hidden states [T, E] of the step's tokens; their keys and values are in the cache afterwards."""
+    def _forward(self, model_input: ModelInput, batch: ScheduledBatch) -> torch.Tensor:
+        """Hidden states [S', E] of the tokens that are sampled from; afterwards the cache has all keys and values."""
+        num_sampling, indices = len(model_input.sampling_seqs), model_input.logits_indices
         if self.graphs is not None and model_input.is_captured:
-            return self.graphs.replay(model_input.shape)
-        return self.model(model_input.input_ids_T, model_input.positions_T, self.kv_cache, model_input.meta)
+            hidden_TE = self.graphs.replay(model_input.shape)
+        else:
+            wants_all = num_sampling == len(model_input.input_ids_T) or asks_for_prompt_logprobs(batch)
+            inputs = (model_input.input_ids_T, model_input.positions_T, self.kv_cache, model_input.meta)
+            hidden_TE = self.model(*inputs, None if wants_all else indices)
+            if not wants_all:
+                return hidden_TE
+        add_prompt_logprobs(self.model, hidden_TE, batch)
+        return hidden_TE if num_sampling == len(hidden_TE) else hidden_TE[indices]
 
-    def _logits(self, hidden_TE: torch.Tensor, model_input: ModelInput) -> torch.Tensor:
+    def _logits(self, hidden_SE: torch.Tensor, seqs: SequenceOf[Sequence]) -> torch.Tensor:
         """Of the rows that sample. On a CPU a maximum is taken of them as they are: float32 would be twice as much."""
-        seqs = model_input.sampling_seqs
-        hidden_SE = hidden_TE if len(seqs) == hidden_TE.shape[0] else hidden_TE[model_input.logits_indices]
-        as_computed = hidden_TE.is_cpu and all(seq.takes_likeliest for seq in seqs)
+        as_computed = hidden_SE.is_cpu and all(seq.takes_likeliest for seq in seqs)
         return self.model.compute_logits(hidden_SE, as_computed=as_computed)
 
     @torch.inference_mode()

@@ -28,6 +28,11 @@ class _Wanted(NamedTuple):
     end: int
 
 
+def asks_for_prompt_logprobs(batch: ScheduledBatch) -> bool:
+    """Whether some sequence does: then hidden states are wanted that no token is sampled from."""
+    return any(seq.prompt_logprobs is not None for seq in batch.seqs[batch.num_decode_seqs :])
+
+
 def add_prompt_logprobs(model: LanguageModel, hidden_TE: torch.Tensor, batch: ScheduledBatch) -> None:
     """Give the sequences of the batch that ask for it the log-probabilities of the tokens this step has predicted.
 

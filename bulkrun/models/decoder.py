@@ -59,19 +59,29 @@ class Decoder(nn.Module):
         return self.dtype == torch.bfloat16 and torch.cuda.get_device_capability(self.device) >= (9, 0)
 
     def forward(
-        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: KVCache,
+        meta: AttentionMetadata,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the cache.
 
-        input_ids_T, positions_T: integers [T], the tokens of all sequences in `meta`'s order.
+        input_ids_T, positions_T: integers [T], the tokens of all sequences in `meta`'s order. logits_indices: int64
+        [S], ascending: only of these tokens, [S, E]; in the last layer no more than their part is computed.
         """
         rotaries = self._rotaries(positions_T, meta.max_context_len)
         residual_TE = self._embed(input_ids_T)
         if self.layer_stack is not None and self.layer_stack.takes(residual_TE, kv_cache.dtype):
-            return self.layer_stack(residual_TE, list(rotaries.values()), kv_cache.k, kv_cache.v, meta)
+            return self.layer_stack(residual_TE, list(rotaries.values()), kv_cache.k, kv_cache.v, meta, logits_indices)
         x_TE = self.layers[0].input_norm(residual_TE)
         for i, layer in enumerate(self.layers):
             x_TE = layer.attention(x_TE, rotaries.get(self.config.ropes[i]), kv_cache.k[i], kv_cache.v[i], meta)
+            if i + 1 == len(self.layers) and logits_indices is not None:
+                x_TE, residual_TE = x_TE[logits_indices], residual_TE[logits_indices]
+                if not x_TE.shape[0]:
+                    return x_TE  # the middle of a prompt: no more than its keys and values was wanted
             x_TE, residual_TE = layer.mlp_norm.add(layer.attention_out(x_TE), residual_TE)
             x_TE = layer.mlp(x_TE)
             next_norm = self.layers[i + 1].input_norm if i + 1 < len(self.layers) else self.norm

@@ -62,9 +62,14 @@ class GeneralModel:
         return False
 
     def __call__(
-        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: KVCache,
+        meta: AttentionMetadata,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the cache.
+        """Hidden states [T, E] after the last norm, or [S, E] of some; writes the keys and values to the cache.
 
         input_ids_T, positions_T: integers [T], the tokens of all sequences in `meta`'s order.
         """
@@ -73,7 +78,7 @@ class GeneralModel:
         body = self.model.base_model
         output = body(input_ids=input_ids_T[None].long(), position_ids=positions_T[None].long(), use_cache=False)
         hidden_TE: torch.Tensor = output.last_hidden_state[0]
-        return hidden_TE
+        return hidden_TE if logits_indices is None else hidden_TE[logits_indices]
 
     def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
         """Logits float32 [S, V] of the rows that sample, by the model's own head; `as_computed`: in its dtype."""

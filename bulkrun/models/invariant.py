@@ -90,13 +90,18 @@ class InvariantModel:
         return False
 
     def __call__(
-        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: KVCache,
+        meta: AttentionMetadata,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, E]; tokens are added that fill the last tile and write to the null block."""
+        """Hidden states [T, E], or [S, E]; tokens are added that fill the last tile and write to the null block."""
         meta = replace(meta, slot_mapping_T=_whole_tiles(meta.slot_mapping_T, -1))
         with self.workers.one_thread_each():
             hidden_TE: torch.Tensor = self.model(_whole_tiles(input_ids_T), _whole_tiles(positions_T), kv_cache, meta)
-        return hidden_TE[: input_ids_T.shape[0]]
+        return hidden_TE[: input_ids_T.shape[0]] if logits_indices is None else hidden_TE[logits_indices]
 
     def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
         """Logits float32 [S, V] of the rows that sample; `as_computed`: or in the head's dtype."""

@@ -29,9 +29,17 @@ class LanguageModel(Protocol):
         """Whether a CUDA graph can hold its forward: it never waits for the device, whatever the sizes."""
 
     def __call__(
-        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: AttentionMetadata
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: KVCache,
+        meta: AttentionMetadata,
+        logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the cache."""
+        """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the cache.
+
+        logits_indices: int64 [S], ascending: then only of these tokens, [S, E], as nothing reads the others.
+        """
 
     def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
         """Logits float32 [S, V] of the rows that sample; `as_computed`: or, with the same values, the head's dtype."""

@@ -39,11 +39,13 @@ class WatchedModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def __call__(self, ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: Any) -> torch.Tensor:
+    def __call__(
+        self, ids_T: torch.Tensor, positions_T: torch.Tensor, kv_cache: KVCache, meta: Any, *rest: Any
+    ) -> torch.Tensor:
         self.tokens.append(ids_T.numel())
         self.longest.append(meta.max_context_len)
         self.pools.append(weakref.ref(kv_cache.k[0]))
-        return self._model(ids_T, positions_T, kv_cache, meta)
+        return self._model(ids_T, positions_T, kv_cache, meta, *rest)
 
     def compute_logits(self, hidden_SE: torch.Tensor, **how: bool) -> torch.Tensor:
         self.logits.append(hidden_SE.shape[0])

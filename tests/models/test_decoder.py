@@ -10,7 +10,7 @@ import torch
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.loader import load_model
-from tests.models.paged_driver import forced_logits, make_metadata
+from tests.models.paged_driver import assert_same_tokens, forced_logits, make_metadata
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
 
 TOLERANCE = 2e-4  # either side is up to 9e-5 away from float64 (gemma, whose logits spread by 3)
@@ -44,7 +44,7 @@ def test_whole_prompt_logits_equal_transformers(variant: str, tmp_path: Path) ->
     ours, theirs = whole_prompt_logits(load(tmp_path, variant), tokens), transformers_logits(variant, tokens)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
-    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    assert_same_tokens(ours, theirs)
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma2", "granite"])
@@ -67,7 +67,7 @@ def test_paged_steps_of_a_mixed_batch_equal_transformers(variant: str, tmp_path:
         theirs = transformers_logits(variant, tokens)
         torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), atol=TOLERANCE, rtol=0)
-        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+        assert_same_tokens(ours, theirs)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
@@ -117,3 +117,29 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(variant: str
     (ours,) = forced_logits(load(tmp_path, variant, dtype=torch.bfloat16), [tokens], [50])
     assert ours.dtype == torch.float32
     assert (ours - exact).abs().mean() < 1.3 * (theirs - exact).abs().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kept", [[0], [0, 1, 7, 40], [40], [], list(range(41))], ids=len)
+@pytest.mark.parametrize("variant", ["llama_whole_panels", "mistral_sliding", "gemma2", "olmo2", "qwen3_moe", "gpt2"])
+@torch.inference_mode()
+def test_some_tokens_come_out_as_they_do_among_all(
+    variant: str, kept: list[int], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """One sequence decodes, one ends its prompt, one is in the midst of it."""
+    model = load(tmp_path, variant, dtype)
+    meta = make_metadata([(12, 13), (0, 7), (3, 36)], [[1, 2], [3], [4, 5, 6, 7, 8]], 8, num_decode_seqs=1)
+    ids, positions = torch.tensor(random_tokens(41, seed=5)), torch.tensor([12, *range(7), *range(3, 36)])
+
+    def run(indices: torch.Tensor | None) -> tuple[torch.Tensor, KVCache]:
+        cache = KVCache.allocate(model.config, 9, 8, model.dtype, "cpu")
+        generator = torch.Generator().manual_seed(0)
+        for layer in (*cache.k, *cache.v):
+            layer.copy_(torch.randn(layer.shape, generator=generator))
+        return model(ids, positions, cache, meta, indices), cache
+
+    (every, whole), (some, partial) = run(None), run(torch.tensor(kept, dtype=torch.int64))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(some, every[kept], atol=tolerance, rtol=tolerance)
+    for one, other in zip((*whole.k, *whole.v), (*partial.k, *partial.v), strict=True):
+        assert torch.equal(one, other)

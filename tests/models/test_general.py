@@ -17,7 +17,7 @@ from bulkrun.models.families import FAMILIES
 from bulkrun.models.general import GeneralModel
 from bulkrun.models.general_config import TRIED
 from bulkrun.models.loader import load_model
-from tests.models.paged_driver import forced_logits
+from tests.models.paged_driver import assert_same_tokens, forced_logits
 from tests.models.tiny_models import GENERAL_VARIANTS, VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
 
 SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6}
@@ -46,7 +46,7 @@ def test_paged_steps_of_a_mixed_batch_equal_transformers(variant: str, tmp_path:
         with torch.inference_mode():
             theirs = reference(torch.tensor([tokens])).logits[0]
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+        assert_same_tokens(ours, theirs)
 
 
 def test_what_is_called_tried_is_what_is_tried() -> None:

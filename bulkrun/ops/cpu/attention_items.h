@@ -6,24 +6,41 @@
 
 #include "paged_attention.h"
 
+// How many key heads of one query go together: all that fit, where there are queries enough for all threads.
+inline int32_t heads_together(const Step& step, long num_queries) {
+    const int32_t together = std::min<int32_t>(step.num_kv_heads, MAX_ROWS / rows_per_kv_head(step.num_heads / step.num_kv_heads));
+    const int32_t pieces = num_queries == 1 ? step.num_threads : (2 * step.num_threads - 1) / num_queries + 1;
+    return std::min<int32_t>(together, (step.num_kv_heads - 1) / pieces + 1);
+}
+
+inline void add_items(std::vector<Item>& items, const Step& step, int32_t seq, int32_t first, int32_t end, int32_t heads) {
+    for (int32_t head = 0; head < step.num_kv_heads; head += heads)
+        items.push_back({seq, first, end - first, head, std::min<int32_t>(heads, step.num_kv_heads - head)});
+}
+
 // Longest first, so that threads end together: late chunks of prompts, decode at the end.
 inline std::vector<Item> items_of(const Step& step) {
     std::vector<Item> items;
     if (step.num_seqs == 0) return items;
-    const int32_t group = step.num_heads / step.num_kv_heads, kv_heads = step.num_kv_heads;
-    const int32_t per_item = std::max(1, MAX_ROWS / group);
-    // key heads together where there are sequences enough for all threads
-    const int32_t together = std::min<int32_t>(kv_heads, MAX_ROWS / rows_per_kv_head(group));
-    const int32_t pieces = step.num_seqs == 1 ? step.num_threads : (2 * step.num_threads - 1) / step.num_seqs + 1;
-    const int32_t decoding = std::min(together, (kv_heads - 1) / pieces + 1);
+    const int32_t per_item = std::max<int32_t>(1, MAX_ROWS / (step.num_heads / step.num_kv_heads));
+    const int32_t decoding = heads_together(step, step.num_seqs);
     for (int32_t seq = step.num_seqs - 1; seq >= 0; seq--) {
         const int32_t num_queries = step.cu_seqlens_q[seq + 1] - step.cu_seqlens_q[seq];
-        const int32_t heads = num_queries == 1 ? decoding : 1;
         for (int32_t end = num_queries; end > 0; end -= per_item)
-            for (int32_t head = 0; head < kv_heads; head += heads) {
-                const int32_t first = std::max(0, end - per_item);
-                items.push_back({seq, first, end - first, head, std::min(heads, kv_heads - head)});
-            }
+            add_items(items, step, seq, std::max(0, end - per_item), end, num_queries == 1 ? decoding : 1);
+    }
+    return items;
+}
+
+// Those of some tokens, in ascending order, each for itself.
+inline std::vector<Item> items_of(const Step& step, const int64_t* tokens, long count) {
+    std::vector<Item> items;
+    const int32_t heads = count ? heads_together(step, count) : 1;
+    for (int32_t seq = step.num_seqs - 1; count > 0; count--) {
+        const int64_t token = tokens[count - 1];
+        while (token < step.cu_seqlens_q[seq]) seq--;
+        const int32_t query = token - step.cu_seqlens_q[seq];
+        add_items(items, step, seq, query, query + 1, heads);
     }
     return items;
 }

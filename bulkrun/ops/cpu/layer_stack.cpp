@@ -1,8 +1,8 @@
 // Every layer of a decoder over a step, in one call and one parallel region. Contract: layer_stack.py.
 //
 // Of few tokens threads share each product's columns and go through a layer together. Of many each thread takes some
-// through the layer, block by block, and all meet for attention alone. Values are rounded where the ops of the same
-// names round them.
+// through the layer, block by block, and all meet for attention alone. Of the last layer most tokens need no more than
+// keys and values: only those that are kept go on. Values are rounded where the ops of the same names round them.
 
 #include <cstdlib>
 
@@ -30,9 +30,9 @@ struct Stack {
     void *residual, *hidden;                         // [T, E]: the embeddings, changed in place; what comes out
     void *q, *attended;                              // scratch: a row per token
     void *x, *qkv, *out, *gated;                     // scratch: THREAD_ROWS per thread; what is multiplied is padded
-    const int64_t *slots, *kv_copies;                // kv_copies: [2, num_copies]
+    const int64_t *slots, *kv_copies, *kept;         // kv_copies: [2, num_copies]; kept: null for all tokens
     const int32_t *block_tables, *context_lens, *cu_seqlens_q;
-    int64_t num_layers, num_tokens, num_seqs, table_width, num_copies;
+    int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
     int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
     float eps, scale, soft_cap, residual_multiplier;
     int32_t is_gelu, num_threads;
@@ -45,7 +45,7 @@ struct LayerStack {
     using W = typename WordOf<T>::type;
     const Stack& s;
     const long size, width, x_stride, attended_stride, gated_stride;
-    std::vector<Item> items;
+    const std::vector<Item> items, last_items;
 
     explicit LayerStack(const Stack& s)
         : s(s),
@@ -54,7 +54,8 @@ struct LayerStack {
           x_stride(round_up(size, PAD)),
           attended_stride(round_up(width, PAD)),
           gated_stride(round_up(s.intermediate_size, PAD)),
-          items(items_of(step_of(s.layers[0]))) {}
+          items(items_of(step_of(s.layers[0]))),
+          last_items(s.kept ? items_of(step_of(s.layers[0]), s.kept, s.num_kept) : items) {}
 
     void run() const {
 #pragma omp parallel num_threads(s.num_threads)
@@ -71,9 +72,10 @@ struct LayerStack {
                 }
 #pragma omp barrier
                 copy_kv(s.layers[i]);
-                attend(s.layers[i], rows);
+                attend(s.layers[i], i + 1 < s.num_layers ? items : last_items, rows);
             }
-            for (const Block& block : blocks) finish(s.num_layers - 1, block);
+            if (s.kept) move_kept();
+            for (const Block& block : blocks_of(s.num_kept)) finish(s.num_layers - 1, block);
             free(memory);
         }
     }
@@ -129,10 +131,20 @@ struct LayerStack {
                        row * sizeof(T));
     }
 
-    void attend(const Layer& layer, const Rows<W>& rows) const {
+    void attend(const Layer& layer, const std::vector<Item>& items, const Rows<W>& rows) const {
         const Step step = step_of(layer);
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < items.size(); i++) Attention<T>(step, items[i], rows).run();
+    }
+
+    // To the front, one behind the other: none overtakes those before it.
+    void move_kept() const {
+#pragma omp single
+        for (long i = 0; i < s.num_kept; i++) {
+            T *attended = (T*)s.attended, *residual = (T*)s.residual;
+            memmove(attended + i * attended_stride, attended + s.kept[i] * attended_stride, width * sizeof(T));
+            memmove(residual + i * size, residual + s.kept[i] * size, size * sizeof(T));
+        }
     }
 
     // From attention on, up to the norm before the next layer.

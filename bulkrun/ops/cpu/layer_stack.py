@@ -84,7 +84,7 @@ class _Rotary(ctypes.Structure):
 _CONSTANTS = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
 _SCRATCH = ("q", "attended", "x", "qkv", "out", "gated")
 _TOKEN_SCRATCH = ("q", "attended")
-_STEP = ("slots", "kv_copies", "block_tables", "context_lens", "cu_seqlens_q")
+_STEP = ("slots", "kv_copies", "kept", "block_tables", "context_lens", "cu_seqlens_q")
 
 
 class _Stack(ctypes.Structure):
@@ -92,7 +92,7 @@ class _Stack(ctypes.Structure):
 
     _fields_ = (
         *[(x, c_void_p) for x in ("layers", "rotaries", "last_norm", "residual", "hidden", *_SCRATCH, *_STEP)],
-        *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies")],
+        *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies", "num_kept")],
         *[(x, c_int64) for x in (*_CONSTANTS, "block_size")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
         *[(x, c_int32) for x in ("is_gelu", "num_threads")],
@@ -139,14 +139,16 @@ class LayerStack:
         k_caches: Sequence[torch.Tensor],
         v_caches: Sequence[torch.Tensor],
         meta: AttentionMetadata,
+        kept: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the caches.
 
         residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
-        k_caches, v_caches: [N, B, K, D] contiguous, one per layer, of the layers' dtype.
+        k_caches, v_caches: [N, B, K, D] contiguous, one per layer, of the layers' dtype. kept: int64 [S], ascending:
+        only these tokens go on after the last layer's keys and values, and come out, [S, E].
         """
         assert residual_TE.is_contiguous() and self.takes(residual_TE, k_caches[0].dtype)
-        hidden_TE = torch.empty_like(residual_TE)
+        hidden_TE = torch.empty_like(residual_TE if kept is None else residual_TE[: len(kept)])
         for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
             layer.k_cache, layer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
         for entry, (cos, sin) in zip(self._rotaries, rotaries, strict=True):
@@ -156,6 +158,7 @@ class LayerStack:
         stack.block_size, stack.num_threads = k_caches[0].shape[1], torch.get_num_threads()
         self._make_room(len(residual_TE))
         self._set_step(meta)
+        stack.kept, stack.num_kept = (None, len(residual_TE)) if kept is None else (kept.data_ptr(), len(kept))
         self._run(ctypes.byref(stack))
         return hidden_TE
 

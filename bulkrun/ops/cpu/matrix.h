@@ -115,19 +115,28 @@ constexpr int BLOCK_ROWS = 6, BLOCK_VECTORS = 4;  // 24 sums, 4 columns and one 
 constexpr int BLOCK_ROWS = 2, BLOCK_VECTORS = 2;
 #endif
 
+// Columns of a product: vectors side by side, two and two; pairs of them lie `apart`.
+template <class T>
+struct Columns {
+    T* first;
+    long stride, apart;
+
+    T* at(long row, long vector) const { return first + row * stride + vector / 2 * apart + vector % 2 * LANES; }
+};
+
 // c [R, 16 V] (+)= a [R, words] b [words, 16 V]: the sums stay in registers.
 template <class W, int R, int V>
-void multiply_block(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride, float* c, long c_stride,
-                    long words, bool accumulate) {
+void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b, Columns<float> c, long words,
+                    bool accumulate) {
     f32x16 sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) sums[r][v] = accumulate ? load(c + r * c_stride + v * LANES) : f32x16{};
+        for (int v = 0; v < V; v++) sums[r][v] = accumulate ? load(c.at(r, v)) : f32x16{};
     for (long word = 0; word < words; word++) {
         u32x16 columns[V];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) columns[v] = load_words(b + word * b_stride + v * LANES);
+        for (int v = 0; v < V; v++) columns[v] = load_words(b.at(word, v));
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -136,19 +145,30 @@ void multiply_block(const uint32_t* a, long a_stride, const uint32_t* b, long b_
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) store(c + r * c_stride + v * LANES, sums[r][v]);
+        for (int v = 0; v < V; v++) store(c.at(r, v), sums[r][v]);
 }
 
 template <class W, int R = BLOCK_ROWS, int V = BLOCK_VECTORS>
-void multiply_up_to(long rows, long vectors, const uint32_t* a, long a_stride, const uint32_t* b, long b_stride,
-                    float* c, long c_stride, long words, bool accumulate) {
+void multiply_up_to(long rows, long vectors, const uint32_t* a, long a_stride, Columns<const uint32_t> b,
+                    Columns<float> c, long words, bool accumulate) {
     if constexpr (R > 1)
-        if (rows < R)
-            return multiply_up_to<W, R - 1, V>(rows, vectors, a, a_stride, b, b_stride, c, c_stride, words, accumulate);
+        if (rows < R) return multiply_up_to<W, R - 1, V>(rows, vectors, a, a_stride, b, c, words, accumulate);
     if constexpr (V > 1)
-        if (vectors < V)
-            return multiply_up_to<W, R, V - 1>(rows, vectors, a, a_stride, b, b_stride, c, c_stride, words, accumulate);
-    multiply_block<W, R, V>(a, a_stride, b, b_stride, c, c_stride, words, accumulate);
+        if (vectors < V) return multiply_up_to<W, R, V - 1>(rows, vectors, a, a_stride, b, c, words, accumulate);
+    multiply_block<W, R, V>(a, a_stride, b, c, words, accumulate);
+}
+
+// The same for any number of rows, cut in even pieces: sums of few rows alone wait for each other.
+template <class W>
+void multiply_columns(long rows, long vectors, const uint32_t* a, long a_stride, Columns<const uint32_t> b,
+                      Columns<float> c, long words, bool accumulate) {
+    const unsigned pieces = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, least = rows / std::max(pieces, 1u);
+    long extra = rows - least * pieces;
+    for (long first = 0, here; first < rows; first += here) {
+        here = least + (extra-- > 0);
+        multiply_up_to<W>(here, vectors, a + first * a_stride, a_stride, b, {c.at(first, 0), c.stride, c.apart}, words,
+                          accumulate);
+    }
 }
 
 // c [rows, columns] (+)= a [rows, words] b [words, columns]. Strides in words and floats. columns, and words of pairs:
@@ -162,8 +182,6 @@ void multiply(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride
 #endif
     constexpr int width = BLOCK_VECTORS * LANES;
     for (long column = 0; column < columns; column += width)
-        for (long row = 0; row < rows; row += BLOCK_ROWS)
-            multiply_up_to<W>(std::min<long>(rows - row, BLOCK_ROWS), std::min<long>(columns - column, width) / LANES,
-                              a + row * a_stride, a_stride, b + column, b_stride, c + row * c_stride + column, c_stride,
-                              words, accumulate);
+        multiply_columns<W>(rows, std::min<long>(columns - column, width) / LANES, a, a_stride,
+                            {b + column, b_stride, 2 * LANES}, {c + column, c_stride, 2 * LANES}, words, accumulate);
 }

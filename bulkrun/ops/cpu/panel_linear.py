@@ -1,7 +1,8 @@
-"""Products with bf16 weights in panels, compiled for processors with a tile unit (AMX). Contract: `bulkrun.ops.linear`.
+"""Products with weights in panels, compiled for processors with AVX-512. Contract: `bulkrun.ops.linear`.
 
 One layout serves steps of any width, and the layer stack reads the same one. From memory it is read as fast as memory
-gives it; beside oneDNN's packed products, see tests/benchmarks/LOG.md.
+gives it; beside the products of torch's libraries, see tests/benchmarks/LOG.md. A row's bits depend on that row and the
+weight alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cache
 
 import torch
 
+from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.library import c_function, library
 
 PANEL = 32  # columns of a panel; also the multiple that a row's numbers must be: whole loads of the tile unit
@@ -20,8 +22,8 @@ _ROWS = 16  # of a tile
 
 def can_pack_panels(weight: torch.Tensor) -> bool:
     """Whether `panel_linear` is compiled for such a weight [O, I]; the first call may compile."""
-    fits = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.layout == torch.strided
-    return fits and not any(size % PANEL for size in weight.shape) and _has_tile_unit()
+    is_plain = weight.device.type == "cpu" and weight.layout == torch.strided and weight.ndim == 2
+    return is_plain and not any(size % PANEL for size in weight.shape) and _is_compiled(weight.dtype)
 
 
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
@@ -32,25 +34,25 @@ def pack_panels(weight: torch.Tensor) -> torch.Tensor:
 
 
 def panel_linear(x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [T, I] bf16 times a weight from `pack_panels`, plus a bias [O]; returns [T, O]."""
+    """x [T, I] times a weight from `pack_panels`, plus a bias [O]; returns [T, O]."""
     num_tokens, columns = x.shape[0], panels.shape[0] * PANEL
     if num_tokens % _ROWS or not x.is_contiguous():
         rows = x.new_empty(num_tokens + -num_tokens % _ROWS, x.shape[1])
         rows[:num_tokens] = x
         x = rows
     out = x.new_empty(num_tokens, columns)
-    _function()(
+    _function(x.dtype)(
         x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
         num_tokens, panels.shape[1], columns, torch.get_num_threads(),
     )  # fmt: skip
     return out
 
 
-def _has_tile_unit() -> bool:
-    ops = library()
-    return ops is not None and bool(ops.has_tile_unit())
+def _is_compiled(dtype: torch.dtype) -> bool:
+    ops, end = library(), name(dtype)
+    return ops is not None and end is not None and hasattr(ops, f"panel_linear_{end}")
 
 
 @cache
-def _function() -> Callable[..., None]:
-    return c_function("panel_linear", *[c_void_p] * 4, *[c_int64] * 3, c_int32)
+def _function(dtype: torch.dtype) -> Callable[..., None]:
+    return c_function(f"panel_linear_{name(dtype)}", *[c_void_p] * 4, *[c_int64] * 3, c_int32)

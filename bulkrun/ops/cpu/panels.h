@@ -122,8 +122,11 @@ inline void multiply_pair(const uint32_t* a, const uint32_t* panel, const uint32
         return;
     }
 #endif
-    multiply<W>(a, words, panel, PANEL, c, PANEL, rows, words, PANEL, false);
-    if (other) multiply<W>(a, words, other, PANEL, c + BLOCK * PANEL, PANEL, rows, words, PANEL, false);
+    constexpr bool both = BLOCK_VECTORS * LANES >= 2 * PANEL;
+    const Columns<const uint32_t> here = {panel, PANEL, both && other ? other - panel : 0};
+    multiply_columns<W>(rows, both && other ? 4 : 2, a, words, here, {c, PANEL, BLOCK * PANEL}, words, false);
+    if (other && !both)
+        multiply_columns<W>(rows, 2, a, words, {other, PANEL, 0}, {c + BLOCK * PANEL, PANEL, 0}, words, false);
 }
 
 // Who computes what of something that several threads share, or one has for itself.

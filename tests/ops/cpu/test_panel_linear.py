@@ -10,14 +10,21 @@ from bulkrun import ops
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, panel_linear
 
-needs_tile_unit = pytest.mark.skipif(
-    not can_pack_panels(torch.empty(32, 32, dtype=torch.bfloat16)), reason="this processor has no tile unit"
-)
+DTYPES = [
+    pytest.param(
+        dtype,
+        marks=pytest.mark.skipif(
+            not can_pack_panels(torch.empty(32, 32, dtype=dtype)), reason="panels of it need AVX-512, of bf16 its own"
+        ),
+    )
+    for dtype in (torch.float32, torch.bfloat16)
+]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 ROWS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 64, 127, 128, 129, 255, 256, 257, 300, 513, 700]
 
 
-def random_weight(size: tuple[int, int], seed: int = 0) -> torch.Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).div_(size[1] ** 0.5).bfloat16()
+def random_weight(size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(0)).div_(size[1] ** 0.5).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -30,45 +37,50 @@ def test_a_panel_holds_its_rows_word_by_word(dtype: torch.dtype) -> None:
         assert panels[row // 32, column // per_word, row % 32, column % per_word] == weight[row, column]
 
 
-@needs_tile_unit
+@each_dtype
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("size", [(32, 32), (96, 64), (64, 160), (416, 384)], ids=str)
-def test_any_number_of_rows_equals_the_exact_product(size: tuple[int, int], num_threads: int) -> None:
-    weight, bias, before = random_weight(size), torch.randn(size[0]).bfloat16(), torch.get_num_threads()
+def test_any_number_of_rows_equals_the_exact_product(
+    size: tuple[int, int], num_threads: int, dtype: torch.dtype
+) -> None:
+    weight, bias, before = random_weight(size, dtype), torch.randn(size[0]).to(dtype), torch.get_num_threads()
     panels = pack_panels(weight)
     torch.set_num_threads(num_threads)
     try:
         for rows in ROWS:
-            x = torch.randn(rows, size[1]).bfloat16()
+            x = torch.randn(rows, size[1]).to(dtype)
             for use in (None, bias):
                 exact = F.linear(x.double(), weight.double(), None if use is None else use.double())
                 out = panel_linear(x, panels, use)
-                torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=2**-8)
+                torch.testing.assert_close(
+                    out.double(), exact, atol=1e-5, rtol=2**-8 if dtype == torch.bfloat16 else 1e-5
+                )
     finally:
         torch.set_num_threads(before)
 
 
-@needs_tile_unit
-def test_rows_have_the_same_bits_alone_and_among_others() -> None:
-    panels, x = pack_panels(random_weight((96, 352))), torch.randn(700, 352).bfloat16()
+@each_dtype
+def test_rows_have_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> None:
+    panels, x = pack_panels(random_weight((96, 352), dtype)), torch.randn(700, 352).to(dtype)
     together = panel_linear(x, panels, None)
-    for first, end in ((0, 1), (3, 20), (100, 140), (650, 700)):
+    for first, end in ((0, 1), (3, 20), (5, 12), (100, 140), (650, 700)):
         assert torch.equal(panel_linear(x[first:end], panels, None), together[first:end])
 
 
-@needs_tile_unit
-def test_rows_that_lie_apart_are_read_too() -> None:
-    panels, wide = pack_panels(random_weight((64, 64))), torch.randn(40, 128).bfloat16()
+@each_dtype
+def test_rows_that_lie_apart_are_read_too(dtype: torch.dtype) -> None:
+    panels, wide = pack_panels(random_weight((64, 64), dtype)), torch.randn(40, 128).to(dtype)
     assert torch.equal(panel_linear(wide[:, :64], panels, None), panel_linear(wide[:, :64].contiguous(), panels, None))
     assert panel_linear(wide[:0, :64], panels, None).shape == (0, 64)
 
 
-def test_only_whole_panels_of_bfloat16_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for weight in (torch.empty(32, 32), *(torch.empty(size, dtype=torch.bfloat16) for size in ((32, 48), (40, 32)))):
-        assert not can_pack_panels(weight)
+def test_only_whole_panels_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert not any(can_pack_panels(torch.empty(size, dtype=dtype)) for size in ((32, 48), (40, 32)))
+    assert not can_pack_panels(torch.empty(32, 32, dtype=torch.float16))
     monkeypatch.setenv("BULKRUN_CPU_OPS", "reference")
     compiled_ops.cache_clear()
     try:
-        assert ops.pack_linear_weight(random_weight((32, 32))).ndim == 2
+        assert ops.pack_linear_weight(random_weight((32, 32), torch.bfloat16)).ndim == 2
     finally:
         compiled_ops.cache_clear()
