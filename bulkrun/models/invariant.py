@@ -2,7 +2,8 @@
 
 The products with weights and attention are exchanged for ops that keep that promise (`ops.invariant_linear`,
 `ops.invariant_attention`); norms, gates and rotary embedding work row by row as they are. On a CPU the model is wrapped
-besides: steps are padded to whole tiles, and the threads share tiles instead of sums. Knows no engine.
+besides. Where all its layers are one call over panels (`cpu.layer_stack`), that keeps the promise as it is. Elsewhere
+steps are padded to whole tiles, and the threads share tiles instead of sums. Knows no engine.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from torch import nn
 
 from bulkrun import ops
 from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.compiled_layers import compile_layers
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.decoder_layer import Attention
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.layers import Linear, SparseMLP
 from bulkrun.ops import AttentionMetadata
+from bulkrun.ops.cpu.layer_stack import LayerStack
+from bulkrun.ops.cpu.panel_linear import can_pack_panels
 from bulkrun.ops.invariant_linear import TILE_ROWS
 from bulkrun.ops.tile_workers import TileWorkers
 
@@ -32,6 +36,11 @@ class InvariantLinear(nn.Module):
     def __init__(self, linear: Linear, workers: TileWorkers | None) -> None:
         super().__init__()
         self.panels, self.bias, self.workers = ops.make_panels(linear.weight.data), linear.bias, workers
+
+    @property
+    def takes_any_rows(self) -> bool:
+        """Whether it is a product of our own, which needs no whole tiles."""
+        return self.panels[0].ndim == 4
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, I] -> [T, O]."""
@@ -62,7 +71,8 @@ class InvariantSparseMLP(nn.Module):
         return total_TE.to(x_TE.dtype)
 
     def _expert(self, expert: int, x_PE: torch.Tensor) -> torch.Tensor:
-        gate_up = ops.invariant_linear(_whole_tiles(x_PE), self.gate_up_panels[expert], None, self.workers)
+        rows = x_PE if self.gate_up_panels[expert][0].ndim == 4 else _whole_tiles(x_PE)
+        gate_up = ops.invariant_linear(rows, self.gate_up_panels[expert], None, self.workers)
         down = ops.invariant_linear(ops.silu_mul(gate_up), self.down_panels[expert], None, self.workers)
         return down[: x_PE.shape[0]]
 
@@ -73,6 +83,10 @@ class InvariantModel:
     def __init__(self, model: Decoder, workers: TileWorkers) -> None:
         self.model, self.workers = model, workers
         self.config = model.config
+        head = model.lm_head
+        self._has_free_head = (
+            isinstance(head, InvariantLinear) and head.takes_any_rows and not model.config.logits_soft_cap
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,14 +111,20 @@ class InvariantModel:
         meta: AttentionMetadata,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, E], or [S, E]; tokens are added that fill the last tile and write to the null block."""
+        """Hidden states [T, E], or [S, E]; tokens that fill the last tile, if need be, write to the null block."""
+        hidden_TE: torch.Tensor
+        if self.model.layer_stack is not None and kv_cache.dtype == self.dtype:
+            hidden_TE = self.model(input_ids_T, positions_T, kv_cache, meta, logits_indices)
+            return hidden_TE
         meta = replace(meta, slot_mapping_T=_whole_tiles(meta.slot_mapping_T, -1))
         with self.workers.one_thread_each():
-            hidden_TE: torch.Tensor = self.model(_whole_tiles(input_ids_T), _whole_tiles(positions_T), kv_cache, meta)
+            hidden_TE = self.model(_whole_tiles(input_ids_T), _whole_tiles(positions_T), kv_cache, meta)
         return hidden_TE[: input_ids_T.shape[0]] if logits_indices is None else hidden_TE[logits_indices]
 
     def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
         """Logits float32 [S, V] of the rows that sample; `as_computed`: or in the head's dtype."""
+        if self._has_free_head:
+            return self.model.compute_logits(hidden_SE, as_computed=as_computed)
         with self.workers.one_thread_each():
             logits_SV = self.model.compute_logits(_whole_tiles(hidden_SE), as_computed=as_computed)
         return logits_SV[: hidden_SE.shape[0]]
@@ -135,6 +155,8 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
     Raises ModelError where this processor's products depend on a row's place.
     """
     workers = TileWorkers() if model.device.type == "cpu" else None
+    if workers is not None:
+        model.layer_stack = _stack_of_panels(model)
     for module in list(model.modules()):
         if isinstance(module, Attention):
             module.paged_attention = partial(ops.invariant_attention, workers=workers)
@@ -148,6 +170,15 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
     with workers.one_thread_each(), torch.inference_mode():
         _check(model)
     return InvariantModel(model, workers)
+
+
+def _stack_of_panels(model: Decoder) -> LayerStack | None:
+    """All layers as one call, if it takes steps of every width: others would have other bits."""
+    for module in model.modules():
+        if isinstance(module, Linear) and can_pack_panels(module.weight):
+            module.pack()
+    stack = compile_layers(model)
+    return stack if stack is not None and stack.takes_any_width else None
 
 
 def _check(model: Decoder) -> None:

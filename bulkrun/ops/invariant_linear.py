@@ -1,9 +1,10 @@
 """Matrix products with weights in which a row's bits depend on that row and the weight, and on nothing else.
 
-A library chooses its way to multiply by the number of rows and of threads, and each way sums in another order. Here
-every product is of one size: TILE_ROWS rows with one panel of the weight, on one thread (the idea: Thinking Machines,
-"Defeating nondeterminism in LLM inference", 2025). That a row's place in its tile does not matter is a property of the
-processor's kernels that `is_invariant_linear` looks for. This is the reference, and what runs on a CPU.
+Our own products (`cpu.panel_linear`) sum in one order whatever the number of rows and of threads. A library chooses its
+way to multiply by both, and each way sums in another order; so there every product is of one size: TILE_ROWS rows with
+one panel of the weight, on one thread (the idea: Thinking Machines, "Defeating nondeterminism in LLM inference", 2025).
+That a row's place in its tile does not matter is a property of the processor's kernels that `is_invariant_linear` looks
+for. This is the reference, and what runs on a CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels
 from bulkrun.ops.linear import linear, pack_for_onednn
 from bulkrun.ops.tile_workers import TileWorkers
 
@@ -20,12 +22,15 @@ _PANEL = 1024  # rows of a weight in one product, about: small enough for thread
 
 
 def make_panels(weight: torch.Tensor) -> list[torch.Tensor]:
-    """The weight [O, I] as `invariant_linear` takes it: pieces [P, I] in order, packed where that is faster.
+    """The weight [O, I], or in panels of our own, as `invariant_linear` takes it: pieces [P, I] in order.
 
-    On a GPU one piece. How it is cut depends on O only.
+    They are packed where that is faster. One piece on a GPU and for our own products; else how it is cut depends on O
+    only.
     """
-    if weight.is_cuda:
+    if weight.is_cuda or weight.ndim == 4:
         return [weight.contiguous()]
+    if can_pack_panels(weight):
+        return [pack_panels(weight)]
     num_panels = -(-weight.shape[0] // _PANEL)
     width = -(-weight.shape[0] // num_panels)
     width += -width % 64
@@ -40,9 +45,13 @@ def invariant_linear(
 ) -> torch.Tensor:
     """`x @ weight.T + bias`; x_TI: [T, I], T a multiple of TILE_ROWS; returns [T, O] in x's dtype.
 
-    panels: from `make_panels`. bias: [O]. On a GPU T may be anything and `workers` is not used.
+    panels: from `make_panels`. bias: [O]. With our own products T may be anything, and on a GPU, which does not use
+    `workers`.
     """
     assert workers is not None, "only the kernel can do without"
+    if panels[0].ndim == 4:
+        with workers.all_together():
+            return linear(x_TI, panels[0], bias)
     assert x_TI.shape[0] % TILE_ROWS == 0, "every product has the same number of rows"
     x_TI = x_TI.contiguous()
     ends, width = [0], 0
@@ -68,7 +77,8 @@ def is_invariant_linear(panel: torch.Tensor) -> bool:
     Tried with noise; call with one thread. Panels of one shape, dtype and layout behave alike.
     """
     generator = torch.Generator().manual_seed(0)
-    x_RI = torch.randn(TILE_ROWS, panel.shape[1], generator=generator).to(panel.dtype)
+    size = panel.shape[1] if panel.ndim == 2 else panel[0, :, 0].numel()
+    x_RI = torch.randn(TILE_ROWS, size, generator=generator).to(panel.dtype)
     same_RI = x_RI[:1].expand(TILE_ROWS, -1).contiguous()
     turned_RO = linear(x_RI.roll(7, 0).contiguous(), panel, None)
     same_RO = linear(same_RI, panel, None)

@@ -39,12 +39,13 @@ class TileWorkers:
 
     @contextmanager
     def all_together(self) -> Iterator[None]:
-        """Within `one_thread_each`: the calling thread has all threads again, for an op that shares out whole rows."""
+        """Within: the calling thread has all threads, for an op whose sums do not depend on how many there are."""
+        before = torch.get_num_threads()
         torch.set_num_threads(self.num_threads)
         try:
             yield
         finally:
-            torch.set_num_threads(1)
+            torch.set_num_threads(before)
 
     def run(self, compute: Callable[[T], None], pieces: Sequence[T]) -> None:
         """`compute` every piece, in any order and in `torch.inference_mode()`; raises what a piece raises.

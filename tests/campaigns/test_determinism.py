@@ -38,10 +38,20 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("variant", "dtype"), [("gemma2", "float32"), ("qwen3_moe", "bfloat16")])
+def use_products_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ops.linear", "ops.invariant_linear", "models.invariant"):
+        monkeypatch.setattr(import_module(f"bulkrun.{module}"), "can_pack_panels", lambda weight: False)
+
+
+@pytest.mark.parametrize("are_ours", [True, False], ids=["ours", "libraries"])
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [("gemma2", "float32"), ("qwen3_moe", "bfloat16"), ("llama_wide", "float32")]
+)
 def test_a_row_has_one_output_in_crowds_chunks_preemptions_and_resumes(
-    model_dirs: dict[str, Path], variant: str, dtype: str
+    model_dirs: dict[str, Path], variant: str, dtype: str, are_ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not are_ours:
+        use_products_of_libraries(monkeypatch)
     outcomes = count_outcomes(model_dirs[variant], WAYS, dtype=dtype, deterministic=True, num_rows=8)
     assert outcomes.num_preemptions > 0 and outcomes.num_cached_tokens > 0
     assert outcomes.most_distinct == 1
@@ -51,8 +61,7 @@ def test_a_row_has_one_output_in_crowds_chunks_preemptions_and_resumes(
 def test_without_the_mode_rows_differ_so_that_the_others_could_fail(
     model_dirs: dict[str, Path], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # with a tile unit our own products in bf16 depend on no batch either: here those of the library
-    monkeypatch.setattr(import_module("bulkrun.ops.linear"), "can_pack_panels", lambda weight: False)
+    use_products_of_libraries(monkeypatch)  # our own depend on no batch in either mode
     ways = [Way(max_num_batched_tokens=33), Way()]
     same, other = (
         count_outcomes(model_dirs["llama_wide"], ways, dtype=dtype, deterministic=mode, num_rows=6)

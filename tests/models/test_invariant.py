@@ -10,12 +10,23 @@ import torch
 
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config import ModelConfig
-from bulkrun.models.invariant import refuse_invariance
+from bulkrun.models.invariant import InvariantModel, refuse_invariance
 from bulkrun.models.loader import load_model
+from bulkrun.ops.cpu.panel_linear import can_pack_panels
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
 
-DENSE = ["llama_biases", "qwen3_tied", "mistral_sliding", "gemma2", "gemma3", "olmo2", "phi3_longrope", "granite"]
+DENSE = [
+    "llama_whole_panels",
+    "llama_biases",
+    "qwen3_tied",
+    "mistral_sliding",
+    "gemma2",
+    "gemma3",
+    "olmo2",
+    "phi3_longrope",
+    "granite",
+]
 SEQUENCES = [[3 + (7 * n + k) % (VOCAB_SIZE - 3) for n in range(length)] for k, length in enumerate((150, 33, 61, 2))]
 PROMPT_LENS = [140, 33, 20, 1]
 
@@ -37,6 +48,27 @@ def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path) -> Non
     model = load_model(save_tiny_model(tmp_path, "llama"), dtype=torch.bfloat16, device="cpu", deterministic=True)
     results = [forced_logits(model, SEQUENCES, PROMPT_LENS, seed=seed) for seed in range(3)]
     assert all(torch.equal(one, other) for result in results for one, other in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_over_panels_run_as_one_call_with_the_bits_of_any_chunks(tmp_path: Path, dtype: torch.dtype) -> None:
+    if not can_pack_panels(torch.empty(32, 32, dtype=dtype)):
+        pytest.skip(f"this processor has no panels of {dtype}")
+    path = save_tiny_model(tmp_path, "llama_whole_panels")
+    model = load_model(path, dtype=dtype, device="cpu", deterministic=True)
+    assert isinstance(model, InvariantModel) and model.model.layer_stack is not None
+    results = [forced_logits(model, SEQUENCES, PROMPT_LENS, seed=seed) for seed in range(3)]
+    assert all(torch.equal(one, other) for result in results for one, other in zip(result, results[0], strict=True))
+    normal = forced_logits(load_model(path, dtype=dtype, device="cpu"), SEQUENCES, PROMPT_LENS)
+    assert all(torch.equal(one, other) for one, other in zip(normal, results[0], strict=True))
+
+
+def test_layers_that_would_be_copied_are_not_one_call(tmp_path: Path) -> None:
+    """Wide steps of theirs go op by op, whose bits are others."""
+    model = load_model(
+        save_tiny_model(tmp_path, "llama_head_dim_80"), dtype=torch.float32, device="cpu", deterministic=True
+    )
+    assert isinstance(model, InvariantModel) and model.model.layer_stack is None
 
 
 def test_a_processor_whose_products_depend_on_the_place_is_refused(

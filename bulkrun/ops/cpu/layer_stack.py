@@ -127,6 +127,11 @@ class LayerStack:
             f"layer_stack_{suffix(dtype, last_norm.dtype)}", ctypes.POINTER(_Stack)
         )
 
+    @property
+    def takes_any_width(self) -> bool:
+        """Whether steps of all widths go through it: then a row's bits depend on its own sequence alone."""
+        return self._max_tokens is None
+
     def takes(self, residual_TE: torch.Tensor, kv_dtype: torch.dtype) -> bool:
         """Whether it can do a step with such embeddings over such a cache, as fast as the ops one by one."""
         fits = self._max_tokens is None or residual_TE.shape[0] <= self._max_tokens
