@@ -8,12 +8,13 @@
 
 // How many key heads of one query go together: all that fit, where there are queries enough for all threads.
 inline int32_t heads_together(const Step& step, long num_queries) {
-    const int32_t together = std::min<int32_t>(step.num_kv_heads, MAX_ROWS / rows_per_kv_head(step.num_heads / step.num_kv_heads));
-    const int32_t pieces = num_queries == 1 ? step.num_threads : (2 * step.num_threads - 1) / num_queries + 1;
-    return std::min<int32_t>(together, (step.num_kv_heads - 1) / pieces + 1);
+    const int64_t together = MAX_ROWS / rows_per_kv_head(step.num_heads / step.num_kv_heads);
+    const int64_t pieces = num_queries == 1 ? step.num_threads : (2 * step.num_threads - 1) / num_queries + 1;
+    return std::min({step.num_kv_heads, together, (step.num_kv_heads - 1) / pieces + 1});
 }
 
-inline void add_items(std::vector<Item>& items, const Step& step, int32_t seq, int32_t first, int32_t end, int32_t heads) {
+inline void add_items(std::vector<Item>& items, const Step& step, int32_t seq, int32_t first, int32_t end,
+                      int32_t heads) {
     for (int32_t head = 0; head < step.num_kv_heads; head += heads)
         items.push_back({seq, first, end - first, head, std::min<int32_t>(heads, step.num_kv_heads - head)});
 }
@@ -43,4 +44,12 @@ inline std::vector<Item> items_of(const Step& step, const int64_t* tokens, long 
         add_items(items, step, seq, query, query + 1, heads);
     }
     return items;
+}
+
+// One of a list whose items threads take in turn.
+template <class T>
+inline void attend_item(const Step& step, const std::vector<Item>& items, size_t index,
+                        const Rows<typename WordOf<T>::type>& rows) {
+    const size_t next = index + step.num_threads;
+    Attention<T>(step, items[index], next < items.size() ? &items[next] : nullptr, rows).run();
 }

@@ -134,7 +134,7 @@ struct LayerStack {
     void attend(const Layer& layer, const std::vector<Item>& items, const Rows<W>& rows) const {
         const Step step = step_of(layer);
 #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < items.size(); i++) Attention<T>(step, items[i], rows).run();
+        for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
     }
 
     // To the front, one behind the other: none overtakes those before it.

@@ -23,7 +23,7 @@ from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
 
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 _MAX_HEAD_DIM, _MAX_HEADS_PER_KV_HEAD = 512, 96  # of one head's scratch, of one work item of attention
-_THREAD_ROWS = 256  # of panels.h: scratch rows of one thread; those per token grow by as many
+_THREAD_ROWS = 256  # of panels.h, at most: scratch rows of one thread; those per token grow by as many
 _PAD = 32  # of layer_stack.cpp: what rows are a multiple of
 
 

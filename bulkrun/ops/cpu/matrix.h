@@ -25,10 +25,11 @@ struct FloatWords {
         return first < size ? (u32x16)load(p + first, size - first) : u32x16{};
     }
 
-    // Words across `per_word` vectors, one for each of `size` dimensions; null stands for zeros. `out`: padded to 16.
+    // Words across `per_word` vectors of `size` dimensions, one for each of 32 from `first` on; null stands for zeros.
     template <class T>
-    static void interleave(const T* const* vectors, long size, uint32_t* out) {
-        for (long i = 0; i < size; i += LANES) store_words(out + i, vectors[0] ? words(vectors[0], i, size) : u32x16{});
+    static void mix(const T* const* vectors, long first, long size, u32x16& front, u32x16& back) {
+        front = vectors[0] ? words(vectors[0], first, size) : u32x16{};
+        back = vectors[0] ? words(vectors[0], first + LANES, size) : u32x16{};
     }
 
     static void store_numbers(uint32_t* p, long first, f32x16 x) { store_words(p + first, (u32x16)x); }
@@ -53,14 +54,11 @@ struct PairWords {
         return x;
     }
 
-    static void interleave(const bf16* const* vectors, long size, uint32_t* out) {
+    static void mix(const bf16* const* vectors, long first, long size, u32x16& front, u32x16& back) {
+        const __m512i a = (__m512i)numbers(vectors[0], first, size), b = (__m512i)numbers(vectors[1], first, size);
         // numbers i of both, side by side: the second vector's are 32 to 63 in a permutation of two
-        const __m512i front = (__m512i)(IOTA | (IOTA + 32) << 16), back = (__m512i)(IOTA + 16 | (IOTA + 48) << 16);
-        for (long i = 0; i < size; i += 2 * LANES) {
-            const __m512i a = (__m512i)numbers(vectors[0], i, size), b = (__m512i)numbers(vectors[1], i, size);
-            store_words(out + i, (u32x16)_mm512_permutex2var_epi16(a, front, b));
-            if (size - i > LANES) store_words(out + i + LANES, (u32x16)_mm512_permutex2var_epi16(a, back, b));
-        }
+        front = (u32x16)_mm512_permutex2var_epi16(a, (__m512i)(IOTA | (IOTA + 32) << 16), b);
+        back = (u32x16)_mm512_permutex2var_epi16(a, (__m512i)(IOTA + 16 | (IOTA + 48) << 16), b);
     }
 
     static void store_numbers(uint32_t* p, long first, f32x16 x) { store((bf16*)p + first, x); }
@@ -86,6 +84,17 @@ struct WordOf<bf16> {
     using type = PairWords;
 };
 #endif
+
+// All words across vectors. `out`: padded to 16.
+template <class W, class T>
+inline void interleave(const T* const* vectors, long size, uint32_t* out) {
+    for (long i = 0; i < size; i += 2 * LANES) {
+        u32x16 front, back;
+        W::mix(vectors, i, size, front, back);
+        store_words(out + i, front);
+        if (size - i > LANES) store_words(out + i + LANES, back);
+    }
+}
 
 // 16 x 16 words, in place: four rounds that swap ever larger squares.
 inline void transpose(u32x16* square) {

@@ -16,7 +16,7 @@ static void attend(const Step& step) {
         Rows<W> rows(memory, step.head_dim);
         const TileSetup tiles;
 #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < items.size(); i++) Attention<T>(step, items[i], rows).run();
+        for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
         free(memory);
     }
 }

@@ -13,12 +13,11 @@
 
 #include <cfloat>
 
-#include "matrix.h"
+#include "attention_rows.h"
+#include "few_rows.h"
 
-constexpr int TILE = 64;      // keys
 constexpr int HALF = TILE / 2;
-constexpr float MUCH = 8;       // weights are up to 2^8: what they are rounded to knows no size
-constexpr int MAX_ROWS = 128;  // of one item: a tile's layout is paid by so many; a multiple of LANES
+constexpr float MUCH = 8;  // weights are up to 2^8: what they are rounded to knows no size
 
 struct Step {
     const void *q, *k_cache, *v_cache;
@@ -40,76 +39,23 @@ struct Keys {
     long first, end;
 };
 
-// Some keys of a tile, or their values: where they lie, and where those that come after them lie. Null: nowhere.
-template <class T>
-struct Part {
-    long first, count;
-    const T *at[TILE], *next[TILE];
-};
-
-inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
-
-// The tile unit works on sixteen rows at a time.
-inline long rows_per_kv_head(long rows) { return round_up(rows, LANES); }
-
-// What one item keeps while keys go by: scratch memory of one thread.
-template <class W>
-struct Rows {
-    long words, width;  // of a query, in words, and of an output, in floats; both padded to LANES
-    uint32_t *query, *keys, *weights, *values;
-    float *scores, *out, *top;
-    f32x16* total;
-
-    static long bytes(long head_dim) {
-        return 4 * (2 * MAX_ROWS + 2 * TILE) * (head_dim + LANES) + 4 * MAX_ROWS * (2 * TILE + 2 * LANES) + 4096;
-    }
-
-    Rows(char* memory, long head_dim) {
-        words = round_up((head_dim + W::per_word - 1) / W::per_word, LANES);
-        width = round_up(head_dim, LANES);
-        auto take = [&](long count) {
-            char* here = memory;
-            memory += round_up(4 * count, 64);
-            return here;
-        };
-        query = (uint32_t*)take(MAX_ROWS * words);
-        keys = (uint32_t*)take(words * TILE);
-        weights = (uint32_t*)take(MAX_ROWS * TILE);
-        values = (uint32_t*)take(TILE * width);
-        scores = (float*)take(MAX_ROWS * TILE);
-        out = (float*)take(MAX_ROWS * width);
-        total = (f32x16*)take(MAX_ROWS * LANES);
-        top = (float*)take(MAX_ROWS);
-    }
-
-    // The same scratch, with rows from `first` on.
-    Rows from(long first) const {
-        Rows rest = *this;
-        rest.query += first * words;
-        rest.weights += first * (TILE / W::per_word);
-        rest.scores += first * TILE;
-        rest.out += first * width;
-        rest.total += first;
-        rest.top += first;
-        return rest;
-    }
-};
-
 // One work item.
 template <class T>
 struct Attention {
     using W = typename WordOf<T>::type;
     const Step& step;
     const Item& item;
+    const Item* following;  // what this thread will likely do next: its first keys are asked for at the end; or null
     const Rows<W>& scratch;
     const long group, count;  // query heads of one key head; rows of one key head
     const long first_token, position;  // of the first query
     const Keys keys;
     const bool is_few;
 
-    Attention(const Step& step, const Item& item, const Rows<W>& scratch)
+    Attention(const Step& step, const Item& item, const Item* following, const Rows<W>& scratch)
         : step(step),
           item(item),
+          following(following),
           scratch(scratch),
           group(step.num_heads / step.num_kv_heads),
           count(item.num_queries * group),
@@ -152,7 +98,7 @@ struct Attention {
         for (long first = 0; first < num_keys; first += size) {
             Part<T> part = {first, std::min(size, num_keys - first)};
             find(cache, tile + first, part.count, part.at);
-            find(cache, tile + first + part.count, part.count, part.next);
+            find_next(cache, tile + first + part.count, part.count, part.next);
             each_head([&](const Rows<W>& rows, long head) { use(rows, part, (head - item.kv_head) * step.head_dim); });
         }
     }
@@ -162,6 +108,9 @@ struct Attention {
         return is_few && W::per_word == 2 && has_tiles() && step.head_dim % (2 * LANES) == 0 &&
                step.block_size % LANES == 0;
     }
+
+    // The tile unit sums in another order, so its bits are those of all rows or of none.
+    bool multiplies_few() const { return count <= FEW_ROWS && !(W::per_word == 2 && has_tiles()); }
 
     // Queries as rows of words, or as columns where keys are multiplied from the left.
     void begin(const Rows<W>& rows, long kv_head) const {
@@ -194,18 +143,15 @@ struct Attention {
         }
     }
 
-    // Keys are laid out as columns of words first. While that is done the next ones are asked for, line by line, so
-    // that reading and computing overlap.
+    // Keys are laid out as columns of words first, except for few rows.
     void score(const Rows<W>& rows, const Part<T>& part, long head) const {
+        if (multiplies_few())
+            return FewRows<W, T>::score(count, rows.query, rows.words, part, head, step.head_dim,
+                                        rows.scores + part.first);
         for (long key = 0; key < part.count; key += LANES)
             for (long word = 0; word < rows.words; word += LANES) {
                 u32x16 square[LANES];
-                for (int i = 0; i < LANES; i++) {
-                    __builtin_prefetch((const uint32_t*)(part.next[key + i] + head) + word, 0, 2);
-                    const T* at = part.at[key + i];
-                    square[i] = at ? W::words(at + head, word, step.head_dim) : u32x16{};
-                }
-                transpose(square);
+                load_columns<W>(part, key, head, word, step.head_dim, square);
                 for (int i = 0; i < LANES; i++) store_words(rows.keys + (word + i) * TILE + key, square[i]);
             }
         multiply<W>(rows.query, rows.words, rows.keys, TILE, rows.scores + part.first, TILE, count, rows.words,
@@ -214,6 +160,9 @@ struct Attention {
 
     // Values as rows of words, by the weights of their keys.
     void add_values(const Rows<W>& rows, const Part<T>& part, long head) const {
+        if (multiplies_few())
+            return FewRows<W, T>::add_values(count, rows.weights + part.first / W::per_word, part, head, step.head_dim,
+                                             rows.out, rows.width);
         for (long key = 0; key < part.count; key += W::per_word) {
             const T* vectors[W::per_word];
             for (long i = 0; i < W::per_word; i++) {
@@ -221,10 +170,16 @@ struct Attention {
                 for (long dim = 0; dim < step.head_dim; dim += 64 / sizeof(T))
                     __builtin_prefetch(part.next[key + i] + head + dim, 0, 2);
             }
-            W::interleave(vectors, step.head_dim, rows.values + key / W::per_word * rows.width);
+            interleave<W>(vectors, step.head_dim, rows.values + key / W::per_word * rows.width);
         }
         multiply<W>(rows.weights + part.first / W::per_word, TILE / W::per_word, rows.values, rows.width, rows.out,
                     rows.width, count, part.count / W::per_word, rows.width, true);
+    }
+
+    void find_next(const T* cache, long from, long size, const T** at) const {
+        if (from < keys.end || !following) return find(cache, from, size, at);
+        const Attention next(step, *following, nullptr, scratch);
+        next.find(cache, next.keys.first, size, at);
     }
 
     // Where each of some keys lies in a cache, from the item's first head on; null beside `keys`. The tile unit reads

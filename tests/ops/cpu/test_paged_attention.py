@@ -47,7 +47,11 @@ def part(meta: AttentionMetadata, seq: int) -> tuple[AttentionMetadata, slice]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("heads", [(6, 2, 64), (2, 2, 128), (8, 1, 32), (16, 1, 64), (17, 1, 64), (4, 2, 80)], ids=str)
+@pytest.mark.parametrize(
+    "heads",
+    [(6, 2, 64), (2, 2, 128), (8, 1, 32), (16, 1, 64), (17, 1, 64), (4, 2, 80), (14, 2, 96), (5, 1, 48)],
+    ids=str,
+)
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_a_row_has_the_same_bits_whatever_else_is_in_the_step(
     dtype: torch.dtype, window: int | None, heads: tuple[int, int, int], block_size: int

@@ -1,0 +1,117 @@
+// Few rows times keys and values where these lie in the cache: nothing is laid out first, all stays in registers.
+// Sums go in the same order as in matrix.h.
+#pragma once
+
+#include "matrix.h"
+
+constexpr int TILE = 64;  // keys
+
+// Some keys of a tile, or their values: where they lie, and where those that come after them lie. Null: nowhere.
+template <class T>
+struct Part {
+    long first, count;
+    const T *at[TILE], *next[TILE];
+};
+
+// Words of sixteen keys of `size` numbers, from word `word` on, as columns. Meanwhile the next ones are asked for, line
+// by line, so that reading and computing overlap.
+template <class W, class T>
+inline void load_columns(const Part<T>& part, long key, long head, long word, long size, u32x16* square) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        __builtin_prefetch((const uint32_t*)(part.next[key + i] + head) + word, 0, 2);
+        const T* at = part.at[key + i];
+        square[i] = at ? W::words(at + head, word, size) : u32x16{};
+    }
+    transpose(square);
+}
+
+#ifdef __AVX512F__
+constexpr int FEW_ROWS = 8;  // their sums and sixteen columns fit 32 registers
+#else
+constexpr int FEW_ROWS = 0;
+#endif
+
+// scores [R, 16] of sixteen keys; query: [R, words].
+template <class W, int R, class T>
+inline void score_few(const uint32_t* query, long words, const Part<T>& part, long key, long head, long size,
+                      float* scores, long stride) {
+    f32x16 sums[R] = {};
+    for (long word = 0; word < words; word += LANES) {
+        u32x16 square[LANES];
+        load_columns<W>(part, key, head, word, size, square);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+                sums[r] = W::multiply_add(query[r * words + word + i], square[i], sums[r]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) store(scores + r * stride, sums[r]);
+}
+
+// out [R, 16 V] += weights [R, words] times values, of which dimensions from `first` on.
+template <class W, int R, int V, class T>
+inline void add_few(const uint32_t* weights, long stride, const Part<T>& part, long head, long first, long size,
+                    float* out, long width) {
+    f32x16 sums[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) sums[r][v] = load(out + r * width + v * LANES);
+    for (long key = 0; key < part.count; key += W::per_word) {
+        const T* vectors[W::per_word];
+        for (int i = 0; i < W::per_word; i++) {
+            vectors[i] = part.at[key + i] ? part.at[key + i] + head : nullptr;
+            for (int ahead = 0; ahead < V * LANES; ahead += 64 / sizeof(T))
+                __builtin_prefetch(part.next[key + i] + head + first + ahead, 0, 2);
+        }
+        u32x16 columns[V + V % 2];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v += 2) W::mix(vectors, first + v * LANES, size, columns[v], columns[v + 1]);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++)
+                sums[r][v] = W::multiply_add(weights[r * stride + key / W::per_word], columns[v], sums[r][v]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) store(out + r * width + v * LANES, sums[r][v]);
+}
+
+template <class W, int R, int V, class T>
+inline void add_few_up_to(long vectors, const uint32_t* weights, long stride, const Part<T>& part, long head,
+                          long first, long size, float* out, long width) {
+    if constexpr (V > 1)
+        if (vectors < V)
+            return add_few_up_to<W, R, V - 1>(vectors, weights, stride, part, head, first, size, out, width);
+    add_few<W, R, V>(weights, stride, part, head, first, size, out, width);
+}
+
+// `count` <= R rows: the scores of a part's keys, and its values by the weights of their keys.
+template <class W, class T, int R = FEW_ROWS>
+struct FewRows {
+    static void score(long count, const uint32_t* query, long words, const Part<T>& part, long head, long size,
+                      float* scores) {
+        if (count < R) return FewRows<W, T, R - 1>::score(count, query, words, part, head, size, scores);
+        for (long key = 0; key < part.count; key += LANES)
+            score_few<W, R>(query, words, part, key, head, size, scores + key, TILE);
+    }
+
+    static void add_values(long count, const uint32_t* weights, const Part<T>& part, long head, long size, float* out,
+                           long width) {
+        if (count < R) return FewRows<W, T, R - 1>::add_values(count, weights, part, head, size, out, width);
+        constexpr int vectors = R <= 6 ? 4 : 2;
+        for (long dim = 0; dim < width; dim += vectors * LANES)
+            add_few_up_to<W, R, vectors>((width - dim) / LANES, weights, TILE / W::per_word, part, head, dim, size,
+                                         out + dim, width);
+    }
+};
+
+template <class W, class T>
+struct FewRows<W, T, 0> {
+    static void score(long, const uint32_t*, long, const Part<T>&, long, long, float*) {}
+    static void add_values(long, const uint32_t*, const Part<T>&, long, long, float*, long) {}
+};
