@@ -1,0 +1,125 @@
+"""Single ops of a CPU step: products in panels beside those of torch's libraries, and decode attention beside memory.
+
+    OMP_NUM_THREADS=2 python -m tests.benchmarks.cpu_ops [--dtype bfloat16] [--record]
+
+Products: a weight [O, I], so many copies of it that none is in a cache, as in a model; the libraries' are packed by
+oneDNN (bf16) or plain (float32). Both take turns; GFLOP/s of the best round, and the median of the rounds' ratios.
+Attention: one decoding token for each of some sequences, over several layers' caches; GB/s of keys and values. Prints
+one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+from bulkrun.launch.threads import settle_threads
+
+settle_threads()  # before torch is loaded, as in a real run
+
+import torch  # noqa: E402
+
+from bulkrun import ops  # noqa: E402
+from bulkrun.models.config import ModelConfig  # noqa: E402
+from bulkrun.models.kv_cache import KVCache  # noqa: E402
+from bulkrun.ops.cpu.panel_linear import pack_panels, panel_linear  # noqa: E402
+from bulkrun.ops.linear import linear, pack_for_onednn  # noqa: E402
+from tests.benchmarks.machine import commit, machine, record  # noqa: E402
+from tests.models.paged_driver import make_metadata  # noqa: E402
+
+WEIGHTS = ((1152, 384), (2048, 384), (384, 1024), (8192, 384), (4096, 1024), (6144, 1024), (1024, 3072))  # [O, I]
+ROWS = (1, 4, 16, 64, 256)
+ATTENTION = ((6, 2, 64), (16, 8, 128), (32, 8, 128))  # query heads, key heads, head dim
+SEQUENCES, CONTEXT, LAYERS, BLOCK_SIZE = (4, 64), 200, 8, 16
+ROUNDS, COPIED_BYTES, ROUND_FLOP = 7, 200e6, 2e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--record", action="store_true", help="append the result to history.jsonl")
+    args = parser.parse_args()
+    torch.set_grad_enabled(False)
+    dtype, before = getattr(torch, args.dtype), machine()
+    result = {
+        "benchmark": "cpu_ops",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "dtype": args.dtype,
+        "threads": torch.get_num_threads(),
+        "products": [compare_products(size, dtype) for size in WEIGHTS],
+        "attention": [measure_attention(heads, num, dtype) for heads in ATTENTION for num in SEQUENCES],
+        "machine": before,
+    }
+    print(json.dumps(result))
+    if args.record:
+        record(result)
+
+
+def compare_products(size: tuple[int, int], dtype: torch.dtype) -> dict[str, object]:
+    """By number of rows: GFLOP/s of both, and how many times as fast panels are."""
+    num_copies = max(1, int(COPIED_BYTES / (size[0] * size[1] * dtype.itemsize)))
+    weights = [torch.randn(size).to(dtype) for _ in range(num_copies)]
+    panels, packed = [pack_panels(weight) for weight in weights], [pack_for_onednn(weight) for weight in weights]
+    by_rows: dict[str, object] = {}
+    for rows in ROWS:
+        x, flop = torch.randn(rows, size[1]).to(dtype), 2 * rows * size[0] * size[1]
+        turns = max(num_copies, int(ROUND_FLOP / flop))
+        ways = {
+            "panels": lambda i, x=x: panel_linear(x, panels[i % num_copies], None),
+            "library": lambda i, x=x: linear(x, packed[i % num_copies], None),
+        }
+        times = {way: [] for way in ways}
+        for _ in range(ROUNDS):
+            for way, multiply in ways.items():
+                times[way].append(seconds(multiply, turns))
+        ratio = statistics.median(b / a for a, b in zip(times["panels"], times["library"], strict=True))
+        gflops = {way: round(flop / min(taken) / 1e9) for way, taken in times.items()}
+        by_rows[str(rows)] = gflops | {"times_as_fast": round(ratio, 2)}
+    return {"weight": size, "by_rows": by_rows}
+
+
+def measure_attention(heads: tuple[int, int, int], num_seqs: int, dtype: torch.dtype) -> dict[str, object]:
+    """GB/s of keys and values, read by one token of each sequence; blocks lie in any order."""
+    num_heads, num_kv_heads, head_dim = heads
+    blocks = -(-CONTEXT // BLOCK_SIZE)
+    tables = (torch.randperm(num_seqs * blocks) + 1).view(num_seqs, blocks).tolist()
+    cache = KVCache.allocate(_config(heads), 1 + num_seqs * blocks, BLOCK_SIZE, dtype, "cpu")
+    for layer in (*cache.k, *cache.v):
+        layer.normal_()
+    meta = make_metadata([(CONTEXT - 1, CONTEXT)] * num_seqs, tables, BLOCK_SIZE, num_seqs)
+    q = torch.randn(num_seqs, num_heads, head_dim).to(dtype)
+
+    def attend(i: int) -> torch.Tensor:
+        k, v = cache.k[i % LAYERS], cache.v[i % LAYERS]
+        return ops.paged_attention(q, k, v, meta, scale=head_dim**-0.5, sliding_window=None)
+
+    taken = [seconds(attend, 4 * LAYERS) for _ in range(ROUNDS)]
+    num_bytes = 2 * num_seqs * CONTEXT * num_kv_heads * head_dim * dtype.itemsize
+    middle = statistics.median(taken)
+    speeds = {"ms": round(1e3 * middle, 3), "gb_s": round(num_bytes / middle / 1e9, 1)}
+    return {"heads": heads, "sequences": num_seqs, "context": CONTEXT, **speeds}
+
+
+def _config(heads: tuple[int, int, int]) -> ModelConfig:
+    """As much of a model as a KV cache must know."""
+    sizes = {"num_hidden_layers": LAYERS, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "rms_norm_eps": 1e-6}
+    raw |= {"hidden_size": 64, "intermediate_size": 64, "head_dim": heads[2], "max_position_embeddings": 4096}
+    return ModelConfig.from_dict(raw | sizes)
+
+
+def seconds(call: Callable[[int], object], turns: int) -> float:
+    """Of one call, by the clock."""
+    start = time.perf_counter()
+    for i in range(turns):
+        call(i)
+    return (time.perf_counter() - start) / turns
+
+
+if __name__ == "__main__":
+    main()
