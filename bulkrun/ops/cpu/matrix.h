@@ -133,16 +133,24 @@ struct Columns {
     T* at(long row, long vector) const { return first + row * stride + vector / 2 * apart + vector % 2 * LANES; }
 };
 
+// What is asked for while something is multiplied: from two places on, so many bytes of each per word.
+struct Ahead {
+    const char *here, *there;
+    long step;
+};
+
 // c [R, 16 V] (+)= a [R, words] b [words, 16 V]: the sums stay in registers.
 template <class W, int R, int V>
 void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b, Columns<float> c, long words,
-                    bool accumulate) {
+                    bool accumulate, Ahead ahead) {
     f32x16 sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) sums[r][v] = accumulate ? load(c.at(r, v)) : f32x16{};
-    for (long word = 0; word < words; word++) {
+    for (long word = 0; word < words; word++, ahead.here += ahead.step, ahead.there += ahead.step) {
+        __builtin_prefetch(ahead.here, 0, 2);
+        __builtin_prefetch(ahead.there, 0, 2);
         u32x16 columns[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) columns[v] = load_words(b.at(word, v));
@@ -159,24 +167,26 @@ void multiply_block(const uint32_t* a, long a_stride, Columns<const uint32_t> b,
 
 template <class W, int R = BLOCK_ROWS, int V = BLOCK_VECTORS>
 void multiply_up_to(long rows, long vectors, const uint32_t* a, long a_stride, Columns<const uint32_t> b,
-                    Columns<float> c, long words, bool accumulate) {
+                    Columns<float> c, long words, bool accumulate, Ahead ahead) {
     if constexpr (R > 1)
-        if (rows < R) return multiply_up_to<W, R - 1, V>(rows, vectors, a, a_stride, b, c, words, accumulate);
+        if (rows < R) return multiply_up_to<W, R - 1, V>(rows, vectors, a, a_stride, b, c, words, accumulate, ahead);
     if constexpr (V > 1)
-        if (vectors < V) return multiply_up_to<W, R, V - 1>(rows, vectors, a, a_stride, b, c, words, accumulate);
-    multiply_block<W, R, V>(a, a_stride, b, c, words, accumulate);
+        if (vectors < V) return multiply_up_to<W, R, V - 1>(rows, vectors, a, a_stride, b, c, words, accumulate, ahead);
+    multiply_block<W, R, V>(a, a_stride, b, c, words, accumulate, ahead);
 }
 
 // The same for any number of rows, cut in even pieces: sums of few rows alone wait for each other.
 template <class W>
 void multiply_columns(long rows, long vectors, const uint32_t* a, long a_stride, Columns<const uint32_t> b,
-                      Columns<float> c, long words, bool accumulate) {
+                      Columns<float> c, long words, bool accumulate, Ahead ahead) {
     const unsigned pieces = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, least = rows / std::max(pieces, 1u);
     long extra = rows - least * pieces;
+    ahead.step = (ahead.step + pieces - 1) / std::max(pieces, 1u);
     for (long first = 0, here; first < rows; first += here) {
         here = least + (extra-- > 0);
         multiply_up_to<W>(here, vectors, a + first * a_stride, a_stride, b, {c.at(first, 0), c.stride, c.apart}, words,
-                          accumulate);
+                          accumulate, ahead);
+        ahead.here += words * ahead.step, ahead.there += words * ahead.step;
     }
 }
 
@@ -192,5 +202,6 @@ void multiply(const uint32_t* a, long a_stride, const uint32_t* b, long b_stride
     constexpr int width = BLOCK_VECTORS * LANES;
     for (long column = 0; column < columns; column += width)
         multiply_columns<W>(rows, std::min<long>(columns - column, width) / LANES, a, a_stride,
-                            {b + column, b_stride, 2 * LANES}, {c + column, c_stride, 2 * LANES}, words, accumulate);
+                            {b + column, b_stride, 2 * LANES}, {c + column, c_stride, 2 * LANES}, words, accumulate,
+                            {(const char*)a, (const char*)a, 0});
 }

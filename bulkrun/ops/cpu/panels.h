@@ -124,9 +124,12 @@ inline void multiply_pair(const uint32_t* a, const uint32_t* panel, const uint32
 #endif
     constexpr bool both = BLOCK_VECTORS * LANES >= 2 * PANEL;
     const Columns<const uint32_t> here = {panel, PANEL, both && other ? other - panel : 0};
-    multiply_columns<W>(rows, both && other ? 4 : 2, a, words, here, {c, PANEL, BLOCK * PANEL}, words, false);
+    const long size = words * PANEL;
+    const Ahead next = {(const char*)(fetch ? panel + size : a), (const char*)(fetch && other ? other + size : a),
+                        fetch ? 4 * PANEL : 0};
+    multiply_columns<W>(rows, both && other ? 4 : 2, a, words, here, {c, PANEL, BLOCK * PANEL}, words, false, next);
     if (other && !both)
-        multiply_columns<W>(rows, 2, a, words, {other, PANEL, 0}, {c + BLOCK * PANEL, PANEL, 0}, words, false);
+        multiply_columns<W>(rows, 2, a, words, {other, PANEL, 0}, {c + BLOCK * PANEL, PANEL, 0}, words, false, next);
 }
 
 // Who computes what of something that several threads share, or one has for itself.
