@@ -1,7 +1,7 @@
-"""Matrix products with weights; on a CPU in bf16, weights are laid out once for the processor's matrix units.
+"""Matrix products with weights; on a CPU, weights are laid out once for the processor's matrix units.
 
-In panels of our own where there is a tile unit (`cpu.panel_linear`), else as oneDNN likes them best: it packs a plain
-weight anew on every call. float32 gains nothing and stays plain.
+In panels of our own where there is AVX-512 (`cpu.panel_linear`), else in bf16 as oneDNN likes them best: it packs a
+plain weight anew on every call. float32 gains nothing from that and stays plain.
 """
 
 from __future__ import annotations

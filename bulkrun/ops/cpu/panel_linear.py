@@ -16,7 +16,7 @@ import torch
 from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.library import c_function, library
 
-PANEL = 32  # columns of a panel; also the multiple that a row's numbers must be: whole loads of the tile unit
+PANEL = 32  # columns of a panel; also the multiple that a row's numbers must be: whole loads of a tile unit (AMX)
 _ROWS = 16  # of a tile
 
 
