@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.processor import has_avx512
+
 if not Path("/proc/driver/nvidia").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which transformers does too
+    if has_avx512():
+        os.environ["OPENBLAS_CORETYPE"] = "SkylakeX"  # whatever it was: see tests/processor.py
 
 pytest_plugins = ["tests.s3_server"]
 

@@ -46,10 +46,7 @@ inline std::vector<Item> items_of(const Step& step, const int64_t* tokens, long 
     return items;
 }
 
-// One of a list whose items threads take in turn.
+// One of a list whose items threads take in turn. Defined with the op (paged_attention.cpp), compiled once.
 template <class T>
-inline void attend_item(const Step& step, const std::vector<Item>& items, size_t index,
-                        const Rows<typename WordOf<T>::type>& rows) {
-    const size_t next = index + step.num_threads;
-    Attention<T>(step, items[index], next < items.size() ? &items[next] : nullptr, rows).run();
-}
+void attend_item(const Step& step, const std::vector<Item>& items, size_t index,
+                 const Rows<typename WordOf<T>::type>& rows);

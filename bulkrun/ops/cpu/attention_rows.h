@@ -13,18 +13,18 @@ inline long rows_per_kv_head(long rows) { return round_up(rows, LANES); }
 // What one item keeps while keys go by: scratch memory of one thread.
 template <class W>
 struct Rows {
-    long words, width;  // of a query, in words, and of an output, in floats; both padded to LANES
+    long words, width;  // of a query, in words, and of an output, in floats; padded to LANES and twice as many
     uint32_t *query, *keys, *weights, *values;
     float *scores, *out, *top;
     f32x16* total;
 
     static long bytes(long head_dim) {
-        return 4 * (2 * MAX_ROWS + 2 * TILE) * (head_dim + LANES) + 4 * MAX_ROWS * (2 * TILE + 2 * LANES) + 4096;
+        return 4 * (2 * MAX_ROWS + 2 * TILE) * (head_dim + 2 * LANES) + 4 * MAX_ROWS * (2 * TILE + 2 * LANES) + 4096;
     }
 
     Rows(char* memory, long head_dim) {
         words = round_up((head_dim + W::per_word - 1) / W::per_word, LANES);
-        width = round_up(head_dim, LANES);
+        width = round_up(head_dim, 2 * LANES);
         auto take = [&](long count) {
             char* here = memory;
             memory += round_up(4 * count, 64);

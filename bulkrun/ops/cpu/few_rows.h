@@ -27,7 +27,7 @@ inline void load_columns(const Part<T>& part, long key, long head, long word, lo
 }
 
 #ifdef __AVX512F__
-constexpr int FEW_ROWS = 8;  // their sums and sixteen columns fit 32 registers
+constexpr int FEW_ROWS = 4;  // their sums and sixteen columns fit 32 registers; each number takes time to compile
 #else
 constexpr int FEW_ROWS = 0;
 #endif
@@ -66,7 +66,7 @@ inline void add_few(const uint32_t* weights, long stride, const Part<T>& part, l
             for (int ahead = 0; ahead < V * LANES; ahead += 64 / sizeof(T))
                 __builtin_prefetch(part.next[key + i] + head + first + ahead, 0, 2);
         }
-        u32x16 columns[V + V % 2];
+        u32x16 columns[V];
 #pragma GCC unroll 2
         for (int v = 0; v < V; v += 2) W::mix(vectors, first + v * LANES, size, columns[v], columns[v + 1]);
 #pragma GCC unroll 8
@@ -81,16 +81,7 @@ inline void add_few(const uint32_t* weights, long stride, const Part<T>& part, l
         for (int v = 0; v < V; v++) store(out + r * width + v * LANES, sums[r][v]);
 }
 
-template <class W, int R, int V, class T>
-inline void add_few_up_to(long vectors, const uint32_t* weights, long stride, const Part<T>& part, long head,
-                          long first, long size, float* out, long width) {
-    if constexpr (V > 1)
-        if (vectors < V)
-            return add_few_up_to<W, R, V - 1>(vectors, weights, stride, part, head, first, size, out, width);
-    add_few<W, R, V>(weights, stride, part, head, first, size, out, width);
-}
-
-// `count` <= R rows: the scores of a part's keys, and its values by the weights of their keys.
+// `count` <= R rows: the scores of a part's keys, and its values by the weights of their keys. width: a multiple of 32.
 template <class W, class T, int R = FEW_ROWS>
 struct FewRows {
     static void score(long count, const uint32_t* query, long words, const Part<T>& part, long head, long size,
@@ -103,10 +94,12 @@ struct FewRows {
     static void add_values(long count, const uint32_t* weights, const Part<T>& part, long head, long size, float* out,
                            long width) {
         if (count < R) return FewRows<W, T, R - 1>::add_values(count, weights, part, head, size, out, width);
-        constexpr int vectors = R <= 6 ? 4 : 2;
-        for (long dim = 0; dim < width; dim += vectors * LANES)
-            add_few_up_to<W, R, vectors>((width - dim) / LANES, weights, TILE / W::per_word, part, head, dim, size,
-                                         out + dim, width);
+        constexpr long stride = TILE / W::per_word;
+        long dim = 0;
+        for (; dim + 4 * LANES <= width; dim += 4 * LANES)
+            add_few<W, R, 4>(weights, stride, part, head, dim, size, out + dim, width);
+        for (; dim < width; dim += 2 * LANES)
+            add_few<W, R, 2>(weights, stride, part, head, dim, size, out + dim, width);
     }
 };
 

@@ -85,14 +85,14 @@ struct WordOf<bf16> {
 };
 #endif
 
-// All words across vectors. `out`: padded to 16.
+// All words across vectors. `out`: padded to 32.
 template <class W, class T>
 inline void interleave(const T* const* vectors, long size, uint32_t* out) {
     for (long i = 0; i < size; i += 2 * LANES) {
         u32x16 front, back;
         W::mix(vectors, i, size, front, back);
         store_words(out + i, front);
-        if (size - i > LANES) store_words(out + i + LANES, back);
+        store_words(out + i + LANES, back);
     }
 }
 

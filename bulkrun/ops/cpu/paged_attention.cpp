@@ -5,6 +5,16 @@
 #include <cstdlib>
 
 template <class T>
+void attend_item(const Step& step, const std::vector<Item>& items, size_t index,
+                 const Rows<typename WordOf<T>::type>& rows) {
+    const size_t next = index + step.num_threads;
+    Attention<T>(step, items[index], next < items.size() ? &items[next] : nullptr, rows).run();
+}
+
+template void attend_item<float>(const Step&, const std::vector<Item>&, size_t, const Rows<WordOf<float>::type>&);
+template void attend_item<bf16>(const Step&, const std::vector<Item>&, size_t, const Rows<WordOf<bf16>::type>&);
+
+template <class T>
 static void attend(const Step& step) {
     using W = typename WordOf<T>::type;
     const std::vector<Item> items = items_of(step);

@@ -15,7 +15,7 @@ from bulkrun.launch.bench.op_costs import OpCost, StepShape, attention_cost, exp
 from bulkrun.launch.bench.op_recorder import OpRecorder
 from bulkrun.launch.bench.traced_run import trace_steps
 from bulkrun.launch.bench.workload import Work
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config import DecoderConfig, ModelConfig
 from tests.models.tiny_models import save_tiny_model
 
 
@@ -57,17 +57,30 @@ WORK = [Work([5 + n, 6, 7, 8, 9], length) for n, length in enumerate([1, 9, 12, 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "mixtral"])
 def test_the_ops_of_a_run_add_up_to_the_flops_of_its_ceiling(variant: str, tmp_path: Path) -> None:
-    """Every token goes through the model once, except each request's last, which nobody reads."""
+    """Every token goes through the model once, except each request's last, which nobody reads.
+
+    In the last layer's MLP no more of a prompt than its last token.
+    """
     engine = _engine(save_tiny_model(tmp_path, variant))
     recorder = OpRecorder(engine)
     with recorder.steps_and_ops():
         run_workload(engine, WORK)
     recorded = sum(call.cost.flops for call in recorder.calls)
-    cost = ModelCost.of(ModelConfig.from_dir(tmp_path), 4)
+    config = ModelConfig.from_dir(tmp_path)
+    cost = ModelCost.of(config, 4)
     read = [Work(one.prompt_token_ids, one.num_output_tokens - 1) for one in WORK]
     rates = DeviceRates(gemm_flop_s=1.0, read_bytes_s=1.0)
     heads = 2 * cost.num_lm_head_weights * len(WORK)  # lm_head on the last token of a prompt
-    assert recorded == ceilings(cost, read, rates).gemm_s + heads
+    saved = 2 * _mlp_weights(config) * sum(len(one.prompt_token_ids) - 1 for one in WORK)
+    assert recorded == ceilings(cost, read, rates).gemm_s + heads - saved
+
+
+def _mlp_weights(config: DecoderConfig) -> int:
+    """That a token meets in one layer's MLP."""
+    if config.moe is None:
+        return 3 * config.hidden_size * config.intermediate_size
+    expert = 3 * config.hidden_size * config.moe.intermediate_size
+    return expert * config.moe.num_experts_per_tok + config.hidden_size * config.moe.num_experts
 
 
 def test_recording_changes_no_token_and_leaves_no_trace(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from bulkrun.ops.attention_metadata import SharedPrefixes
 from bulkrun.ops.triton.invariant_attention import invariant_attention
 from bulkrun.ops.triton.invariant_linear import invariant_linear
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case
+from tests.processor import needs_even_products
 
 HALF = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 BIG = pytest.param((300, 4096, 14336), marks=pytest.mark.gpu)
@@ -27,6 +28,7 @@ def test_product_is_right(device: str, shape: tuple[int, int, int], dtype: torch
     torch.testing.assert_close(invariant_linear(x, [weight], bias, None).double(), exact, **error)
 
 
+@needs_even_products
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("shape", [(150, 200, 131), BIG, pytest.param((600, 4096, 6144), marks=pytest.mark.gpu)])
 def test_a_rows_product_has_the_same_bits_beside_any_others(
@@ -75,6 +77,7 @@ def test_attention_is_right_for_decode_and_chunks(
     torch.testing.assert_close(_attend(case, window, soft_cap).double().cpu(), exact, atol=2e-5, rtol=2e-5)
 
 
+@needs_even_products
 @pytest.mark.parametrize(("heads", "window", "soft_cap"), CASES)
 def test_a_query_has_the_same_bits_decoded_or_in_any_chunk(
     device: str, heads: tuple[int, int, int], window: int | None, soft_cap: float | None

@@ -11,6 +11,7 @@ from bulkrun.ops.triton import decode_attention
 from bulkrun.ops.triton import paged_attention as module
 from bulkrun.ops.triton.paged_attention import paged_attention
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case
+from tests.processor import needs_even_products
 
 ERROR = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # a few roundings of values near one
 
@@ -143,6 +144,7 @@ def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: int 
     assert not padded[29:].any()
 
 
+@needs_even_products
 def test_how_a_prompt_is_cut_changes_no_bit(device: str) -> None:
     whole = make_case([90], [90], (2, 1, 16), device=device)
     meta = dataclasses.replace(

@@ -1,0 +1,24 @@
+"""What the processor can do that tests depend on.
+
+Triton's interpreter multiplies with numpy. In OpenBLAS's products for AVX2, which it also takes for AMD's Zen or where
+OPENBLAS_CORETYPE says so, a row's bits depend on its place; in those for AVX-512 they do not.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def has_avx512() -> bool:
+    """Whether the processor has AVX-512."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and " avx512f " in cpuinfo.read_text(encoding="utf-8")
+
+
+needs_even_products = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1" and not has_avx512(),
+    reason="interpreted: numpy's products depend on a row's place without AVX-512",
+)
