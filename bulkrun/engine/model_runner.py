@@ -23,6 +23,7 @@ from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.engine.token_masks import PendingMasks
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
+from bulkrun.ops import NULL_BLOCK
 
 
 class ModelRunner:
@@ -83,6 +84,8 @@ class ModelRunner:
         their prompt get those of the prompt tokens predicted here.
         """
         self.rows.apply(batch)
+        new_blocks = (block_id for *_, block_id in batch.block_table_updates)
+        self.kv_cache.touch(1 + max(new_blocks, default=NULL_BLOCK))
         model_input = self._model_input(batch)
         hidden_SE = self._forward(model_input, batch)
         if not model_input.sampling_seqs:

@@ -10,18 +10,22 @@ from dataclasses import dataclass
 import torch
 
 from bulkrun.models.config import ModelConfig
+from bulkrun.ops.cpu.touch_pages import touch_pages
+from bulkrun.ops.dispatch import uses_compiled
 
 # a token's keys in one layer, from which on a step reads so much that huge pages (a tenth less time for attention) are
 # worth what it takes the kernel to find them
 _LONG_ROW_BYTES = 1024
+_TOUCHED_TOGETHER = 64  # blocks: a huge page of each tensor, where a token's keys are 2 KiB
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KVCache:
     """Keys and values of every layer; block 0 is the null block."""
 
     k: list[torch.Tensor]  # per layer: [N, B, K, D]
     v: list[torch.Tensor]
+    num_touched_blocks: int = 0
 
     @classmethod
     def allocate(
@@ -47,6 +51,17 @@ class KVCache:
         """Zero these blocks (int64) in every layer. By bytes, which are zero in every dtype: fp8 cannot be filled."""
         for cache in (*self.k, *self.v):
             cache.view(torch.uint8).index_fill_(0, block_ids, 0)
+
+    def touch(self, num_blocks: int) -> None:
+        """On a CPU: have the kernel find memory for the first `num_blocks` blocks, faster than a step's writes would.
+
+        New blocks are handed out in order, so `num_touched_blocks` tells those that have it.
+        """
+        if num_blocks <= self.num_touched_blocks or not uses_compiled(self.k[0]):
+            return
+        end = min(num_blocks + -num_blocks % _TOUCHED_TOGETHER, self.num_blocks)
+        touch_pages((*self.k, *self.v), self.num_touched_blocks, end)
+        self.num_touched_blocks = end
 
     @property
     def block_size(self) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import KVCache, bytes_per_block
+from bulkrun.ops.dispatch import uses_compiled
 from tests.models.tiny_models import save_tiny_model
 
 BLOCK_SIZE = 16
@@ -53,3 +54,24 @@ def test_a_pool_beyond_all_memory_says_so(config: ModelConfig) -> None:
     num_blocks = 2**46 // bytes_per_block(config, BLOCK_SIZE, torch.float32)
     with pytest.raises(OSError, match="Cannot allocate memory"):
         KVCache.allocate(config, num_blocks, BLOCK_SIZE, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_touched_blocks_have_memory_and_keep_what_they_hold(config: ModelConfig, dtype: torch.dtype) -> None:
+    block_bytes = bytes_per_block(config, BLOCK_SIZE, dtype)
+    num_blocks = 2**28 // block_bytes
+    cache = KVCache.allocate(config, num_blocks, BLOCK_SIZE, dtype, "cpu")
+    if not uses_compiled(cache.k[0]):
+        pytest.skip("no compiled ops on this machine: a step's writes find memory")
+    cache.v[1][3].view(torch.uint8).fill_(64)
+    before = _anonymous_bytes()
+    cache.touch(num_blocks // 2 - 1)
+    assert num_blocks // 2 <= cache.num_touched_blocks < num_blocks // 2 + 64
+    grown = _anonymous_bytes() - before
+    assert abs(grown - cache.num_touched_blocks * block_bytes) < 2**24
+    cache.touch(num_blocks // 4)
+    assert _anonymous_bytes() - before < grown + 2**20
+    cache.touch(num_blocks)
+    assert cache.num_touched_blocks == num_blocks
+    assert cache.v[1][3].view(torch.uint8).eq(64).all() and not cache.v[1][4].view(torch.uint8).any()
+    assert not cache.k[0].view(torch.uint8).any()
