@@ -2,7 +2,8 @@
 
 Quantized are the projections of attention and MLP, where nearly all weights of a model are; embedding, norms and
 lm_head keep the model's dtype, as in vLLM. Each matrix is quantized when its tensor is read, so loading never holds
-more than the quantized model and one tensor. Knows no files and no product (`bulkrun.ops.fp8_linear`).
+more than the quantized model, one tensor and what is read ahead. Knows no files and no product
+(`bulkrun.ops.fp8_linear`).
 """
 
 from __future__ import annotations

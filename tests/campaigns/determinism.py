@@ -43,6 +43,7 @@ VARIANTS = (
 )
 WIDE = {"hidden_size": 384, "intermediate_size": 3072, "num_hidden_layers": 2}  # where libraries cut sums by batch size
 MAX_TOKENS = 24
+MAX_MODEL_LEN = 512
 _SHARED = [3 + 11 * n % (VOCAB_SIZE - 3) for n in range(140)]  # longer than a tile of keys
 
 
@@ -80,9 +81,11 @@ class Way:
 
 
 def make_model(folder: Path, variant: str) -> Path:
-    """A checkpoint of a variant, or of a wide one."""
+    """A checkpoint of a variant, or of a wide one; it has positions for the longest prompts."""
     if variant == "llama_wide":
         return save_tiny_model(folder / variant, "llama", **WIDE)
+    if variant == "phi3_longrope":
+        return save_tiny_model(folder / variant, variant, original_max_position_embeddings=MAX_MODEL_LEN)
     return save_tiny_model(folder / variant, variant)
 
 
@@ -166,7 +169,7 @@ def make_engine(model_dir: Path, way: Way, *, dtype: str, deterministic: bool, d
         dtype=dtype,
         deterministic=deterministic,
         kv_cache_memory_bytes=token_bytes * (way.kv_tokens + way.block_size),
-        max_model_len=min(512, way.kv_tokens),
+        max_model_len=min(MAX_MODEL_LEN, way.kv_tokens),
         **settings,
     )
 

@@ -21,7 +21,9 @@ from tests.ops.fp8_oracle import fake_quantized
 PEAK = """
 import sys, threading, torch
 from pathlib import Path
+from bulkrun.models import read_ahead
 from bulkrun.models.loader import load_model
+read_ahead.READ_AHEAD_BYTES = 2**24  # of a small model it would be most
 def own_megabytes():  # without pages of the mapped file
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 2**10
@@ -85,10 +87,12 @@ def test_dummy_weights_are_the_same_noise_quantized(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_loading_holds_the_quantized_model_and_little_more(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 8}
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 8}
     save_tiny_model(tmp_path, "llama", dtype=torch.bfloat16, num_key_value_heads=8, **sizes)
-    weights = 12 * (4 * 1024**2 + 3 * 1024 * 4096) / 2**20  # million, so that fp8 takes so many MiB
+    weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096) / 2**20  # million, so that fp8 takes so many MiB
 
     command = [sys.executable, "-c", PEAK, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert float(done.stdout) < 1.5 * weights  # the rest: a tensor in float32, scaled, clamped; bfloat16 takes 2
+    assert (
+        float(done.stdout) < 1.65 * weights
+    )  # the rest: imports, a tensor in float32, scaled, clamped; bfloat16 takes 2
