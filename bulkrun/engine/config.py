@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from bulkrun.engine.batching import DEFAULT_WINDOW_S, Batching, check_batching
-from bulkrun.engine.host_memory import available_ram_bytes
 from bulkrun.engine.memory import DeviceMemory
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
+from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.quantization import refuse_without_fp8
 from bulkrun.ops.fp8 import FP8

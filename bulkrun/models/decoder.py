@@ -102,7 +102,7 @@ class Decoder(nn.Module):
     def tie_weights(self) -> None:
         """Make the head the embedding, where the model says so."""
         if self.config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_weight
+            self.lm_head.weight, self.lm_head.is_tied = self.embed_weight, True
 
     def cast(self, dtype: torch.dtype) -> None:
         """Make the weights `dtype`, except those of norms that round only once: they stay float32."""

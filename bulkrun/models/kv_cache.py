@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import mmap
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from bulkrun.models.config import ModelConfig
+from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.ops.cpu.touch_pages import touch_pages
 from bulkrun.ops.dispatch import uses_compiled
 
@@ -80,15 +79,10 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`torch.zeros`, which on a CPU writes every zero; pages that nobody has touched read as zero and are not there."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     row_bytes = math.prod(shape[2:]) * dtype.itemsize
-    if row_bytes >= _LONG_ROW_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return untouched_zeros(shape, dtype, huge_pages=row_bytes >= _LONG_ROW_BYTES)
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

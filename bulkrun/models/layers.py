@@ -21,6 +21,7 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = empty_parameter(out_features, in_features)
         self.bias = empty_parameter(out_features) if bias else None
+        self.is_tied = False  # somebody else reads the weight as it is
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, I] -> [T, O]."""
@@ -28,7 +29,8 @@ class Linear(nn.Module):
 
     def pack(self) -> None:
         """Lay the weight out for this device's fastest product; it can only be multiplied with afterwards."""
-        self.weight = nn.Parameter(ops.pack_linear_weight(self.weight.data), requires_grad=False)
+        packed = ops.pack_linear_weight(self.weight.data, in_place=not self.is_tied)
+        self.weight = nn.Parameter(packed, requires_grad=False)
 
 
 class RMSNorm(nn.Module):

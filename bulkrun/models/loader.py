@@ -19,6 +19,7 @@ from bulkrun.models.compiled_layers import compile_layers
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.dummy_weights import fill_with_random_weights
+from bulkrun.models.host_memory import available_ram_bytes, untouched_zeros
 from bulkrun.models.invariant import make_invariant, refuse_invariance
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.layers import Linear
@@ -29,6 +30,7 @@ from bulkrun.ops.linear import can_pack_bfloat16
 
 # older checkpoints stored constants; beside a text model there may be others
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.")
+_HUGE_PAGE_BYTES = 2 * 2**20
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
 
 
@@ -81,19 +83,30 @@ def _empty_model(
     if quantization == "fp8":
         quantize_projections(model)
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
+    if torch.device(device).type == "cpu" and num_bytes > (available := available_ram_bytes()):
+        raise _does_not_fit(num_bytes, device, f"{available / 2**30:.1f} GiB of RAM may be taken")
     try:
         # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
-        model._apply(  # type: ignore[no-untyped-call]
-            lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        )
-    except torch.OutOfMemoryError as error:
-        raise ModelError(
-            f"the weights need {num_bytes / 2**30:.1f} GiB and do not fit on {device} ({str(error).splitlines()[0]}); "
-            "free what other processes hold, set engine.quantization: fp8, or take a smaller model"
-        ) from None
+        model._apply(lambda tensor: _empty(tensor, device))  # type: ignore[no-untyped-call]
+    except (torch.OutOfMemoryError, OSError) as error:
+        raise _does_not_fit(num_bytes, device, str(error).splitlines()[0]) from None
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
     return model
+
+
+def _does_not_fit(num_bytes: int, device: torch.device | str, reason: str) -> ModelError:
+    return ModelError(
+        f"the weights need {num_bytes / 2**30:.1f} GiB and do not fit on {device} ({reason}); free what other "
+        "processes hold, set engine.quantization: fp8, or take a smaller model"
+    )
+
+
+def _empty(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """In huge pages where they are worth it: clearing small ones takes longer than a fast disk needs to fill them."""
+    if torch.device(device).type == "cpu" and like.nbytes >= _HUGE_PAGE_BYTES:
+        return untouched_zeros(like.shape, like.dtype, huge_pages=True)
+    return torch.empty(like.shape, dtype=like.dtype, device=device)
 
 
 def default_dtype(config: ModelConfig, device: torch.device | str) -> torch.dtype:

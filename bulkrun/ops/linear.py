@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, panel_linear
+from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, pack_panels_, panel_linear
 
 _PACK_ROWS = 32  # the row count the layout is chosen for; one layout serves all
 
@@ -23,9 +23,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return F.linear(x, weight, bias)
 
 
-def pack_linear_weight(weight: torch.Tensor) -> torch.Tensor:
-    """The weight in the layout `linear` is fastest with: panels, oneDNN's, or the weight itself where there is none."""
-    return pack_panels(weight) if can_pack_panels(weight) else pack_for_onednn(weight)
+def pack_linear_weight(weight: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
+    """The weight in the layout `linear` is fastest with: panels, oneDNN's, or the weight itself where there is none.
+
+    `in_place`: it may take the memory of the weight, which must not be used afterwards.
+    """
+    if not can_pack_panels(weight):
+        return pack_for_onednn(weight)
+    return pack_panels_(weight) if in_place else pack_panels(weight)
 
 
 def pack_for_onednn(weight: torch.Tensor) -> torch.Tensor:

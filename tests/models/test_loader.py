@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from bulkrun import ops
 from bulkrun.errors import ModelError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.decoder import Decoder
@@ -119,6 +120,24 @@ def test_weights_are_cast_to_the_asked_dtype_without_gradients(tmp_path: Path) -
 def test_tied_head_shares_the_embedding(tmp_path: Path) -> None:
     model = load(save_tiny_model(tmp_path, "llama_tied"))
     assert model.lm_head.weight.data_ptr() == model.embed_weight.data_ptr()
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama_tied"])
+def test_what_is_laid_out_anew_is_what_was_read(tmp_path: Path, variant: str) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 2}
+    path = save_tiny_model(tmp_path, variant, vocab_size=128, **sizes)
+    stored, model = load_file(path / "model.safetensors"), load(path)
+    qkv = torch.cat([stored[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"])
+    head = stored["model.embed_tokens.weight" if variant == "llama_tied" else "lm_head.weight"]
+    assert torch.equal(model.embed_weight, stored["model.embed_tokens.weight"]), "rows are looked up in it"
+    assert torch.equal(model.layers[1].attention.qkv_proj.weight, ops.pack_linear_weight(qkv))
+    assert torch.equal(model.lm_head.weight, ops.pack_linear_weight(head))
+
+
+def test_weights_beyond_the_memory_that_is_left_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.models.loader.available_ram_bytes", lambda: 2**10)
+    with pytest.raises(ModelError, match=r"need 0\.0 GiB and do not fit on cpu \(0\.0 GiB of RAM may be taken\)"):
+        load(save_tiny_model(tmp_path, "llama"))
 
 
 def test_known_leftovers_are_ignored(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_dummy_weights_are_the_same_noise_quantized(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loading_holds_the_quantized_model_and_little_more(tmp_path: Path) -> None:
+def test_loading_holds_the_model_and_little_more(tmp_path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 8}
     big = save_tiny_model(tmp_path / "big", "llama", dtype=torch.bfloat16, num_key_value_heads=8, **sizes)
     small = save_tiny_model(tmp_path / "small", "llama", dtype=torch.bfloat16)
@@ -96,7 +97,10 @@ def test_loading_holds_the_quantized_model_and_little_more(tmp_path: Path) -> No
 
     def peak(quantization: str) -> float:
         command = [sys.executable, "-c", PEAK, str(big), str(small), quantization]
-        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        # else glibc keeps freed buffers for itself, once it has seen some as large: up to 100 MiB of them
+        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        return float(done.stdout)
 
-    assert peak("fp8") < 1.5 * weights  # midway to bfloat16, which takes 2
-    assert peak("none") > 1.5 * weights, "the bound would not tell a whole model in bfloat16"
+    assert weights < peak("fp8") < 1.25 * weights
+    assert 2 * weights < peak("none") < 2.1 * weights  # a matrix is laid out anew in its own memory, or alone

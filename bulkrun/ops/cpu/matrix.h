@@ -118,6 +118,14 @@ inline void transpose(u32x16* square) {
 #undef SWAP
 }
 
+// The same from one place to another. Strides in words.
+inline void transpose(const uint32_t* from, long from_stride, uint32_t* to, long to_stride) {
+    u32x16 square[LANES];
+    for (int i = 0; i < LANES; i++) square[i] = load_words(from + i * from_stride);
+    transpose(square);
+    for (int i = 0; i < LANES; i++) store_words(to + i * to_stride, square[i]);
+}
+
 #ifdef __AVX512F__
 constexpr int BLOCK_ROWS = 6, BLOCK_VECTORS = 4;  // 24 sums, 4 columns and one number fit 32 registers
 #else

@@ -28,9 +28,15 @@ def can_pack_panels(weight: torch.Tensor) -> bool:
 
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
     """A weight [O, I] of float32 or bf16, O and I multiples of 32, word by word: [O / 32, words, 32, 4 / itemsize]."""
-    per_word = 4 // weight.element_size()
-    words = weight.contiguous().view(torch.int32).view(weight.shape[0] // PANEL, PANEL, -1)
-    return words.transpose(1, 2).contiguous().view(weight.dtype).unflatten(-1, (PANEL, per_word))
+    return pack_panels_(weight.clone(memory_format=torch.contiguous_format))
+
+
+def pack_panels_(weight: torch.Tensor) -> torch.Tensor:
+    """`pack_panels` in the memory of a contiguous weight, which is plain no more: a panel lies where its rows lay."""
+    assert weight.is_contiguous() and not any(size % PANEL for size in weight.shape), "whole panels, in one piece"
+    rows, words = weight.view(torch.int32).shape
+    c_function("pack_panels", c_void_p, c_int64, c_int64)(weight.data_ptr(), rows, words)
+    return weight.view(rows // PANEL, words, PANEL, 4 // weight.element_size())
 
 
 def panel_linear(x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from bulkrun import ops
-from bulkrun.ops.cpu.library import compiled_ops
-from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, panel_linear
+from bulkrun.ops.cpu.library import compiled_ops, library
+from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, pack_panels_, panel_linear
 
 DTYPES = [
     pytest.param(
@@ -27,14 +27,18 @@ def random_weight(size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(0)).div_(size[1] ** 0.5).to(dtype)
 
 
+@pytest.mark.skipif(library() is None, reason="no compiled ops on this machine: nobody packs panels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_panel_holds_its_rows_word_by_word(dtype: torch.dtype) -> None:
-    weight = torch.randn(96, 64).to(dtype)
+@pytest.mark.parametrize("size", [(32, 32), (96, 64), (64, 352), (320, 96)], ids=str)
+def test_a_panel_holds_its_rows_word_by_word(size: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = torch.randn(size).to(dtype)
     per_word = 4 // dtype.itemsize
-    panels = pack_panels(weight)
-    assert panels.shape == (3, 64 // per_word, 32, per_word)
-    for row, column in ((0, 0), (31, 63), (32, 1), (95, 62)):
-        assert panels[row // 32, column // per_word, row % 32, column % per_word] == weight[row, column]
+    expected = weight.view(size[0] // 32, 32, size[1] // per_word, per_word).transpose(1, 2).clone()
+    assert torch.equal(pack_panels(weight), expected)
+    assert torch.equal(pack_panels(weight.t().contiguous().t()), expected), "a weight that is not contiguous"
+    address = weight.data_ptr()
+    in_place = pack_panels_(weight)
+    assert torch.equal(in_place, expected) and in_place.data_ptr() == address
 
 
 @each_dtype

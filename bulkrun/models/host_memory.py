@@ -1,9 +1,17 @@
-"""How much RAM may be taken: what the system has free, less where a control group (container, Slurm) allows less."""
+"""Memory of the host: how much may be taken, and pages that are not there until somebody writes them.
+
+What may be taken is what the system has free, less where a control group (container, Slurm) allows less.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import torch
 
 
 def available_ram_bytes(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -11,6 +19,18 @@ def available_ram_bytes(proc: Path = Path("/proc"), cgroup_root: Path = Path("/s
     available = _field(proc / "meminfo", "MemAvailable:") * 1024
     headrooms = [_headroom(folder) for folder in _cgroups(proc / "self/cgroup", cgroup_root)]
     return max(0, min([available, *(headroom for headroom in headrooms if headroom is not None)]))
+
+
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> torch.Tensor:
+    """`torch.zeros` without writing them: pages that nobody has touched read as zero and take no memory.
+
+    `huge_pages`: found and cleared 2 MiB at a time where the kernel can. Raises OSError where there is no room.
+    """
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
 def _cgroups(membership: Path, root: Path) -> Iterator[Path]:

@@ -1,10 +1,13 @@
-"""Free RAM under made-up /proc and cgroup folders."""
+"""Free RAM under made-up /proc and cgroup folders; zeros that take memory when they are written."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bulkrun.engine.host_memory import available_ram_bytes
+import pytest
+import torch
+
+from bulkrun.models.host_memory import available_ram_bytes, untouched_zeros
 
 GIB = 2**30
 
@@ -45,3 +48,25 @@ def test_overdrawn_limit_leaves_nothing(tmp_path: Path) -> None:
 
 def test_this_machine_has_some() -> None:
     assert 0 < available_ram_bytes() < 2**50
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_zeros_take_memory_when_they_are_written(huge_pages: bool) -> None:
+    def anonymous_bytes() -> int:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+    before = anonymous_bytes()
+    zeros = untouched_zeros((2**14, 2**13), torch.bfloat16, huge_pages=huge_pages)
+    assert zeros.shape == (2**14, 2**13) and zeros.dtype == torch.bfloat16
+    assert anonymous_bytes() - before < 2**23
+    zeros[: 2**13] = 1.0
+    assert 2**27 <= anonymous_bytes() - before < 2**27 + 2**23
+    assert not zeros[2**13].any() and not zeros[-1].any()
+    del zeros
+    assert anonymous_bytes() - before < 2**23
+
+
+def test_more_than_there_can_be_is_an_error() -> None:
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        untouched_zeros((2**23, 2**23), torch.float32, huge_pages=True)
