@@ -65,14 +65,32 @@ class OutputLengthEstimator:
         return expected - done if expected is not None and expected > done else limit
 
 
-def peak_tokens(growths: Iterable[Growth]) -> int:
-    """The most KV tokens these sequences will hold at one time, if each grows by one per step and then ends.
+class Growths:
+    """What the running sequences hold and will hold, in order: asking about one more looks at none of them anew."""
 
-    Just before the sequence with the k-th largest remainder r ends, k sequences are alive and each has grown by r;
-    the peak is at one of those moments.
-    """
-    peak = held = 0
-    for alive, growth in enumerate(sorted(growths, key=lambda growth: -growth.remaining_tokens), start=1):
-        held += growth.held_tokens
-        peak = max(peak, held + alive * growth.remaining_tokens)
-    return peak
+    def __init__(self, growths: Iterable[Growth]) -> None:
+        self._longest_first = sorted(growths, key=_shortness)
+        self.held_tokens = sum(growth.held_tokens for growth in self._longest_first)
+
+    def add(self, growth: Growth) -> None:
+        """One more is running."""
+        insort(self._longest_first, growth, key=_shortness)
+        self.held_tokens += growth.held_tokens
+
+    def peak_tokens_with(self, growth: Growth) -> int:
+        """The most KV tokens they and one more will hold at one time, if each grows by one per step and then ends.
+
+        Just before the sequence with the k-th largest remainder r ends, k sequences are alive and each has grown by r;
+        the peak is at one of those moments.
+        """
+        longest_first = self._longest_first.copy()
+        insort(longest_first, growth, key=_shortness)
+        peak = held = 0
+        for alive, (held_tokens, remaining_tokens) in enumerate(longest_first, start=1):
+            held += held_tokens
+            peak = max(peak, held + alive * remaining_tokens)
+        return peak
+
+
+def _shortness(growth: Growth) -> int:
+    return -growth.remaining_tokens

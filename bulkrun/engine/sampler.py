@@ -14,6 +14,7 @@ from bulkrun import ops
 from bulkrun.engine.model_input import ModelInput
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.sequence_rows import SequenceRows
+from bulkrun.engine.staging import HostStaging
 from bulkrun.engine.token_masks import TokenMasks
 from bulkrun.request import SamplingParams, TokenLogprob
 
@@ -75,8 +76,8 @@ def sample_tokens(
     highest, token_ids = logits_SV.max(dim=-1)
     allowed_SV, has_choice = logits_SV, None
     if masks is not None and masks.indices:
-        index_C = torch.tensor(masks.indices, dtype=torch.int64).to(logits_SV.device)
-        allowed_SV = ops.apply_token_masks(logits_SV, masks.mask_CW.to(logits_SV.device), index_C)
+        (index_C,) = rows.staging.send(masks.indices)
+        allowed_SV = ops.apply_token_masks(logits_SV, rows.staging.send_tensor(masks.mask_CW), index_C)
         best, token_ids = allowed_SV.max(dim=-1)
         has_choice = best > float("-inf")
     if not all(params.is_plain_greedy for params in distinct):
@@ -93,18 +94,9 @@ def _shape_logits(
     """Everything that makes tokens less likely: too early an end, penalties, temperature, filters."""
     row_S = model_input.sampling_rows
     if any(params.min_tokens for params in distinct):
-        logits_SV = _forbid_early_end(logits_SV, model_input.sampling_seqs)
+        logits_SV = _forbid_early_end(logits_SV, model_input.sampling_seqs, rows.staging)
     if any(params.has_penalties for params in distinct):
-        width = max(seq.num_tokens for seq in model_input.sampling_seqs)
-        logits_SV = ops.apply_penalties(
-            logits_SV,
-            rows.token_ids_RL[row_S, :width],
-            rows.prompt_len[row_S],
-            model_input.num_tokens,
-            presence_S=rows.presence[row_S],
-            frequency_S=rows.frequency[row_S],
-            repetition_S=rows.repetition[row_S],
-        )
+        logits_SV = _penalize(logits_SV, model_input, rows)
     random = [params for params in distinct if not params.greedy]
     if random:
         logits_SV = ops.apply_temperature(logits_SV, rows.temperature[row_S])
@@ -117,21 +109,40 @@ def _shape_logits(
     return logits_SV
 
 
-def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence]) -> torch.Tensor:
-    """Take the ending tokens away from sequences that are below their `min_tokens`, unless nothing else is left."""
-    pairs = [
-        (i, token_id)
-        for i, seq in enumerate(seqs)
-        if seq.num_tokens - seq.num_prompt_tokens < seq.request.sampling.min_tokens
-        for token_id in seq.stop_token_ids
-    ]
-    if not pairs:
+def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence], staging: HostStaging) -> torch.Tensor:
+    """Take the ending tokens away from the A sequences below their `min_tokens`, unless nothing else is left."""
+    early = [i for i, seq in enumerate(seqs) if seq.stop_token_ids and _is_early(seq)]
+    if not early:
         return logits_SV
-    row, token_id = torch.tensor(pairs, dtype=torch.int64).to(logits_SV.device).unbind(1)
-    later_SV = logits_SV.clone()
-    later_SV[row, token_id] = float("-inf")
-    must_end_S1 = later_SV.amax(-1, keepdim=True) == float("-inf")  # its constraint allows nothing but the end
-    return torch.where(must_end_S1, logits_SV, later_SV)
+    pairs = [(a, token_id) for a, i in enumerate(early) for token_id in seqs[i].stop_token_ids]
+    index_A, *ends = staging.send(early, [a for a, _ in pairs], [token_id for _, token_id in pairs])
+    early_AV = logits_SV[index_A]
+    later_AV = early_AV.clone()
+    later_AV[ends[0], ends[1]] = float("-inf")
+    must_end_A1 = later_AV.amax(-1, keepdim=True) == float("-inf")  # its constraint allows nothing but the end
+    return logits_SV.index_copy(0, index_A, torch.where(must_end_A1, early_AV, later_AV))
+
+
+def _is_early(seq: Sequence) -> bool:
+    return seq.num_tokens - seq.num_prompt_tokens < seq.request.sampling.min_tokens
+
+
+def _penalize(logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows) -> torch.Tensor:
+    """Penalties for the A sequences that have some: each needs a few tensors as long as the vocabulary."""
+    seqs = model_input.sampling_seqs
+    asking = [i for i, seq in enumerate(seqs) if seq.request.sampling.has_penalties]
+    (index_A,) = rows.staging.send(asking)
+    row_A = model_input.sampling_rows[index_A]
+    penalized_AV = ops.apply_penalties(
+        logits_SV[index_A],
+        rows.token_ids_RL[row_A, : max(seqs[i].num_tokens for i in asking)],
+        rows.prompt_len[row_A],
+        model_input.num_tokens[index_A],
+        presence_S=rows.presence[row_A],
+        frequency_S=rows.frequency[row_A],
+        repetition_S=rows.repetition[row_A],
+    )
+    return logits_SV.index_copy(0, index_A, penalized_AV)
 
 
 def _draw(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bulkrun.engine.admission import Growth, OutputLengthEstimator, peak_tokens
+from bulkrun.engine.admission import Growth, Growths, OutputLengthEstimator
 from bulkrun.engine.batching import BatchingPolicy, ContinuousBatching
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.prefix_cache import CachedPrefix, PrefixCache
@@ -131,7 +131,7 @@ class Scheduler:
             return
         head = self.waiting.head
         worse = [seq for seq in self.running if seq.priority > head.priority]
-        while worse and not (self._free_rows and self._fits(head, self._prefix_cache.find(head).blocks)):
+        while worse and not (self._free_rows and self._fits(head, self._cached_blocks(head), self._growths())):
             victim = _cheapest(worse)
             worse.remove(victim)
             self._preempt(victim)
@@ -181,22 +181,28 @@ class Scheduler:
         """Let sequences in, in order, while there are seats and tokens left and the head of the queue fits."""
         budget = self.max_num_batched_tokens - batch.num_tokens
         self._blocked = self._blocked and bool(self.running)
+        growths: Growths | None = None  # of who runs, once somebody may be let in
         while budget > 0 and len(batch.new_seqs) < num_seats and self._free_rows and self.waiting and not self._blocked:
             seq = self.waiting.head
             if seq.num_pending:
                 break  # preempted while a step under way computes its next token
             cached = self._prefix_cache.find(seq)
-            if not self._fits(seq, cached.blocks):
+            growths = growths or self._growths()
+            if not self._fits(seq, cached.blocks, growths):
                 self._blocked = True
                 break
             self._start(batch, seq, cached)
+            growths.add(self._growth(seq))
             count = min(seq.num_tokens - seq.num_computed_tokens, budget)
             budget -= count
             self._append(batch, seq, count)
         self.policy.let_in(len(batch.new_seqs), out_of_tokens=budget == 0)
 
-    def _fits(self, seq: Sequence, cached_blocks: list[int]) -> bool:
-        """Whether its blocks are free now and, as far as can be guessed, everyone's later ones as well."""
+    def _fits(self, seq: Sequence, cached_blocks: list[int], growths: Growths) -> bool:
+        """Whether its blocks are free now and, as far as can be guessed, everyone's later ones as well.
+
+        `growths` are those of who runs.
+        """
         manager = self.block_manager
         needed = _num_blocks(seq.num_tokens, manager.block_size) - len(cached_blocks)
         needed += manager.num_free_among(cached_blocks)
@@ -204,15 +210,22 @@ class Scheduler:
             return False
         if not self.running:
             return True
-        growths = [self._growth(other, other.num_shared_tokens) for other in self.running]
-        num_private = sum(growth.held_tokens for growth in growths)
-        num_shared = max(0, manager.num_used_blocks * manager.block_size - num_private)  # and half-empty last blocks
-        growths.append(self._growth(seq, len(cached_blocks) * manager.block_size))
+        # and half-empty last blocks
+        num_shared = max(0, manager.num_used_blocks * manager.block_size - growths.held_tokens)
+        growth = self._growth(seq, len(cached_blocks) * manager.block_size)
         capacity = (manager.num_blocks - 2) * manager.block_size  # without its own half-empty last block
-        return num_shared + peak_tokens(growths) <= capacity
+        return num_shared + growths.peak_tokens_with(growth) <= capacity
 
-    def _growth(self, seq: Sequence, num_shared_tokens: int) -> Growth:
-        return Growth(seq.num_tokens - num_shared_tokens, self._lengths.remaining_tokens(seq))
+    def _cached_blocks(self, seq: Sequence) -> list[int]:
+        return self._prefix_cache.find(seq).blocks
+
+    def _growths(self) -> Growths:
+        return Growths(map(self._growth, self.running))
+
+    def _growth(self, seq: Sequence, num_shared_tokens: int | None = None) -> Growth:
+        """`num_shared_tokens`: those of a sequence that does not run yet."""
+        num_shared = seq.num_shared_tokens if num_shared_tokens is None else num_shared_tokens
+        return Growth(seq.num_tokens - num_shared, self._lengths.remaining_tokens(seq))
 
     def _start(self, batch: ScheduledBatch, seq: Sequence, cached: CachedPrefix) -> None:
         """Give the head of the queue its row and blocks."""

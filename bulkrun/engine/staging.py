@@ -34,11 +34,12 @@ class HostStaging:
         """An array whose items are of `dtype`."""
         return self._copy(values, dtype)
 
+    def send_tensor(self, host: torch.Tensor) -> torch.Tensor:
+        """A tensor in host memory."""
+        return host.pin_memory().to(self._device, non_blocking=True) if self._pinned else host
+
     def _copy(self, values: array[int] | array[float], dtype: torch.dtype) -> torch.Tensor:
         if not values:
             return torch.empty(0, dtype=dtype, device=self._device)
         assert values.itemsize == dtype.itemsize, "the array's items are of another size"
-        host = torch.frombuffer(values, dtype=dtype)
-        if not self._pinned:
-            return host
-        return host.pin_memory().to(self._device, non_blocking=True)
+        return self.send_tensor(torch.frombuffer(values, dtype=dtype))

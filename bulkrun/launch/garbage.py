@@ -18,8 +18,13 @@ _THRESHOLDS = (700, 10, 1000)
 
 
 def settle_garbage() -> None:
-    """Collect once, then set aside whatever is alive. What an earlier call set aside, an engine that failed, goes."""
-    gc.unfreeze()
+    """Collect once, then set aside whatever is alive."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
+
+
+def release_garbage() -> None:
+    """Collect what nobody holds any more, what was set aside with the rest: an engine that failed, and its memory."""
+    gc.unfreeze()
+    gc.collect()

@@ -22,7 +22,7 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
-from bulkrun.launch.garbage import settle_garbage
+from bulkrun.launch.garbage import release_garbage, settle_garbage
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.signals import DrainOnSignal, Supervisor, drain_on_signal
 from bulkrun.request import Engine
@@ -43,20 +43,25 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     cancelled = CancelWatch(run, worker.id)
     load_engine = engine_factory(prepared)
 
-    def make_engine() -> Engine:
+    def first_engine() -> Engine:  # that only the runner holds: one that failed must go before the next one comes
+        engine = load_engine()
+        settle_garbage()
+        drain.started()
+        return engine
+
+    def next_engine() -> Engine:
+        release_garbage()
         engine = load_engine()
         settle_garbage()
         return engine
 
-    engine = make_engine()
-    drain.started()
     outcome = JobRunner(
         run,
         record,
         prepared.spec,
-        engine,
+        first_engine(),
         prepared.tokenizer.decode_batch,
-        rebuild_engine=make_engine,
+        rebuild_engine=next_engine,
         worker=worker,
         should_stop=lambda: drain.should_stop() or supervisor.is_gone() or cancelled(),
         deadline=deadline,

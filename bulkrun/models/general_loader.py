@@ -30,9 +30,14 @@ def load_general_model(
     disable_progress_bar()
     try:
         model = _random_model(path, dtype, device) if is_dummy else _stored_model(path, dtype)
+        general = GeneralModel(model.to(device).eval().requires_grad_(False), config)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{path}: the weights do not fit on {device} ({_first_line(error)}); free what other processes hold, or "
+            "take a smaller model"
+        ) from None
     except _TROUBLE as error:
         raise ModelError(f"{path}: {config.architecture} is not supported: {_reason(error)}") from None
-    general = GeneralModel(model.to(device).eval().requires_grad_(False), config)
     try:
         check_against_own_attention(general)
     except ModelError as error:
@@ -41,10 +46,14 @@ def load_general_model(
 
 
 def _reason(error: Exception) -> str:
-    first_line = (str(error).strip() or repr(error)).splitlines()[0]
+    first_line = _first_line(error)
     if ATTENTION_NAME in first_line:  # it looks its attention up in a list of its own
         return "its attention cannot be exchanged in transformers"
     return f"transformers cannot load it: {first_line}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 def _stored_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -54,8 +54,8 @@ class InvariantSparseMLP(nn.Module):
         super().__init__()
         self.moe, self.workers = sparse.moe, workers
         self.router = InvariantLinear(sparse.router, workers)
-        self.gate_up_panels = [ops.make_panels(weight) for weight in sparse.gate_up_weight.data]
-        self.down_panels = [ops.make_panels(weight) for weight in sparse.down_weight.data]
+        self.gate_up_panels = [ops.make_panels(weight, in_place=True) for weight in sparse.gate_up_weight.data]
+        self.down_panels = [ops.make_panels(weight, in_place=True) for weight in sparse.down_weight.data]
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""

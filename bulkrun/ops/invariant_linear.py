@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels
+from bulkrun.ops.cpu.panel_linear import can_pack_panels, pack_panels, pack_panels_
 from bulkrun.ops.linear import linear, pack_for_onednn
 from bulkrun.ops.tile_workers import TileWorkers
 
@@ -21,16 +21,16 @@ TILE_ROWS = 32  # two tiles of the matrix units; the cost of one decoding sequen
 _PANEL = 1024  # rows of a weight in one product, about: small enough for threads to share a weight
 
 
-def make_panels(weight: torch.Tensor) -> list[torch.Tensor]:
+def make_panels(weight: torch.Tensor, *, in_place: bool = False) -> list[torch.Tensor]:
     """The weight [O, I], or in panels of our own, as `invariant_linear` takes it: pieces [P, I] in order.
 
     They are packed where that is faster. One piece on a GPU and for our own products; else how it is cut depends on O
-    only.
+    only. `in_place`: they may take the memory of the weight, which must not be used afterwards.
     """
     if weight.is_cuda or weight.ndim == 4:
         return [weight.contiguous()]
     if can_pack_panels(weight):
-        return [pack_panels(weight)]
+        return [pack_panels_(weight) if in_place else pack_panels(weight)]
     num_panels = -(-weight.shape[0] // _PANEL)
     width = -(-weight.shape[0] // num_panels)
     width += -width % 64

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.engine.admission import Growth, OutputLengthEstimator, peak_tokens
+from bulkrun.engine.admission import Growth, Growths, OutputLengthEstimator
 from bulkrun.engine.sequence import Sequence
 from bulkrun.request import Request, SamplingParams
 
@@ -35,9 +35,14 @@ def _simulated_peak(growths: list[Growth]) -> int:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.builds(Growth, st.integers(0, 50), st.integers(1, 40)), max_size=12))
-def test_peak_equals_a_step_by_step_simulation(growths: list[Growth]) -> None:
-    assert peak_tokens(growths) == _simulated_peak(growths)
+@given(*[st.lists(st.builds(Growth, st.integers(0, 50), st.integers(1, 40)), max_size=6)] * 2)
+def test_peak_equals_a_step_by_step_simulation(running: list[Growth], later: list[Growth]) -> None:
+    growths = Growths(running)
+    for growth in later:
+        assert growths.peak_tokens_with(growth) == _simulated_peak([*running, growth])
+        growths.add(growth)
+        running = [*running, growth]
+        assert growths.held_tokens == sum(held for held, _ in running)
 
 
 def test_limit_is_reserved_while_nothing_is_known() -> None:

@@ -7,7 +7,7 @@ import sys
 
 _SCRIPT = """
 import gc, weakref
-from bulkrun.launch.garbage import settle_garbage
+from bulkrun.launch.garbage import release_garbage, settle_garbage
 
 class Node:
     def __init__(self):
@@ -24,8 +24,10 @@ assert gc.get_freeze_count() > 1000
 del full[:]
 
 del engine
-settle_garbage()  # there is another engine now
+release_garbage()
 assert gone() is None, "an engine that failed is still in memory"
+settle_garbage()  # there is another engine now
+assert gc.get_freeze_count() > 1000
 del full[:]
 
 alive = []

@@ -12,17 +12,20 @@ from bulkrun.models.host_memory import available_ram_bytes, untouched_zeros
 GIB = 2**30
 
 
-def _system(tmp_path: Path, limits: dict[str, str]) -> int:
+def _system(tmp_path: Path, limits: dict[str, str], version: int = 2) -> int:
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text(f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\n")
-    (proc / "self/cgroup").write_text("0::/slurm/job_7\n")
+    (proc / "meminfo").write_text(f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\nHugePages_Total: 0\n")
+    memberships = ["0::/slurm/job_7"] if version == 2 else ["4:cpu:/other", "3:cpuset,memory:/slurm/job_7", "0::/"]
+    (proc / "self/cgroup").write_text("\n".join(memberships) + "\n")
+    files = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    total = "" if version == 2 else "total_"
     for name, limit in limits.items():
-        folder = root / name
+        folder = (root if version == 2 else root / "memory") / name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "memory.max").write_text(limit + "\n")
-        (folder / "memory.current").write_text(f"{3 * GIB}\n")
-        (folder / "memory.stat").write_text(f"anon {GIB}\ninactive_file {2 * GIB}\n")
+        (folder / files[0]).write_text(limit + "\n")
+        (folder / files[1]).write_text(f"{3 * GIB}\n")
+        (folder / "memory.stat").write_text(f"anon {GIB}\n{total}active_file {GIB}\n{total}inactive_file {GIB}\n")
     return available_ram_bytes(proc, root)
 
 
@@ -34,12 +37,14 @@ def test_unlimited_group_does_not_count(tmp_path: Path) -> None:
     assert _system(tmp_path, {"slurm/job_7": "max"}) == 8 * GIB
 
 
-def test_limit_of_the_group_counts_without_droppable_file_cache(tmp_path: Path) -> None:
-    assert _system(tmp_path, {"slurm/job_7": str(4 * GIB)}) == 3 * GIB
+@pytest.mark.parametrize("version", [1, 2])
+def test_limit_of_the_group_counts_without_droppable_file_cache(tmp_path: Path, version: int) -> None:
+    assert _system(tmp_path, {"slurm/job_7": str(4 * GIB)}, version) == 3 * GIB
 
 
-def test_limit_of_a_group_around_it_counts_too(tmp_path: Path) -> None:
-    assert _system(tmp_path, {"slurm/job_7": "max", "slurm": str(2 * GIB)}) == 1 * GIB
+@pytest.mark.parametrize(("version", "unlimited"), [(2, "max"), (1, str(2**63 - 4096))])
+def test_limit_of_a_group_around_it_counts_too(tmp_path: Path, version: int, unlimited: str) -> None:
+    assert _system(tmp_path, {"slurm/job_7": unlimited, "slurm": str(2 * GIB)}, version) == 1 * GIB
 
 
 def test_overdrawn_limit_leaves_nothing(tmp_path: Path) -> None:

@@ -113,7 +113,10 @@ class OutputSpec(Section):
 
 
 class EngineSpec(Section):
-    """How the engine works, never what it answers: changing these does not invalidate a run. Names are vLLM's."""
+    """How the engine works, not what it answers: most may change under a run. Names are vLLM's.
+
+    Random or 8-bit weights, an 8-bit KV cache and `deterministic` are the exceptions: with them it is another run.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
@@ -122,11 +125,13 @@ class EngineSpec(Section):
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="auto: the model's safetensors; dummy: random weights, for measuring speed without them."
     )
-    max_num_seqs: int | None = Field(None, ge=1, description="Most sequences that run at once. Default: by memory.")
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="Most sequences that run at once. Default: 1024 on a GPU, 128 on a CPU."
+    )
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens one step computes (prompts are chunked to fit). Default: by device.",
+        description="Most tokens one step computes (prompts are chunked to fit). Default: 8192 on a GPU, 1024 on a CPU.",
     )
     max_model_len: int | None = Field(
         None,

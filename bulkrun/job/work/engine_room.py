@@ -18,6 +18,14 @@ from bulkrun.job.work.isolation import Isolation
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.request import Completion, Engine, EngineStats, RowError
 
+
+class EngineLost(Exception):
+    """The process must end as if it had been killed: its successor reads the flight log and isolates what was in it.
+
+    A GPU whose driver has seen an illegal access fails every call of the process from then on.
+    """
+
+
 Failed = Callable[[str, int], None]  # told the kind of error and how many generations were in the engine
 
 
@@ -28,7 +36,7 @@ class EngineRoom:
         self, engine: Engine, rebuild: Callable[[], Engine], flight: FlightLog, closing: Closing, failed: Failed
     ) -> None:
         self._engine, self._rebuild, self._flight = engine, rebuild, flight
-        self._closing, self._failed = closing, failed
+        self._closing, self._failed, self._is_lost = closing, failed, False
         self.isolation = Isolation()
         self.in_flight: dict[str, Generation] = {}
 
@@ -40,7 +48,7 @@ class EngineRoom:
     @property
     def stats(self) -> EngineStats:
         """Those of the engine that is there now; a new one counts from zero."""
-        return self._engine.stats()
+        return EngineStats() if self._is_lost else self._engine.stats()
 
     def admit(self, generations: Sequence[Generation]) -> None:
         """Queue them, and say so in the flight log first."""
@@ -55,15 +63,12 @@ class EngineRoom:
         """One step of the engine: what ended in it, and the rows that are now known to break it.
 
         When it fails, a new engine takes its place and nothing ended. Raises BulkrunError where the engine says that no
-        row is to blame.
+        row is to blame, and EngineLost where there cannot be a new one in this process.
         """
         began = time.monotonic()
-        try:
-            completions = self._engine.step()
-        except BulkrunError:
-            raise
-        except Exception as error:  # whatever it is: the rows that were in it are the suspects
-            self._replace_engine(error)
+        completions = self._completions()
+        if completions is None:
+            self._replace_engine()
             return []
         self._closing.observe(time.monotonic() - began)
         if any(done.error is None for done in completions):
@@ -91,15 +96,30 @@ class EngineRoom:
         return [(self.in_flight[out.request_id], out.token_ids) for out in known if len(out.token_ids) >= at_least]
 
     def close(self) -> None:
-        """Nothing is in the engine any more that a later process would have to suspect."""
-        self._flight.close()
+        """Nothing is in the engine any more that a later process would have to suspect, unless the engine was lost."""
+        if not self._is_lost:
+            self._flight.close()
 
-    def _replace_engine(self, error: Exception) -> None:
-        in_flight = list(self.in_flight.values())
-        self.in_flight.clear()
-        self._failed(type(error).__name__, len(in_flight))
-        self.isolation.crashed(in_flight, error)
-        self._engine = self._rebuild()
+    def _completions(self) -> Sequence[Completion] | None:
+        """What ended in a step, None if the engine broke; the error is gone then, and with it the tensors it held."""
+        try:
+            return self._engine.step()
+        except BulkrunError:
+            raise
+        except Exception as error:  # whatever it is: the rows that were in it are the suspects
+            in_flight = list(self.in_flight.values())
+            self.in_flight.clear()
+            self._failed(type(error).__name__, len(in_flight))
+            self.isolation.crashed(in_flight, error)
+            return None
+
+    def _replace_engine(self) -> None:
+        del self._engine  # a GPU has no room for two
+        try:
+            self._engine = self._rebuild()
+        except Exception as error:
+            self._is_lost = True
+            raise EngineLost("after it had failed the engine cannot be loaded again in this process") from error
 
 
 def engine_error(generation: Generation, what: str) -> Answer:

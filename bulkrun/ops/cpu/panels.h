@@ -161,7 +161,9 @@ inline std::vector<Block> blocks_of(long rows) {
     const long thread = omp_get_thread_num(), threads = omp_get_num_threads();
     if (rows < threads * MANY_ROWS) return {{0, rows, {thread, threads}}};
     std::vector<Block> blocks;
-    const long share = (rows + threads - 1) / threads, end = std::min(rows, (thread + 1) * share);
+    const long even = (rows + threads - 1) / threads;
+    const long share = (even + LANES - 1) / LANES * LANES;  // whole sixteens: there is room for those of `rows` alone
+    const long end = std::min(rows, (thread + 1) * share);
     for (long first = thread * share; first < end; first += THREAD_ROWS)
         blocks.push_back({first, std::min<long>(THREAD_ROWS, end - first), {0, 1}});
     return blocks;

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bulkrun.errors import ErrorRateExceeded, RunError
+from bulkrun.errors import ErrorRateExceeded, ModelError, RunError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.work.engine_room import EngineLost
 from bulkrun.job.work.finish import read_totals
+from bulkrun.job.work.flight import read_flight
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine, decode
@@ -148,6 +151,40 @@ def test_a_single_row_that_kills_the_engine_ends_the_run_as_an_error_row(tmp_pat
     spec = job(tmp_path / "out")
     outcome = start(tmp_path / "out", [Row(0, "a", (1,))], spec, engine=FakeEngine(poison=lambda request: True))
     assert outcome.totals is not None and outcome.totals.errors == {"engine_error": 1}
+
+
+def test_an_engine_that_broke_is_gone_before_the_next_one_is_loaded(tmp_path: Path) -> None:
+    rows, spec = make_rows(20, error_every=0, duplicate_every=0), job(tmp_path / "out")
+    bad, made = rows[4].token_ids, []
+
+    def make() -> FakeEngine:
+        assert all(one() is None for one in made), "a GPU has no room for two"
+        engine = FakeEngine(16, poison=lambda request: tuple(request.prompt_token_ids) == bad)
+        made.append(weakref.ref(engine))
+        return engine
+
+    run, record = enter(tmp_path / "out", spec)
+    write_plan(run, rows, 10)
+    JobRunner(run, record, spec, make(), decode, rebuild_engine=make).run()
+    assert [row["row"] for row in results(tmp_path / "out") if row["error_code"] == "engine_error"] == [4]
+    assert len(made) > 2
+
+
+@pytest.mark.parametrize("error", [ModelError("the weights do not fit"), RuntimeError("CUDA error: illegal access")])
+def test_an_engine_that_cannot_be_loaded_again_ends_the_process_as_a_crash_would(
+    tmp_path: Path, error: Exception
+) -> None:
+    rows, spec = make_rows(20, error_every=0, duplicate_every=0), job(tmp_path / "out")
+    bad = rows[4].token_ids
+
+    def refuse() -> FakeEngine:
+        raise error
+
+    poisoned = FakeEngine(16, poison=lambda request: tuple(request.prompt_token_ids) == bad)
+    with pytest.raises(EngineLost):
+        start(tmp_path / "out", rows, spec, engine=poisoned, rebuild_engine=refuse)
+    (flight,) = (tmp_path / "out/.bulkrun/flight").glob("*.jsonl")
+    assert len(read_flight(flight).left) > 1, "its successor must know what was in the engine"
 
 
 def test_a_hopeless_job_stops_with_everything_saved(tmp_path: Path) -> None:
