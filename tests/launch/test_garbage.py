@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.models.tiny_models import save_tiny_model
 
 _SCRIPT = """
 import gc, weakref
@@ -47,3 +50,47 @@ assert gone() is None
 
 def test_no_full_collection_in_a_run_and_a_failed_engine_goes() -> None:
     subprocess.run([sys.executable, "-c", _SCRIPT], check=True, timeout=60)
+
+
+_BROKEN_ENGINE = """
+import sys, weakref
+from pathlib import Path
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.work.closing import Closing
+from bulkrun.job.work.engine_room import EngineRoom
+from bulkrun.job.work.flight import FlightLog
+from bulkrun.job.work.shard_work import Generation
+from bulkrun.launch.garbage import release_garbage, settle_garbage
+from bulkrun.request import Request, SamplingParams
+
+memory = []
+
+def load():
+    engine = LLMEngine.from_model_dir(sys.argv[1], device="cpu", dtype="float32", kv_cache_memory_bytes=2**24)
+    memory.extend([weakref.ref(engine.model_runner.kv_cache.k[0]), weakref.ref(engine.model_runner.model)])
+    settle_garbage()
+    return engine
+
+def breaks_on_its_last_step(*args, **options):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def load_again():
+    release_garbage()
+    assert not any(one() for one in memory), "the engine that broke still has its memory"
+    return load()
+
+room = EngineRoom(load(), load_again, FlightLog(RunDir(Path(sys.argv[2])), "w"), Closing(None), lambda *broke: None)
+requests = [Request(str(row), (5, 6, 7), SamplingParams(max_tokens=4)) for row in range(3)]
+room.admit([Generation(request, 0, (row,), 0) for row, request in enumerate(requests)])
+room.step()
+room._engine.model_runner._logits = breaks_on_its_last_step
+assert room.step() == [] and room.isolation.active
+"""
+
+
+def test_a_broken_engine_gives_its_memory_back_before_the_next_is_loaded(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model", "llama")
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-c", _BROKEN_ENGINE, str(model), str(tmp_path / "out")]
+    subprocess.run(command, check=True, timeout=120)

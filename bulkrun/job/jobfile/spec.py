@@ -131,7 +131,7 @@ class EngineSpec(Section):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens one step computes (prompts are chunked to fit). Default: 8192 on a GPU, 1024 on a CPU.",
+        description="Most tokens one step computes (prompts are chunked to fit). Default: 8192 on a GPU, else 1024.",
     )
     max_model_len: int | None = Field(
         None,

@@ -1,7 +1,8 @@
 """What makes a run this run: the settings and facts its results depend on, as readable values and as hashes.
 
 The engine's settings, the pace of the run (`checkpoint_every`, `max_error_rate`) and texts for people are not part of
-it; where a setting makes another model (random or 8-bit numbers), that is one of the facts. Facts about files (input, model) are handed in as data: this module reads nothing.
+it; where a setting makes another model (random or 8-bit numbers), that is one of the facts. Facts about files (input,
+model) are handed in as data: this module reads nothing.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def targets_1() -> list[Item]:
 
 
 def targets_2() -> list[Item]:
-    """The other targets, one engine after another."""
+    """The other targets, one engine after another; fewer than 3,000 requests where ratios are wanted, to fit a call."""
     idle = Prediction("idle.between_steps", 0.01, 0.02, at_most=True)
     long, shared, alone = "1024/1024", "shared 1000, 100/100", "shared 1000, 100/100, no prefix work"
     twice = Prediction("total_tok_s", 2.5, 2.0, over=alone)
