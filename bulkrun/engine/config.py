@@ -46,6 +46,7 @@ class EngineConfig:
     batching_window_s: float = DEFAULT_WINDOW_S
     async_scheduling: bool = False
     enforce_eager: bool = False
+    is_pool_given: bool = False  # by its size: another one is not what was asked for
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -95,6 +96,7 @@ class EngineConfig:
             batching_window_s=batching_window_s,
             async_scheduling=device.type == "cuda" if async_scheduling is None else async_scheduling,
             enforce_eager=enforce_eager,
+            is_pool_given=kv_cache_memory_bytes is not None,
         )
         if kv_cache_memory_bytes is None and device.type == "cpu":
             kv_cache_memory_bytes = int(CPU_RAM_SHARE * available_ram_bytes())

@@ -64,6 +64,7 @@ class LLMEngine:
         constraint_factory: TokenConstraintFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.model_runner, config = make_model_runner(model, config)
         self.config = config
         self.scheduler = Scheduler(
             BlockManager(config.num_blocks, config.block_size),
@@ -72,7 +73,6 @@ class LLMEngine:
             enable_prefix_caching=config.enable_prefix_caching,
             policy=batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock),
         )
-        self.model_runner = make_model_runner(model, config)
         self._sequences = SequenceFactory(
             vocab_size=model.config.vocab_size,
             max_model_len=config.max_model_len,

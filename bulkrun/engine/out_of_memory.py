@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import logging
+from dataclasses import replace
 
 import torch
 
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
-from bulkrun.engine.memory import SizeLimits, Sizes, smaller
+from bulkrun.engine.memory import POOL_SHRINK, SizeLimits, Sizes, smaller
 from bulkrun.engine.model_runner import ModelRunner
 from bulkrun.engine.scheduler import Scheduler
 from bulkrun.errors import ModelError, UsageError
@@ -37,18 +38,38 @@ def is_out_of_memory(error: Exception) -> bool:
     return any(sign in str(error) for sign in _SIGNS)
 
 
-def make_model_runner(model: LanguageModel, config: EngineConfig) -> ModelRunner:
-    """The runner with its pool. Raises UsageError, naming the keys, where the pool does not fit."""
-    try:
-        return ModelRunner(model, config)
-    except MEMORY_ERRORS as error:
-        if not is_out_of_memory(error):
-            raise
-        num_bytes = config.num_blocks * bytes_per_block(model.config, config.block_size, config.kv_cache_dtype)
-        raise UsageError(
-            f"engine.kv_cache_memory_bytes: a KV pool of {num_bytes / _GIB:.2f} GiB does not fit "
-            f"({_first_line(error)}); lower it, or engine.gpu_memory_utilization where it is not set"
-        ) from None
+def make_model_runner(model: LanguageModel, config: EngineConfig) -> tuple[ModelRunner, EngineConfig]:
+    """The runner with its pool, and the config with the pool's size: less than there, where that does not fit.
+
+    Raises UsageError, naming the keys, where nothing fits, or not the size that was asked for.
+    """
+    for _ in range(MAX_IN_A_ROW):
+        try:
+            return ModelRunner(model, config), config
+        except MEMORY_ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            shortage = _first_line(error)
+        fewer = max(1 + config.max_blocks_per_seq, int(config.num_blocks * POOL_SHRINK))
+        if config.is_pool_given or fewer >= config.num_blocks:
+            break
+        logging.getLogger(__name__).warning(
+            "out of memory; going on with %s (%s)", _as_pool(fewer * _block_bytes(model.config, config)), shortage
+        )
+        config = replace(config, num_blocks=fewer)
+    num_bytes = config.num_blocks * _block_bytes(model.config, config)
+    raise UsageError(
+        f"engine.kv_cache_memory_bytes: a KV pool of {num_bytes / _GIB:.2f} GiB does not fit ({shortage}); lower it, "
+        "or engine.gpu_memory_utilization where it is not set"
+    )
+
+
+def _as_pool(num_bytes: int) -> str:
+    return f"a KV pool of {num_bytes / _GIB:.2f} GiB; to begin with that, set engine.kv_cache_memory_bytes: {num_bytes}"
+
+
+def _block_bytes(model_config: ModelConfig, config: EngineConfig) -> int:
+    return bytes_per_block(model_config, config.block_size, config.kv_cache_dtype)
 
 
 class MemoryGuard:
@@ -60,7 +81,7 @@ class MemoryGuard:
 
     def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
         self._block_size = config.block_size
-        self._block_bytes = bytes_per_block(model_config, config.block_size, config.kv_cache_dtype)
+        self._block_bytes = _block_bytes(model_config, config)
         self._token_bytes = _step_bytes_per_token(model_config, config.dtype)
         self._limits = SizeLimits(1 + config.max_blocks_per_seq, config.max_num_seqs)
         self._num_in_a_row = 0
@@ -107,12 +128,11 @@ class MemoryGuard:
 
     def _said(self, found: Sizes, shortage: str) -> str:
         if found.num_blocks < self.sizes.num_blocks:
-            pool_bytes = self._pool_bytes(found)
-            what, key = f"a KV pool of {pool_bytes / _GIB:.2f} GiB", f"engine.kv_cache_memory_bytes: {pool_bytes}"
+            what = _as_pool(self._pool_bytes(found))
         else:
             num_tokens = found.max_num_batched_tokens
-            what, key = f"steps of {num_tokens} tokens", f"engine.max_num_batched_tokens: {num_tokens}"
-        return f"out of memory; nothing is lost, going on with {what}; to begin with that, set {key} ({shortage})"
+            what = f"steps of {num_tokens} tokens; to begin with that, set engine.max_num_batched_tokens: {num_tokens}"
+        return f"out of memory; nothing is lost, going on with {what} ({shortage})"
 
     def _hopeless(self, shortage: str) -> str:
         return (

@@ -164,6 +164,34 @@ def test_a_pool_that_does_not_fit_at_the_start_is_refused_with_its_size(
         make_engine()
 
 
+def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
+    make_engine: EngineFactory,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    allocate, asked = KVCache.allocate, []
+
+    def scarce(config: Any, num_blocks: int, *rest: Any) -> KVCache:
+        asked.append(num_blocks)
+        if num_blocks > asked[0] // 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore lines")
+        return allocate(config, num_blocks, *rest)
+
+    monkeypatch.setattr(KVCache, "allocate", scarce)
+    with caplog.at_level(logging.WARNING):
+        engine = make_engine(kv_cache_memory_bytes=None, max_model_len=64, max_num_seqs=8)
+    assert engine.config.num_blocks == engine.scheduler.block_manager.num_blocks == asked[-1] <= asked[0] // 2
+    assert len(asked) == len(caplog.records) + 1 == 5
+    assert "out of memory; going on with a KV pool of" in caplog.text and "kv_cache_memory_bytes: " in caplog.text
+    done = run(engine, _requests())
+    assert [list(done[str(n)].token_ids) for n in range(len(PROMPTS))] == expected
+
+    asked[:] = [0]
+    with pytest.raises(UsageError, match=r"does not fit \(CUDA out of memory\.\); lower it"):
+        make_engine(kv_cache_memory_bytes=None, max_model_len=64, max_num_seqs=8)
+
+
 def test_log_probabilities_are_there_once(make_engine: EngineFactory) -> None:
     requests = _requests(logprobs=2, prompt_logprobs=1)
     plain = run(make_engine(max_model_len=64, max_num_batched_tokens=9, max_num_seqs=4), requests)
