@@ -102,7 +102,8 @@ def roofline(as_json: bool, **options: Any) -> None:
     """The same run against the hardware's limit.
 
     Measures the GEMM rate and the read bandwidth of this device, and what share of SERIAL (kernels one after another),
-    MAX (perfect overlap) and NanoFlow-optimal the run reached. Without a shared prefix no engine passes MAX.
+    MAX (perfect overlap) and NanoFlow-optimal the run reached. Shared prefixes, and work that short outputs make
+    unnecessary, can lift a share above 100%.
 
     After the run a few steps are traced: for each op its FLOP/s and bytes/s, and how much of its time the ceiling that
     binds it explains (above 100% where the processor's caches hold what it reads); and the share of time in which the

@@ -71,11 +71,17 @@ class Growths:
     def __init__(self, growths: Iterable[Growth]) -> None:
         self._longest_first = sorted(growths, key=_shortness)
         self.held_tokens = sum(growth.held_tokens for growth in self._longest_first)
+        self._remaining_tokens = sum(growth.remaining_tokens for growth in self._longest_first)
 
     def add(self, growth: Growth) -> None:
         """One more is running."""
         insort(self._longest_first, growth, key=_shortness)
         self.held_tokens += growth.held_tokens
+        self._remaining_tokens += growth.remaining_tokens
+
+    def bound_with(self, growth: Growth) -> int:
+        """No less than `peak_tokens_with`, without going through them: as if all were there at their ends."""
+        return self.held_tokens + self._remaining_tokens + sum(growth)
 
     def peak_tokens_with(self, growth: Growth) -> int:
         """The most KV tokens they and one more will hold at one time, if each grows by one per step and then ends.

@@ -6,6 +6,7 @@ Owns the device side: the weights, the KV cache, the permanent rows. Knows no qu
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import torch
 
@@ -37,8 +38,14 @@ class ModelRunner:
         self.kv_cache = self._allocate(config.num_blocks)
         self.graphs = self._capture()
 
-    def replace_kv_cache(self, num_blocks: int) -> None:
-        """Free the pool and take one of another size; what it held is gone. Raises what the allocator raises."""
+    def replace_kv_cache(self, num_blocks: int, max_num_batched_tokens: int) -> None:
+        """Free the pool and take one of another size, for steps of at most so many tokens; what it held is gone.
+
+        Raises what the allocator raises.
+        """
+        self._config = replace(self._config, num_blocks=num_blocks, max_num_batched_tokens=max_num_batched_tokens)
+        if self.prefixes is not None:
+            self.prefixes.clear()  # the step that ran out has written its own
         self.graphs = None  # they read the old one
         self.kv_cache = KVCache([], [])  # the old one goes before the new one comes
         if self._config.device.type == "cuda":
@@ -123,8 +130,8 @@ class ModelRunner:
         return hidden_TE if num_sampling == len(hidden_TE) else hidden_TE[indices]
 
     def _logits(self, hidden_SE: torch.Tensor, seqs: SequenceOf[Sequence]) -> torch.Tensor:
-        """Of the rows that sample. On a CPU a maximum is taken of them as they are: float32 would be twice as much."""
-        as_computed = hidden_SE.is_cpu and all(seq.takes_likeliest for seq in seqs)
+        """Of the rows that sample. A maximum is taken of them as they are: float32 would be twice as much."""
+        as_computed = all(seq.takes_likeliest for seq in seqs)
         return self.model.compute_logits(hidden_SE, as_computed=as_computed)
 
     @torch.inference_mode()

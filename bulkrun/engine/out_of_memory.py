@@ -108,7 +108,7 @@ class MemoryGuard:
             self.sizes = self._next(shortage)
             scheduler.restart(BlockManager(self.sizes.num_blocks, self._block_size), self.sizes.max_num_batched_tokens)
             try:
-                model_runner.replace_kv_cache(self.sizes.num_blocks)
+                model_runner.replace_kv_cache(*self.sizes)
             except MEMORY_ERRORS as error:
                 self.ran_out(error)
             else:

@@ -75,9 +75,8 @@ def _logprobs(
     entries: list[TokenLogprob] = []
     for row_S, token_S in zip(row_P.split(share), token_P.split(share), strict=True):
         logits_SV = model.compute_logits(hidden_TE[row_S])
-        chosen = ops.chosen_logprobs(logits_SV, token_S).tolist()
-        values, ids = ops.top_logprobs(logits_SV, min(max(num_top), vocab_size))
-        for logprob, top_values, top_ids in zip(chosen, values.tolist(), ids.tolist(), strict=True):
+        found = ops.token_logprobs(logits_SV, token_S, min(max(num_top), vocab_size))
+        for logprob, top_values, top_ids in zip(*(tensor.tolist() for tensor in found), strict=True):
             k = num_top[len(entries)]
             top = tuple(zip(top_ids[:k], top_values[:k], strict=True))
             entries.append(TokenLogprob(tokens[len(entries)], logprob, top))

@@ -26,9 +26,9 @@ class SampledTokens:
     token_ids: torch.Tensor  # int64 [S']
     is_valid: torch.Tensor  # bool [S']: False where the logits are not numbers
     has_choice: torch.Tensor | None = None  # bool [S']: False where the masks allow no token; None: no masks
-    chosen_logprobs: torch.Tensor | None = None  # float32 [S']
-    top_logprobs: torch.Tensor | None = None  # float32 [S', k], descending
-    top_token_ids: torch.Tensor | None = None  # int64 [S', k]
+    chosen_logprobs: torch.Tensor | None = None  # float32 [A], of the sequences that ask for them
+    top_logprobs: torch.Tensor | None = None  # float32 [A, k], descending
+    top_token_ids: torch.Tensor | None = None  # int64 [A, k]
     _copied: torch.cuda.Event | None = None  # when the copies of `on_the_way_to_host` are complete
 
     def on_the_way_to_host(self) -> SampledTokens:
@@ -51,13 +51,15 @@ class SampledTokens:
         """Per sequence what it asked for, on the host; None for sequences that asked for none."""
         if self.chosen_logprobs is None or self.top_logprobs is None or self.top_token_ids is None:
             return [None] * len(seqs)
-        tokens, chosen = self.token_ids.tolist(), self.chosen_logprobs.tolist()
-        top_ids, top_values = self.top_token_ids.tolist(), self.top_logprobs.tolist()
+        asked = zip(self.chosen_logprobs.tolist(), self.top_logprobs.tolist(), self.top_token_ids.tolist(), strict=True)
         result: list[TokenLogprob | None] = []
-        for i, seq in enumerate(seqs):
+        for seq, token_id in zip(seqs, self.token_ids.tolist(), strict=True):
             k = seq.request.sampling.logprobs
-            top = tuple(zip(top_ids[i][:k], top_values[i][:k], strict=True))
-            result.append(None if k is None else TokenLogprob(tokens[i], chosen[i], top))
+            if k is None:
+                result.append(None)
+                continue
+            chosen, values, ids = next(asked)
+            result.append(TokenLogprob(token_id, chosen, tuple(zip(ids[:k], values[:k], strict=True))))
         return result
 
 
@@ -85,7 +87,7 @@ def sample_tokens(
         token_ids = _draw(shaped_SV, model_input, rows, distinct)
     sampled = SampledTokens(token_ids, highest.isfinite(), has_choice)
     wanted = [params.logprobs for params in distinct if params.logprobs is not None]
-    return _with_logprobs(sampled, logits_SV, max(wanted)) if wanted else sampled
+    return _with_logprobs(sampled, logits_SV, seqs, max(wanted), rows.staging) if wanted else sampled
 
 
 def _shape_logits(
@@ -154,7 +156,10 @@ def _draw(
     return ops.gumbel_sample(logits_SV, rows.temperature[row_S], rows.seed[row_S], model_input.num_tokens)
 
 
-def _with_logprobs(sampled: SampledTokens, logits_SV: torch.Tensor, k: int) -> SampledTokens:
-    values, ids = ops.top_logprobs(logits_SV, min(k, logits_SV.shape[-1]))
-    chosen = ops.chosen_logprobs(logits_SV, sampled.token_ids)
+def _with_logprobs(
+    sampled: SampledTokens, logits_SV: torch.Tensor, seqs: list[Sequence], k: int, staging: HostStaging
+) -> SampledTokens:
+    (index_A,) = staging.send([i for i, seq in enumerate(seqs) if seq.request.sampling.logprobs is not None])
+    k = min(k, logits_SV.shape[-1])
+    chosen, values, ids = ops.token_logprobs(logits_SV[index_A], sampled.token_ids[index_A], k)
     return replace(sampled, chosen_logprobs=chosen, top_logprobs=values, top_token_ids=ids)

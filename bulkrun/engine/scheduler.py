@@ -214,7 +214,8 @@ class Scheduler:
         num_shared = max(0, manager.num_used_blocks * manager.block_size - growths.held_tokens)
         growth = self._growth(seq, len(cached_blocks) * manager.block_size)
         capacity = (manager.num_blocks - 2) * manager.block_size  # without its own half-empty last block
-        return num_shared + growths.peak_tokens_with(growth) <= capacity
+        room = capacity - num_shared
+        return growths.bound_with(growth) <= room or growths.peak_tokens_with(growth) <= room
 
     def _cached_blocks(self, seq: Sequence) -> list[int]:
         return self._prefix_cache.find(seq).blocks

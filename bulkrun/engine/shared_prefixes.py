@@ -117,6 +117,11 @@ class SharedPrefixTable:
             self._packed.copy_(self._staging.send_array(self._pack(groups), torch.int32))
         self.groups = groups
 
+    def clear(self) -> None:
+        """Nobody shares anything: what a run before capturing may read, whose step has other sequences or none."""
+        self._packed.zero_()
+        self._members, self.groups = [], []
+
     def view(self, num_decode_seqs: int, max_prefix_len: int) -> SharedPrefixes:
         """The tensors as a step of so many decode sequences, padding included, wants them; lengths are a bound."""
         seq_index, cu_groups, prefix_lens_G, prefix_lens_S = self._packed.split(self._sizes)

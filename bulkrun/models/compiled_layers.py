@@ -36,9 +36,15 @@ def _are_suitable_linears(model: Decoder) -> bool:
     weights = [module.weight for module in products if isinstance(module, Linear)]
     if len(weights) < len(products):
         return False
+    if model.config.intermediate_size % PANEL and any(_has_packed_gates(module) for module in model.layers):
+        return False  # gates and ups meet within a panel
     if all(weight.ndim == 4 for weight in weights):
-        return model.config.intermediate_size % PANEL == 0  # gates and ups meet between two panels
+        return True
     return sum(weight.numel() * weight.element_size() for weight in weights) <= _MAX_COPIED_BYTES
+
+
+def _has_packed_gates(module: torch.nn.Module) -> bool:
+    return bool(_as_layer(module).mlp.gate_up_proj.weight.ndim == 4)
 
 
 def _as_layer(module: torch.nn.Module) -> DecoderLayer:

@@ -40,6 +40,7 @@ _COMMON_KEYS: Mapping[str, Any] = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOW = {"sliding_window": 4096}
 _SWITCHED_WINDOW = _WINDOW | {"use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
@@ -233,12 +234,18 @@ def find_family(raw: Mapping[str, Any]) -> tuple[str, Family] | None:
 
 
 def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The keys the family reads, from the file or by default. Raises KeyError for a size that has no default."""
+    """The keys the family reads, from the file or by default.
+
+    Raises KeyError for a size that is missing and has no default, ModelError for one that is no number.
+    """
     keys = {name: raw.get(name, default) for name, default in (_COMMON_KEYS | family.keys).items()}
     if "num_experts" in keys and "num_local_experts" in raw:  # Mixtral's name, and what transformers 5 writes
         keys["num_experts"] = raw["num_local_experts"]
-    for size in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+    for size in _SIZES:
         keys[size] = raw[size] if size in raw else family.keys[size]
+    for name in (*_SIZES, "max_position_embeddings", "rms_norm_eps", "rope_theta"):
+        if isinstance(keys[name], bool) or not isinstance(keys[name], int | float) or keys[name] <= 0:
+            raise ModelError(f"key {name!r} is {keys[name]!r}, not a number above 0; download the model again")
     return keys
 
 

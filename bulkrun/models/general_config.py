@@ -60,6 +60,11 @@ _OWN_ATTENTION = (
     "GPTNeoForCausalLM", "GptOssForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM",
 )  # fmt: skip
 
+# by the beginnings of their names; hybrids of which some have attention alone are told by their keys
+_RECURRENT = (
+    "Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "Qwen3Next", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
+)  # fmt: skip
+
 _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -67,7 +72,7 @@ _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
 }
-_KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads")
 _INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
@@ -88,6 +93,8 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
     if kinds:
         raise ModelError(f"architecture {shown} is not supported: layers of type {', '.join(kinds)}; "
                          f"{' and '.join(_ATTENTION_KINDS)} are")  # fmt: skip
+    if any(str(name).startswith(_RECURRENT) for name in names):
+        raise ModelError(f"architecture {shown} is not supported: a recurrent model; models of attention only are")
     if any(name in _OWN_ATTENTION for name in names):
         raise ModelError(f"architecture {shown} is not supported: transformers cannot exchange its attention for ours")
     if raw.get("kv_lora_rank"):
@@ -97,17 +104,20 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
 
 
 def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of `ModelConfig`. Raises KeyError, with the usual name, for one that is missing."""
+    """The sizes of `ModelConfig`. Raises ModelError, with the names they may have, for one that is missing."""
     sizes = {size: _first(raw, names) for size, names in _SIZE_NAMES.items()}
     for size, names in _SIZE_NAMES.items():
         if sizes[size] is None:
-            raise KeyError(names[0])
+            raise ModelError(
+                f"architecture {raw['architectures'][0]} is not supported: config.json has none of {', '.join(names)}, "
+                f"which a decoder with a KV cache needs"
+            )
     rope = rope_keys(raw)
     if rope.get("rope_type", rope.get("type")) == "longrope":  # see RopeConfig.max_positions
         sizes["max_position_embeddings"] = rope.get(
             "original_max_position_embeddings", sizes["max_position_embeddings"]
         )
-    kv_heads = 1 if raw.get("multi_query") else _first(raw, _KV_HEAD_NAMES)
+    kv_heads = 1 if raw.get("multi_query") else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
     return sizes | {
         "architecture": raw["architectures"][0],
         "num_kv_heads": kv_heads or sizes["num_heads"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -13,8 +12,6 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.general import ATTENTION_NAME, GeneralModel, register_attention
 from bulkrun.models.general_check import check_against_own_attention
-
-_TROUBLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)  # transformers has no own errors
 
 
 def load_general_model(
@@ -36,12 +33,17 @@ def load_general_model(
             f"{path}: the weights do not fit on {device} ({_first_line(error)}); free what other processes hold, or "
             "take a smaller model"
         ) from None
-    except _TROUBLE as error:
+    except Exception as error:  # transformers has no errors of its own
         raise ModelError(f"{path}: {config.architecture} is not supported: {_reason(error)}") from None
     try:
         check_against_own_attention(general)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+    except Exception as error:
+        raise ModelError(
+            f"{path}: {config.architecture} is not supported: transformers' own code fails with it: "
+            f"{type(error).__name__}: {_first_line(error)}"
+        ) from None
     return general
 
 

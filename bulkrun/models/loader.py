@@ -24,7 +24,7 @@ from bulkrun.models.invariant import make_invariant, refuse_invariance
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.layers import Linear
 from bulkrun.models.quantization import quantize_projections, refuse_quantization, store_quantized
-from bulkrun.models.read_ahead import read_tensors
+from bulkrun.models.read_ahead import read_tensors, release_pinned
 from bulkrun.models.tensor_names import Target, targets
 from bulkrun.ops.linear import can_pack_bfloat16
 
@@ -142,6 +142,8 @@ def _fill(model: Decoder, files: list[Path], path: Path, *, pack: bool) -> None:
         unfilled[memory] -= 1
         if not unfilled[memory] and memory in linears:
             linears[memory].pack()
+    if not is_on_host:
+        release_pinned(model.device)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -55,6 +55,16 @@ def read_tensors(
             yield _finish(under_way.popleft())
 
 
+def release_pinned(device: torch.device) -> None:
+    """Give back the page-locked memory that was read into: torch keeps it for its next user, and there is none.
+
+    Up to twice the largest tensor, for sizes are rounded up to powers of two.
+    """
+    if hasattr(torch._C, "_host_emptyCache"):
+        torch.cuda.synchronize(device)  # the last copies
+        torch._C._host_emptyCache()
+
+
 def _start(
     readers: ThreadPoolExecutor, fd: int, stored: StoredTensor, place: torch.Tensor | None, pinned: bool
 ) -> _UnderWay:

@@ -26,10 +26,9 @@ from bulkrun.ops.sampling import (
     apply_min_p,
     apply_penalties,
     apply_temperature,
-    chosen_logprobs,
     gumbel_noise,
     sample,
-    top_logprobs,
+    token_logprobs,
 )
 from bulkrun.ops.sampling import apply_token_masks as _apply_token_masks
 from bulkrun.ops.sampling import apply_top_k_top_p as _apply_top_k_top_p
@@ -68,7 +67,6 @@ __all__ = [
     "apply_temperature",
     "apply_token_masks",
     "apply_top_k_top_p",
-    "chosen_logprobs",
     "copy_kv",
     "fp8_linear",
     "fused_experts",
@@ -93,5 +91,5 @@ __all__ = [
     "silu_mul",
     "step_inputs",
     "store_kv",
-    "top_logprobs",
+    "token_logprobs",
 ]

@@ -132,20 +132,17 @@ def gumbel_sample(
     return sample(logits_SV, temperature_S, gumbel_noise(seed_S, position_S, logits_SV.shape[-1]))
 
 
-def chosen_logprobs(logits_SV: torch.Tensor, token_S: torch.Tensor) -> torch.Tensor:
-    """Natural log-probability of each row's token under the raw logits, float32 [S]."""
-    return _logprobs(logits_SV).gather(1, token_S[:, None]).squeeze(1)
+def token_logprobs(
+    logits_SV: torch.Tensor, token_S: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Natural log-probabilities under the raw logits: each row's token's, float32 [S], and the k likeliest ones'.
 
-
-def top_logprobs(logits_SV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k likeliest tokens under the raw logits: log-probabilities float32 [S, k], descending, and ids int64."""
-    ids = logits_SV.topk(k, dim=-1).indices
-    return _logprobs(logits_SV).gather(1, ids), ids
-
-
-def _logprobs(logits_SV: torch.Tensor) -> torch.Tensor:
-    """Of every token, float32. Not by a logsumexp, which shares a sum out by the number of rows and threads."""
-    return logits_SV.log_softmax(-1, dtype=torch.float32)
+    Those are float32 [S, k], descending, with their ids, int64 [S, k].
+    """
+    ids_Sk = logits_SV.topk(k, dim=-1).indices
+    # not by a logsumexp, which shares a sum out by the number of rows and threads
+    logprobs_SV = logits_SV.log_softmax(-1, dtype=torch.float32)
+    return logprobs_SV.gather(1, token_S[:, None]).squeeze(1), logprobs_SV.gather(1, ids_Sk), ids_Sk
 
 
 def _mix64(x: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,7 @@ def test_peak_equals_a_step_by_step_simulation(running: list[Growth], later: lis
     growths = Growths(running)
     for growth in later:
         assert growths.peak_tokens_with(growth) == _simulated_peak([*running, growth])
+        assert growths.bound_with(growth) >= growths.peak_tokens_with(growth)
         growths.add(growth)
         running = [*running, growth]
         assert growths.held_tokens == sum(held for held, _ in running)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.out_of_memory import MAX_IN_A_ROW, is_out_of_memory
+from bulkrun.engine.shared_prefixes import SharedPrefixTable
+from bulkrun.engine.staging import HostStaging
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.request import Request, SamplingParams
@@ -190,6 +192,21 @@ def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
     asked[:] = [0]
     with pytest.raises(UsageError, match=r"does not fit \(CUDA out of memory\.\); lower it"):
         make_engine(kv_cache_memory_bytes=None, max_model_len=64, max_num_seqs=8)
+
+
+def test_what_is_captured_anew_sees_no_shared_prefixes_and_no_larger_steps(make_engine: EngineFactory) -> None:
+    runner = make_engine(max_model_len=64, max_num_seqs=8).model_runner
+    table = SharedPrefixTable(8, 4, 1, HostStaging(torch.device("cpu")))
+    view = table.view(8, 64)
+    view.prefix_lens_S.fill_(512)  # as the step that ran out has left it
+    runner.prefixes, seen = table, []
+
+    def capture() -> None:
+        seen.append((bool(view.prefix_lens_S.any()), runner._config.max_num_batched_tokens, runner.kv_cache.num_blocks))
+
+    runner._capture = capture  # type: ignore[method-assign]
+    runner.replace_kv_cache(20, 100)
+    assert seen == [(False, 100, 20)]
 
 
 def test_log_probabilities_are_there_once(make_engine: EngineFactory) -> None:

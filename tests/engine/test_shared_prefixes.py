@@ -107,3 +107,8 @@ def test_tensors_stay_where_they_are_and_follow_the_members() -> None:
     narrow = table.view(40, 5000)
     assert narrow.seq_index.data_ptr() == view.seq_index.data_ptr()
     assert (narrow.seq_index.numel(), narrow.prefix_lens_S.numel(), narrow.prefix_lens_G.numel()) == (40, 40, 10)
+    table.clear()
+    everything = (view.seq_index, view.cu_groups, view.prefix_lens_G, view.prefix_lens_S)
+    assert not table.groups and not any(tensor.any() for tensor in everything)
+    table.update(batch)
+    assert table.groups and view.prefix_lens_S.any(), "what was cleared comes back with the next step"

@@ -79,6 +79,21 @@ def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, t
         assert (ours - exact).abs().mean() < 1.1 * (reference - exact).abs().mean()
 
 
+@pytest.mark.parametrize("sizes", [(64, 48), (64, 80), (64, 40), (48, 64), (48, 80), (96, 96)], ids=str)
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma"])
+def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
+    variant: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    changes = {"hidden_size": sizes[0], "intermediate_size": sizes[1], "num_attention_heads": 4}
+    reference = make_tiny_model(variant, **changes)
+    model = load_model(save_tiny_model(tmp_path, variant, **changes), dtype=torch.float32, device="cpu")
+    for length in (1, 19, MAX_COPIED_TOKENS + 9):
+        tokens = random_tokens(length, seed=length)
+        with torch.inference_mode():
+            theirs = reference(torch.tensor([tokens])).logits[0]
+        torch.testing.assert_close(prompt_logits(model, tokens), theirs, atol=2e-4, rtol=0)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_any_number_of_tokens_and_threads_equals_transformers(num_threads: int, tmp_path: Path) -> None:
     model, reference = load(tmp_path, "llama_biases", torch.float32), make_tiny_model("llama_biases")

@@ -79,7 +79,12 @@ def test_biases_by_family() -> None:
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, r"T5\w+ is not .*an encoder-"),
         ({"architectures": ["MambaForCausalLM"], "state_size": 16}, r"MambaForCausalLM is not supported: layers that"),
         ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
-         r"Qwen3NextForCausalLM is not supported: layers of type linear_attention; full_attention and sliding_att"),
+         r"Qwen3NextForCausalLM is not supported: layers of type linear_attention; full_attention and sli"),
+        ({"architectures": ["RwkvForCausalLM"], "attention_hidden_size": 64}, r"RwkvForCausalLM .* a recurrent model"),
+        ({"architectures": ["OPTForCausalLM"], "max_position_embeddings": None}, r"none of max_position_emb"),
+        ({"rope_theta": None}, r"key 'rope_theta' is None, not a number above 0"),
+        ({"num_attention_heads": None}, r"key 'num_attention_heads' is None"),
+        ({"max_position_embeddings": "2048"}, r"key 'max_position_embeddings' is '2048', not a number"),
         ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 8}, r"not supported: latent attention"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, r"makes this an encoder"),
         ({"architectures": ["MixtralForCausalLM"], "intermediate_size": 99}, r"experts of 64 by 99 .* multiples of 8"),
@@ -115,6 +120,12 @@ def test_broken_config_file_is_named(text: str | None, message: str, tmp_path: P
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=message):
         ModelConfig.from_dir(tmp_path)
+
+
+def test_key_heads_within_the_attentions_own_keys() -> None:
+    raw = {"architectures": ["DbrxForCausalLM"], "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}
+    config = ModelConfig.from_dict(raw | {"vocab_size": 99, "attn_config": {"kv_n_heads": 2}})
+    assert (config.num_heads, config.num_kv_heads) == (4, 2)
 
 
 def test_missing_size_is_named(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_sizes_under_the_names_of_older_architectures() -> None:
     assert (config.hidden_size, config.intermediate_size, config.max_position_embeddings) == (96, 384, 77)
     multi_query = gpt2 | {"architectures": ["GPTBigCodeForCausalLM"], "multi_query": True}
     assert ModelConfig.from_dict(multi_query).num_kv_heads == 1
-    with pytest.raises(KeyError, match="num_hidden_layers"):
+    with pytest.raises(ModelError, match="none of num_hidden_layers, n_layer"):
         ModelConfig.from_dict({key: value for key, value in gpt2.items() if key != "n_layer"})
 
 

@@ -234,10 +234,9 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
     logits = random_logits(4, 301)
     logprobs = torch.log_softmax(logits.double(), -1)
     tokens = torch.tensor([0, 300, 7, 150])
-    chosen = ops.chosen_logprobs(logits, tokens)
+    chosen, values, ids = ops.token_logprobs(logits, tokens, 5)
     assert chosen.dtype == torch.float32
     torch.testing.assert_close(chosen.double(), logprobs[torch.arange(4), tokens], atol=1e-5, rtol=0)
-    values, ids = ops.top_logprobs(logits, 5)
     expected = logprobs.topk(5)
     assert torch.equal(ids, expected.indices)
     torch.testing.assert_close(values.double(), expected.values, atol=1e-5, rtol=0)

@@ -3,7 +3,9 @@
 `gemm_s`: the FLOPs of the layers' weights for every token, of lm_head for every output token, and of attention.
 `kv_s`: every output token reads the keys and values of all tokens before it. Reads of weights hide behind GEMMs of
 large steps and are not counted; prefixes that requests share are counted for each of them (so an engine that computes
-them once can pass 100%).
+them once can pass 100%). All as published: the last output token, which nobody feeds back, and the last layer of
+tokens that nobody samples from are counted too, so that an engine which leaves them out can pass 100% by a few percent
+where outputs are short or layers few.
 
 SERIAL = gemm_s + kv_s: kernels one after another. MAX = max(gemm_s, kv_s): perfect overlap. NanoFlow-optimal: GEMM rate
 / (2 * all parameters) tokens a second, which knows no attention and no KV.
@@ -71,12 +73,12 @@ class Ceilings:
 
     @property
     def serial_s(self) -> float:
-        """No engine that runs its kernels one after another is faster."""
+        """For an engine that runs its kernels one after another."""
         return self.gemm_s + self.kv_s
 
     @property
     def max_s(self) -> float:
-        """No engine is faster."""
+        """For an engine that overlaps them perfectly."""
         return max(self.gemm_s, self.kv_s)
 
 

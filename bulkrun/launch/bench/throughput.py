@@ -30,6 +30,7 @@ class Asked:
             raise UsageError(
                 "--dataset says what is asked; leave out --input-len, --output-len, --num-requests and --shared-prefix"
             )
+        self._lengths()  # what they do not say is told before a model is loaded
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -43,20 +44,26 @@ class Asked:
         }
 
     def work(self, loaded: LoadedModel, seed: int = 0) -> list[Work]:
-        """The requests; those that are drawn have other tokens with another seed.
+        """The requests; with another seed they have other tokens, of the same lengths and as many of them shared.
 
         Raises InputError or UsageError for what is not a request.
         """
         vocab_size = loaded.config.vocab_size
         if self.dataset is not None:
-            return read_dataset(self.dataset, vocab_size=vocab_size, encode=_encoder(loaded.model_dir))
+            work = read_dataset(self.dataset, vocab_size=vocab_size, encode=_encoder(loaded.model_dir))
+            return [Work([(token + seed) % vocab_size for token in tokens], count) for tokens, count in work]
         return random_work(
             _DEFAULT_REQUESTS if self.num_requests is None else self.num_requests,
-            Lengths.parse(self.input_len or _DEFAULT_INPUT, "--input-len"),
-            Lengths.parse(self.output_len or _DEFAULT_OUTPUT, "--output-len"),
+            *self._lengths(),
             shared_prefix=self.shared_prefix or 0,
             vocab_size=vocab_size,
             seed=seed,
+        )
+
+    def _lengths(self) -> tuple[Lengths, Lengths]:
+        return (
+            Lengths.parse(self.input_len or _DEFAULT_INPUT, "--input-len"),
+            Lengths.parse(self.output_len or _DEFAULT_OUTPUT, "--output-len"),
         )
 
 
@@ -94,7 +101,10 @@ def throughput_facts(choice: ModelChoice, asked: Asked, loaded: LoadedModel, mea
 def _encoder(model_dir: Path | None) -> Any:
     if model_dir is None:
         return None
-    from bulkrun.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_dir(model_dir)
-    return lambda texts: tokenizer.encode_batch(texts, add_special_tokens=True)
+    def encode(texts: list[str]) -> list[list[int]]:  # only where there are texts: token ids need no tokenizer
+        from bulkrun.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_dir(model_dir).encode_batch(texts, add_special_tokens=True)
+
+    return encode

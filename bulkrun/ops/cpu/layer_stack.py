@@ -213,6 +213,7 @@ def _padded_halves(gate_up: Matrix, size: int) -> Matrix:
     if size % PANEL == 0:
         return gate_up
     weight, bias = gate_up
+    assert weight.ndim == 2, "in panels gates and ups can not be moved apart"
     halves = [torch.cat([_padded(half) for half in rows.split(size)]) for rows in (weight, bias) if rows is not None]
     return Matrix(halves[0], halves[1] if len(halves) > 1 else None)
 

@@ -7,10 +7,12 @@ import json
 import random
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bulkrun.errors import InputError, UsageError
+from bulkrun.launch.bench.throughput import Asked
 from bulkrun.launch.bench.workload import (
     Lengths,
     Work,
@@ -127,3 +129,17 @@ def test_a_dataset_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(InputError, match="no rows"):
         read_dataset(tmp_path / "empty.jsonl", vocab_size=200, encode=None)
+
+
+def test_lengths_are_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(UsageError, match="--input-len"):
+        Asked(input_len="abc")
+
+
+def test_a_dataset_of_ids_needs_no_tokenizer_and_has_other_ids_with_another_seed(tmp_path: Path) -> None:
+    rows = [{"prompt_token_ids": [5, 6, 7, 6], "max_tokens": 2}, {"prompt_token_ids": [5, 6, 98], "max_tokens": 1}]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    loaded = SimpleNamespace(config=SimpleNamespace(vocab_size=100), model_dir=tmp_path)
+    asked = Asked(dataset=tmp_path / "d.jsonl")
+    assert asked.work(loaded) == [Work([5, 6, 7, 6], 2), Work([5, 6, 98], 1)]
+    assert asked.work(loaded, seed=3) == [Work([8, 9, 10, 9], 2), Work([8, 9, 1], 1)]
