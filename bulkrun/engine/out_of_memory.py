@@ -43,22 +43,28 @@ def make_model_runner(model: LanguageModel, config: EngineConfig) -> tuple[Model
 
     Raises UsageError, naming the keys, where nothing fits, or not the size that was asked for.
     """
-    for _ in range(MAX_IN_A_ROW):
+    num_smaller = 0
+    while True:
         try:
             return ModelRunner(model, config), config
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
             shortage = _first_line(error)
+        if config.device.type == "cuda":
+            torch.cuda.empty_cache()  # graphs, which have memory of their own, cannot use what a failed attempt leaves
         fewer = max(1 + config.max_blocks_per_seq, int(config.num_blocks * POOL_SHRINK))
-        if config.is_pool_given or fewer >= config.num_blocks:
-            break
+        num_smaller += 1
+        if config.is_pool_given or fewer >= config.num_blocks or num_smaller > MAX_IN_A_ROW:
+            raise _pool_does_not_fit(config.num_blocks * _block_bytes(model.config, config), shortage)
         logging.getLogger(__name__).warning(
             "out of memory; going on with %s (%s)", _as_pool(fewer * _block_bytes(model.config, config)), shortage
         )
         config = replace(config, num_blocks=fewer)
-    num_bytes = config.num_blocks * _block_bytes(model.config, config)
-    raise UsageError(
+
+
+def _pool_does_not_fit(num_bytes: int, shortage: str) -> UsageError:
+    return UsageError(
         f"engine.kv_cache_memory_bytes: a KV pool of {num_bytes / _GIB:.2f} GiB does not fit ({shortage}); lower it, "
         "or engine.gpu_memory_utilization where it is not set"
     )

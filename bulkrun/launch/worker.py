@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import logging
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import Worker
+from bulkrun.job.work.engine_room import EngineLost
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.garbage import release_garbage, settle_garbage
@@ -85,6 +88,9 @@ def main(argv: list[str]) -> int:
             if supervisor.is_gone():
                 return Interrupted.exit_code
             return work(run, read_record(run), Worker.this_process(options.id), supervisor, drain)
+    except EngineLost as error:
+        logging.getLogger(__name__).error("%s", error)
+        return os.EX_SOFTWARE
     except BulkrunError as error:
         channel.send(error)
         return error.exit_code

@@ -244,9 +244,18 @@ def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     for size in _SIZES:
         keys[size] = raw[size] if size in raw else family.keys[size]
     for name in (*_SIZES, "max_position_embeddings", "rms_norm_eps", "rope_theta"):
-        if isinstance(keys[name], bool) or not isinstance(keys[name], int | float) or keys[name] <= 0:
-            raise ModelError(f"key {name!r} is {keys[name]!r}, not a number above 0; download the model again")
+        _check_number(name, keys[name], float if name in ("rms_norm_eps", "rope_theta") else int)
+    for name in ("num_key_value_heads", "head_dim"):
+        if keys[name] is not None:
+            _check_number(name, keys[name], int)
     return keys
+
+
+def _check_number(name: str, value: Any, kind: type[int] | type[float]) -> None:
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if not (is_number and value > 0):
+        wanted = "whole number" if kind is int else "number"
+        raise ModelError(f"key {name!r} is {value!r}, not a {wanted} above 0; download the model again")
 
 
 def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:

@@ -35,12 +35,18 @@ def check_against_own_attention(model: GeneralModel) -> None:
     limit = min(model.config.vocab_size, 1000)
     sequences = [torch.arange(7, 7 + 13 * length, 13, device=model.device) % limit for length in _LENS]
     try:
+        theirs = [_own_logits(model, tokens) for tokens in sequences]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # before anything of ours has run
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ModelError(f"{name} is not supported: transformers' own code fails with it ({reason})") from error
+    try:
         ours = _paged_logits(model, sequences)
     except ModelError as error:
         raise ModelError(f"{name} is not supported: {error}") from None
     if model.step.layers != list(range(model.config.num_layers)):
         raise ModelError(f"{name} is not supported: its attention cannot be exchanged in transformers")
-    theirs = [_own_logits(model, tokens) for tokens in sequences]
     worst = max(_distance(*rows) for rows in zip(ours, theirs, _FIRST_COMPARED, strict=True))
     if not worst < _tolerance(model):
         raise ModelError(

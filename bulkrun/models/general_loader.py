@@ -39,11 +39,6 @@ def load_general_model(
         check_against_own_attention(general)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    except Exception as error:
-        raise ModelError(
-            f"{path}: {config.architecture} is not supported: transformers' own code fails with it: "
-            f"{type(error).__name__}: {_first_line(error)}"
-        ) from None
     return general
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +29,12 @@ _V2 = _CgroupFiles("memory.max", "memory.current", ("active_file", "inactive_fil
 
 
 def available_ram_bytes(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be taken without swapping and without hitting a memory limit of this process."""
-    available = _fields(proc / "meminfo").get("MemAvailable:", 0) * 1024
+    """Bytes that can be taken without swapping and without hitting a memory limit of this process.
+
+    All RAM there is, where the system does not say what is free.
+    """
+    meminfo = _fields(proc / "meminfo") if (proc / "meminfo").exists() else {}
+    available = meminfo.get("MemAvailable:", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1024) * 1024
     headrooms = [_headroom(folder, files) for folder, files in _cgroups(proc / "self/cgroup", cgroup_root)]
     return max(0, min([available, *(headroom for headroom in headrooms if headroom is not None)]))
 

@@ -1,6 +1,6 @@
 """A supervised worker with the fake engine, which dies as told whenever a certain row is in it.
 
-    python -m tests.executors.fake_worker OUT ROWS SHARD_ROWS --id ID [--poison ROW,ROW] [--die segv|exit137|kill]
+    python -m tests.executors.fake_worker OUT ROWS SHARD_ROWS --id ID [--poison ROW,ROW] [--die segv|exit137|kill|lost]
 
 The rows are a function of ROWS alone, so that the test can make the oracle.
 """
@@ -18,15 +18,23 @@ from bulkrun.errors import BulkrunError
 from bulkrun.executors.child_errors import ErrorChannel
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.workers import Worker
+from bulkrun.job.work.engine_room import EngineLost
 from bulkrun.launch.signals import drain_on_signal
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import Row, job, make_rows, start
 
+
+def fail(*_: object) -> FakeEngine:
+    """What a GPU does after an illegal access: it fails every call, also those of the next engine."""
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
 WAYS_TO_DIE: dict[str, Callable[[], object]] = {
     "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "exit137": lambda: os._exit(137),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "lost": fail,
 }
 
 
@@ -72,11 +80,14 @@ def main(argv: list[str]) -> int:
                 job_of(options.out),
                 shard_rows=options.shard_rows,
                 engine=engine,
+                rebuild_engine=fail,
                 worker=Worker.this_process(options.id),
                 should_stop=drain.should_stop,
                 ttl_s=options.ttl_s,
                 heartbeat_s=min(1.0, options.ttl_s / 10),
             )
+    except EngineLost:
+        return os.EX_SOFTWARE
     except BulkrunError as error:
         channel.send(error)
         return error.exit_code

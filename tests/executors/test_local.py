@@ -53,7 +53,12 @@ def errors_of(out: Path) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("die", "how", "bad"), [("segv", "signal SIGSEGV", [137]), ("exit137", "exit status 137", [60, 61])]
+    ("die", "how", "bad"),
+    [
+        ("segv", "signal SIGSEGV", [137]),
+        ("exit137", "exit status 137", [60, 61]),
+        ("lost", "exit status 70", [137]),
+    ],
 )
 def test_retry_goes_to_the_same_dead_engine(tmp_path: Path, die: str, how: str, bad: list[int]) -> None:
     out, rows = tmp_path / "out", rows_of(300)

@@ -7,7 +7,9 @@ files, no journal and no plan.
 
 from __future__ import annotations
 
+import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 from bulkrun.errors import BulkrunError
@@ -37,6 +39,7 @@ class EngineRoom:
     ) -> None:
         self._engine, self._rebuild, self._flight = engine, rebuild, flight
         self._closing, self._failed, self._is_lost = closing, failed, False
+        self._failure = ""  # of the engine before
         self.isolation = Isolation()
         self.in_flight: dict[str, Generation] = {}
 
@@ -107,6 +110,9 @@ class EngineRoom:
         except BulkrunError:
             raise
         except Exception as error:  # whatever it is: the rows that were in it are the suspects
+            text = "".join(traceback.format_exception(error))  # a log record would keep what the error holds
+            logging.getLogger(__name__).warning("the engine failed; what was in it runs again, apart\n%s", text)
+            self._failure = _first_line(error)
             in_flight = list(self.in_flight.values())
             self.in_flight.clear()
             self._failed(type(error).__name__, len(in_flight))
@@ -119,7 +125,13 @@ class EngineRoom:
             self._engine = self._rebuild()
         except Exception as error:
             self._is_lost = True
-            raise EngineLost("after it had failed the engine cannot be loaded again in this process") from error
+            raise EngineLost(
+                f"the engine failed ({self._failure}) and cannot be loaded again in this process ({_first_line(error)})"
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:500]
 
 
 def engine_error(generation: Generation, what: str) -> Answer:

@@ -25,7 +25,7 @@ from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.closing import Closing
 from bulkrun.job.work.commit import identity_of
 from bulkrun.job.work.delivery import deliver
-from bulkrun.job.work.engine_room import EngineRoom, engine_error
+from bulkrun.job.work.engine_room import EngineLost, EngineRoom, engine_error
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
@@ -121,6 +121,10 @@ class JobRunner:
         try:
             self._log("resumed" if self._begun() else "started")
             outcome = self._work_and_save()
+        except EngineLost:  # as if it had been killed: whoever sees that tells the others, with what was in the engine
+            with suppress(BulkrunError):
+                self._log("engine_lost")
+            raise
         except BaseException as error:
             self._say_goodbye("failed", f"{type(error).__name__}: {error}" if isinstance(error, BulkrunError) else None)
             raise

@@ -181,10 +181,14 @@ def test_an_engine_that_cannot_be_loaded_again_ends_the_process_as_a_crash_would
         raise error
 
     poisoned = FakeEngine(16, poison=lambda request: tuple(request.prompt_token_ids) == bad)
-    with pytest.raises(EngineLost):
+    said = rf"the engine failed \(\w+: .*\) and cannot be loaded again .* \({type(error).__name__}: {error}\)"
+    with pytest.raises(EngineLost, match=said):
         start(tmp_path / "out", rows, spec, engine=poisoned, rebuild_engine=refuse)
     (flight,) = (tmp_path / "out/.bulkrun/flight").glob("*.jsonl")
     assert len(read_flight(flight).left) > 1, "its successor must know what was in the engine"
+    (worker,) = (tmp_path / "out/.bulkrun/workers").glob("*.json")
+    assert json.loads(worker.read_text())["ended"] is None, "nobody may take it for ended before its death is recorded"
+    assert [event["event"] for event in read_events(RunDir(tmp_path / "out"))][-1] == "engine_lost"
 
 
 def test_a_hopeless_job_stops_with_everything_saved(tmp_path: Path) -> None:
