@@ -30,8 +30,8 @@ from bulkrun.ops.linear import can_pack_bfloat16
 
 # older checkpoints stored constants; beside a text model there may be others
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.")
-_HUGE_PAGE_BYTES = 2 * 2**20
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
+_HUGE_PAGE_BYTES = 2 * 2**20
 
 
 def load_model(

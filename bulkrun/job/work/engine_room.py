@@ -16,7 +16,7 @@ from bulkrun.errors import BulkrunError
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.closing import Closing
 from bulkrun.job.work.flight import FlightLog
-from bulkrun.job.work.isolation import Isolation
+from bulkrun.job.work.isolation import Isolation, reason_of
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.request import Completion, Engine, EngineStats, RowError
 
@@ -112,7 +112,7 @@ class EngineRoom:
         except Exception as error:  # whatever it is: the rows that were in it are the suspects
             text = "".join(traceback.format_exception(error))  # a log record would keep what the error holds
             logging.getLogger(__name__).warning("the engine failed; what was in it runs again, apart\n%s", text)
-            self._failure = _first_line(error)
+            self._failure = reason_of(error)
             in_flight = list(self.in_flight.values())
             self.in_flight.clear()
             self._failed(type(error).__name__, len(in_flight))
@@ -126,12 +126,8 @@ class EngineRoom:
         except Exception as error:
             self._is_lost = True
             raise EngineLost(
-                f"the engine failed ({self._failure}) and cannot be loaded again in this process ({_first_line(error)})"
+                f"the engine failed ({self._failure}) and cannot be loaded again in this process ({reason_of(error)})"
             ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:500]
 
 
 def engine_error(generation: Generation, what: str) -> Answer:

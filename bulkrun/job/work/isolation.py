@@ -23,6 +23,11 @@ def split(suspects: Sequence[Generation], crashed_together: int) -> list[list[Ge
     return [list(suspects[at : at + size]) for at in range(0, len(suspects), size)]
 
 
+def reason_of(error: Exception) -> str:
+    """A line about what broke the engine."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:500]
+
+
 class Isolation:
     """The generations under suspicion, in groups of which only one may run at a time."""
 
@@ -49,7 +54,7 @@ class Isolation:
         if len(in_flight) > 1:
             self.suspect(split(in_flight, len(in_flight)))
             return
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        reason = reason_of(error)
         self._unproven += [(generation, reason) for generation in in_flight]
         if not in_flight or len(self._unproven) >= _CULPRITS_IN_A_ROW:
             raise RunError(
