@@ -94,7 +94,7 @@ def step_metadata(
         num_decode_seqs=shape.num_decode_seqs,
         max_query_len=shape.max_query_len,
         max_context_len=shape.max_context_len,
-        max_decode_context_len=shape.max_decode_context_len,
+        max_decode_keys=shape.max_decode_keys,
         kv_copies=kv_copies,
         shared_prefixes=shared_prefixes,
     )

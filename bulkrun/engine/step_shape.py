@@ -16,8 +16,7 @@ from operator import add
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.models.config import DecoderConfig, ModelConfig
 
-_MAX_DECODE_KEYS = 2**23  # decode sequences x context of a captured step: more is computed in several launches anyway
-_CONTEXT_UNIT = 512  # decode attention takes so many keys at a time
+_MAX_DECODE_KEYS = 2**23  # contexts of a captured step together: more is computed in several launches anyway
 _MIN_MIXED_TOKENS = 32
 _TOKENS_PER_CHUNK_SEQ = 16  # a mixed step has room for so few prompts that on average they are at least this long
 
@@ -36,7 +35,7 @@ class StepShape:
     num_chunk_seqs: int
     max_query_len: int  # bounds from here on
     max_context_len: int  # of any sequence
-    max_decode_context_len: int
+    max_decode_keys: int  # of the decode sequences' contexts together
 
     @property
     def num_seqs(self) -> int:
@@ -49,8 +48,7 @@ class StepShape:
         decode, counts = batch.num_decode_seqs, batch.num_scheduled_tokens
         contexts = list(map(add, batch.starts, counts))
         num_chunk_seqs = len(contexts) - decode
-        longest_decode = max(contexts[:decode], default=0)
-        return cls(sum(counts), decode, num_chunk_seqs, max(counts), max(contexts), longest_decode)
+        return cls(sum(counts), decode, num_chunk_seqs, max(counts), max(contexts), sum(contexts[:decode]))
 
 
 class CapturedShapes:
@@ -79,7 +77,7 @@ class CapturedShapes:
         if index == len(sizes):
             return None
         shape = self._mixed_shape(sizes[index]) if exact.num_chunk_seqs else self._decode_shape(sizes[index])
-        return shape if exact.max_decode_context_len <= shape.max_decode_context_len else None
+        return shape if exact.max_decode_keys <= shape.max_decode_keys else None
 
     def _decode_shape(self, num_seqs: int) -> StepShape:
         return self._shape(num_seqs, num_seqs, 0, max_query_len=1)
@@ -89,9 +87,8 @@ class CapturedShapes:
         return self._shape(num_tokens, num_decode_seqs, num_chunk_seqs, max_query_len=num_tokens)
 
     def _shape(self, num_tokens: int, num_decode_seqs: int, num_chunk_seqs: int, *, max_query_len: int) -> StepShape:
-        units = max(_MAX_DECODE_KEYS // num_decode_seqs // _CONTEXT_UNIT, 1)
-        context = min(self._max_model_len, units * _CONTEXT_UNIT)
-        return StepShape(num_tokens, num_decode_seqs, num_chunk_seqs, max_query_len, self._max_model_len, context)
+        keys = min(num_decode_seqs * self._max_model_len, _MAX_DECODE_KEYS)
+        return StepShape(num_tokens, num_decode_seqs, num_chunk_seqs, max_query_len, self._max_model_len, keys)
 
 
 def max_captured_tokens(config: ModelConfig, max_num_batched_tokens: int) -> int:

@@ -76,7 +76,7 @@ class AttentionMetadata:
     num_decode_seqs: int  # the first so many sequences have exactly one query token
     max_query_len: int
     max_context_len: int
-    max_decode_context_len: int | None = None  # of the decode sequences alone, where that is known
+    max_decode_keys: int | None = None  # of the decode sequences' contexts together, where that is known
     # int64 [2, C]: slots whose KV is copied and where to, after the step's KV is stored and before anybody attends
     kv_copies: torch.Tensor | None = None
     shared_prefixes: SharedPrefixes | None = None
@@ -84,3 +84,5 @@ class AttentionMetadata:
     groups: dict[int | None, list[SequenceGroup]] = field(default_factory=dict, init=False, repr=False, compare=False)
     # the same of the batch-invariant attention
     tiles: dict[int | None, AttentionTiles] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # and of decode attention in Triton: where the partial results of each sequence begin, int32
+    part_starts: dict[int | None, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -21,7 +21,7 @@ from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.shared_prefixes import SharedPrefixTable
 from bulkrun.engine.step_shape import CapturedShapes
 from bulkrun.ops import dispatch
-from bulkrun.ops.triton import decode_attention
+from bulkrun.ops.triton import partial_results
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.models.tiny_models import VOCAB_SIZE
@@ -171,7 +171,7 @@ def test_padded_steps_with_shared_prefixes_through_the_kernels(
     """Several chunks of context, a prefix that ends in the middle of one; long prompts go through the references."""
     interprets = False
     monkeypatch.setattr(dispatch, "uses_triton", lambda tensor: interprets)
-    monkeypatch.setattr(decode_attention, "CHUNK", 128)
+    monkeypatch.setattr(partial_results, "CHUNK", 128)
     for name, value in (("MIN_GROUP_SIZE", 2), ("MIN_PREFIX_LEN", 64), ("MIN_SAVED_TOKENS", 1)):
         monkeypatch.setattr(shared_prefixes, name, value)
     prefix = [3 + 17 * n % (VOCAB_SIZE - 3) for n in range(200)]

@@ -24,7 +24,7 @@ def batch_of(contexts: list[int], chunks: list[int]) -> ScheduledBatch:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    contexts=st.lists(st.integers(1, 20_000), max_size=70),
+    contexts=st.lists(st.integers(1, 300_000), max_size=70),
     chunks=st.lists(st.integers(1, 300), max_size=6),
     max_num_tokens=st.integers(64, 900),
 )
@@ -33,7 +33,7 @@ def test_the_smallest_shape_with_room_for_everything_or_none(
 ) -> None:
     if not contexts and not chunks:
         return
-    shapes = CapturedShapes(max_num_seqs=64, max_num_tokens=max_num_tokens, max_model_len=16_000)
+    shapes = CapturedShapes(max_num_seqs=64, max_num_tokens=max_num_tokens, max_model_len=300_000)
     exact = StepShape.of(batch_of(contexts, chunks))
 
     def has_room(shape: StepShape) -> bool:
@@ -42,7 +42,7 @@ def test_the_smallest_shape_with_room_for_everything_or_none(
             and shape.num_tokens >= exact.num_tokens
             and shape.num_decode_seqs >= len(contexts)
             and shape.num_chunk_seqs >= len(chunks)
-            and shape.max_decode_context_len >= exact.max_decode_context_len
+            and shape.max_decode_keys >= exact.max_decode_keys
         )
 
     fitting = [shape for shape in shapes if has_room(shape)]
@@ -63,6 +63,13 @@ def test_padding_of_decode_steps_stays_below_an_eighth() -> None:
         fit = shapes.fit(batch_of([5] * num_seqs, []))
         assert fit is not None
         assert fit.num_tokens < num_seqs * 9 / 8
+
+
+def test_one_long_context_among_many_short_ones_takes_no_step_out_of_the_graphs() -> None:
+    shapes = CapturedShapes(max_num_seqs=1024, max_num_tokens=1024, max_model_len=131_072)
+    for chunks in ([], [700]):
+        assert shapes.fit(batch_of([131_072] + [300] * 300, chunks)) is not None
+    assert shapes.fit(batch_of([131_072] * 100, [])) is None
 
 
 def test_copies_of_blocks_fit_in_no_shape() -> None:

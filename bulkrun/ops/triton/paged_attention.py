@@ -5,16 +5,16 @@ One kernel per problem: a kernel that branches between the two pipelines neither
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
-from bulkrun.ops.triton.decode_attention import PartialResults, decode_attention, max_chunks
+from bulkrun.ops.triton import partial_results
+from bulkrun.ops.triton.decode_attention import decode_attention
+from bulkrun.ops.triton.partial_results import PartialResults, max_chunks, part_starts
 from bulkrun.ops.triton.prefill_attention import prefill_attention
 from bulkrun.ops.triton.shared_prefix import shared_prefix_attention
 
-_MAX_CHUNKS = 2**14  # of all decode sequences: 32 query heads of 128 dimensions then take 256 MiB of partial results
+_MAX_CHUNKS = 2**14  # beside two per decode sequence: 32 query heads of 128 dimensions then take 256 MiB of results
 
 
 def paged_attention(
@@ -58,41 +58,68 @@ def _attend_decode(
     sliding_window: int | None,
     soft_cap: float | None,
 ) -> None:
-    """Decode sequences, all at once unless the longest context would make room for partial results too large.
-
-    Then some at a time, and prefixes are read by each sequence for itself.
-    """
-    num_decode = meta.num_decode_seqs
-    longest = meta.max_context_len if meta.max_decode_context_len is None else meta.max_decode_context_len
-    num_chunks = max_chunks(longest, sliding_window)
-    at_once = max(_MAX_CHUNKS // num_chunks, 1)
-    if num_decode > at_once:
-        at_once = max(at_once // 16 * 16, 1)  # addresses stay aligned, for which kernels are compiled
-    shared = meta.shared_prefixes if sliding_window is None and num_decode <= at_once else None
-    partial = PartialResults.allocate(q_THD[: min(num_decode, at_once)], num_chunks + (shared is not None))
-    if shared is not None:
-        shared_prefix_attention(
-            q_THD, k_cache, v_cache, meta.block_tables_SM, shared, partial, scale=scale, soft_cap=soft_cap
-        )
-    for first in range(0, num_decode, at_once):
-        last = min(first + at_once, num_decode)
-        some = meta
-        if first or last < num_decode:
-            some = replace(
-                meta,
-                context_lens_S=meta.context_lens_S[first:last],
-                block_tables_SM=meta.block_tables_SM[first:last],
-                num_decode_seqs=last - first,
+    """Decode sequences, all at once unless their contexts would make room for partial results too large."""
+    shared = meta.shared_prefixes if sliding_window is None else None
+    at_once = _seqs_at_once(meta, sliding_window)
+    for first in range(0, meta.num_decode_seqs, at_once):
+        some = slice(first, min(first + at_once, meta.num_decode_seqs))
+        partial = _room_for_parts(q_THD, meta, some, sliding_window, has_prefixes=shared is not None)
+        if shared is not None:
+            shared_prefix_attention(
+                q_THD,
+                k_cache,
+                v_cache,
+                meta.block_tables_SM,
+                shared,
+                partial,
+                first_seq=first,
+                scale=scale,
+                soft_cap=soft_cap,
             )
         decode_attention(
             q_THD[first:],
             k_cache,
             v_cache,
-            some,
+            meta.block_tables_SM[some],
+            meta.context_lens_S[some],
             out_THD[first:],
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             partial=partial,
-            prefix_lens_S=None if shared is None else shared.prefix_lens_S,
+            prefix_lens_S=None if shared is None else shared.prefix_lens_S[some],
         )
+
+
+def _seqs_at_once(meta: AttentionMetadata, sliding_window: int | None) -> int:
+    """All of them, or so many that even contexts as long as the longest one's bound find room."""
+    chunks_per_seq = max_chunks(meta.max_context_len, sliding_window)
+    if _num_chunks(meta, meta.num_decode_seqs, chunks_per_seq) <= _MAX_CHUNKS + meta.num_decode_seqs:
+        return meta.num_decode_seqs
+    at_once = _MAX_CHUNKS // chunks_per_seq
+    return max(at_once // 16 * 16, 1)  # addresses stay aligned, for which kernels are compiled
+
+
+def _num_chunks(meta: AttentionMetadata, num_seqs: int, chunks_per_seq: int) -> int:
+    """Of so many decode sequences, a bound."""
+    if meta.max_decode_keys is None:
+        return num_seqs * chunks_per_seq
+    return min(num_seqs * chunks_per_seq, meta.max_decode_keys // partial_results.CHUNK + num_seqs)
+
+
+def _room_for_parts(
+    q_THD: torch.Tensor, meta: AttentionMetadata, some: slice, sliding_window: int | None, *, has_prefixes: bool
+) -> PartialResults:
+    """Partial results of some of the decode sequences; where all of them are, the layers share one prefix sum."""
+    num_seqs = some.stop - some.start
+    chunks_per_seq = max_chunks(meta.max_context_len, sliding_window)
+    max_parts = chunks_per_seq + has_prefixes
+    starts_S = meta.part_starts.get(sliding_window) if num_seqs == meta.num_decode_seqs else None
+    if starts_S is None:
+        starts_S = context_lens_S = meta.context_lens_S[some]
+        if max_parts > 1:
+            starts_S = part_starts(context_lens_S, chunks_per_seq, has_prefixes=has_prefixes)
+    if num_seqs == meta.num_decode_seqs:
+        meta.part_starts[sliding_window] = starts_S
+    num_parts = _num_chunks(meta, num_seqs, chunks_per_seq) + has_prefixes * num_seqs
+    return PartialResults.allocate(q_THD, num_parts, starts_S, max_parts)

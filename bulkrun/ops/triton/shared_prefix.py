@@ -1,6 +1,6 @@
 """Attention of many decode sequences over the blocks they share: read once for a tile of sequences, not once for each.
 
-The shared prefix is cut into the chunks of `decode_attention`, the last of which may end early; this fills in their
+The shared prefix is cut into the chunks of `partial_results`, the last of which may end early; this fills in their
 partial results, and the merge by log-sum-exp there cannot tell who wrote them. As there, lengths and group sizes are
 read by the device: the host knows bounds.
 """
@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 from bulkrun.ops.attention_metadata import SharedPrefixes
-from bulkrun.ops.triton import decode_attention
+from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, num_tiles, padded_dim, tile_shape
-from bulkrun.ops.triton.decode_attention import PartialResults, programs_per_sequence
+from bulkrun.ops.triton.decode_attention import programs_per_sequence
+from bulkrun.ops.triton.partial_results import PartialResults
 
 
 def shared_prefix_attention(
@@ -25,11 +26,15 @@ def shared_prefix_attention(
     shared: SharedPrefixes,
     partial: PartialResults,
     *,
+    first_seq: int,
     scale: float,
     soft_cap: float | None,
 ) -> None:
-    """Write `partial` of every chunk of a shared prefix, for the sequences of its group."""
-    chunk = decode_attention.CHUNK
+    """Write `partial` of every chunk of a shared prefix, for the sequences of its group.
+
+    partial: of the sequences from `first_seq` on, as many as it has starts; the others are passed over.
+    """
+    chunk = partial_results.CHUNK
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     padded_group = triton.next_power_of_2(num_heads // num_kv_heads)
@@ -48,11 +53,13 @@ def shared_prefix_attention(
         shared.prefix_lens_G,
         partial.out,
         partial.lse,
+        partial.starts_S,
+        first_seq,
+        partial.starts_S.numel(),
         scale,
         q_THD.stride(0),
         block_tables_SM.stride(0),
         num_groups,
-        partial.out.shape[1],
         NUM_HEADS=num_heads,
         GROUP=num_heads // num_kv_heads,
         PADDED_GROUP=padded_group,
@@ -69,7 +76,7 @@ def shared_prefix_attention(
     )
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_groups", "num_parts"])
+@triton.jit(do_not_specialize=["first_seq", "num_seqs", "table_stride", "num_groups"])
 def _shared_prefix_kernel(
     q_ptr,
     k_ptr,
@@ -80,11 +87,13 @@ def _shared_prefix_kernel(
     prefix_lens_ptr,
     partial_ptr,
     lse_ptr,
+    starts_ptr,
+    first_seq,
+    num_seqs,
     scale,
     q_stride,
     table_stride,
     num_groups,
-    num_parts,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
@@ -111,13 +120,15 @@ def _shared_prefix_kernel(
     member_M = first_member + row_M // PADDED_GROUP
     head_M = row_M % PADDED_GROUP
     dim_D = tl.arange(0, PADDED_DIM)
-    is_real_M = (member_M < group_size) & (head_M < GROUP)
+    seq_M = tl.load(seq_index_ptr + group_start + member_M, mask=member_M < group_size, other=-1)
+    is_real_M = (seq_M >= first_seq) & (seq_M < first_seq + num_seqs) & (head_M < GROUP)
+    if tl.max(is_real_M.to(tl.int32), 0) == 0:
+        return
     is_real_MD = is_real_M[:, None] & (dim_D < HEAD_DIM)[None, :]
-    seq_M = tl.load(seq_index_ptr + group_start + member_M, mask=member_M < group_size, other=0).to(tl.int64)
     offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
-    q_MD = tl.load(q_ptr + seq_M[:, None] * q_stride + offset_MD, mask=is_real_MD, other=0.0)
+    q_MD = tl.load(q_ptr + seq_M.to(tl.int64)[:, None] * q_stride + offset_MD, mask=is_real_MD, other=0.0)
     prefix_len = tl.load(prefix_lens_ptr + group)
-    first_seq = tl.load(seq_index_ptr + group_start).to(tl.int64)  # its block table is as good as any of the group
+    owner = tl.load(seq_index_ptr + group_start).to(tl.int64)  # its block table is as good as any of the group
     for chunk in range(tl.program_id(2), tl.cdiv(prefix_len, CHUNK), tl.num_programs(2)):
         acc_MD = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
         max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -130,7 +141,7 @@ def _shared_prefix_kernel(
                 sum_M,
                 k_ptr + kv_head * HEAD_DIM,
                 v_ptr + kv_head * HEAD_DIM,
-                block_tables_ptr + first_seq * table_stride,
+                block_tables_ptr + owner * table_stride,
                 tile_start,
                 0,
                 0,
@@ -145,7 +156,8 @@ def _shared_prefix_kernel(
                 SOFT_CAP,
                 False,
             )
-        part_M = seq_M * num_parts + chunk
+        seq_M = tl.load(seq_index_ptr + group_start + member_M, mask=is_real_M, other=0)  # again: registers are scarce
+        part_M = tl.load(starts_ptr + seq_M - first_seq, mask=is_real_M, other=0).to(tl.int64) + chunk
         partial_MD = part_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD
         tl.store(partial_ptr + partial_MD, acc_MD / sum_M[:, None], mask=is_real_MD)
         lse_offset_M = part_M * NUM_HEADS + kv_head * GROUP + head_M

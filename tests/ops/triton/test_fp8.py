@@ -15,7 +15,7 @@ from bulkrun.ops.fp8_linear import fp8_linear as reference_linear
 from bulkrun.ops.fp8_linear import quantize_rows as reference_rows
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference_store
 from bulkrun.ops.rotary import rotary_cos_sin
-from bulkrun.ops.triton import decode_attention
+from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.fp8_linear import fp8_linear, quantize_rows
 from bulkrun.ops.triton.norm_rotary_store import norm_rotary_store
 from bulkrun.ops.triton.paged_attention import paged_attention
@@ -52,7 +52,7 @@ def test_attention_reads_an_fp8_cache_in_decode_and_in_prompt_chunks(
 
 
 def test_a_shared_prefix_in_fp8_is_read_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_attention, "CHUNK", 64)
+    monkeypatch.setattr(partial_results, "CHUNK", 64)
     case = with_fp8_cache(make_case([1, 1, 1], [150, 140, 70], (4, 2, 16), device=device, shared_blocks=32))
     shared = SharedPrefixes.of_groups([([0, 1], 128)], 3, device)
     check(dataclasses.replace(case, meta=dataclasses.replace(case.meta, shared_prefixes=shared)))

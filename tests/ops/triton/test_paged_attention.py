@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bulkrun.ops.triton import decode_attention
+from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.triton import paged_attention as module
+from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.paged_attention import paged_attention
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case
 from tests.processor import needs_even_products
@@ -19,7 +23,7 @@ ERROR = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # a fe
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of one tile, so that a short context has several."""
-    monkeypatch.setattr(decode_attention, "CHUNK", 64)
+    monkeypatch.setattr(partial_results, "CHUNK", 64)
 
 
 def attend(case: Case, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
@@ -123,6 +127,59 @@ def test_some_sequences_at_a_time_have_the_same_bits(
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("window", [None, 70])
+def test_one_long_context_among_short_ones_has_the_same_bits_in_the_room_that_all_need(
+    device: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for partial results is that of the contexts together, not of the longest one times their number."""
+    case = make_case([1] * 6, [70, 1, 700, 64, 65, 20], (2, 1, 16), window=window, device=device)
+    expected = attend(case, window)
+    rooms = []
+    allocate = partial_results.PartialResults.allocate
+
+    def remember(*args: Any) -> partial_results.PartialResults:
+        rooms.append(allocate(*args))
+        rooms[-1].out.fill_(torch.nan)
+        return rooms[-1]
+
+    monkeypatch.setattr(partial_results.PartialResults, "allocate", remember)
+    meta = dataclasses.replace(case.meta, max_decode_keys=sum(case.meta.context_lens_S.tolist()))
+    assert torch.equal(attend(dataclasses.replace(case, meta=meta), window), expected)
+    (room,) = rooms
+    assert room.out.shape[0] <= 920 // 64 + 6
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    contexts=st.lists(st.integers(0, 3000), min_size=1, max_size=40),
+    window=st.none() | st.integers(1, 1500),
+    has_prefixes=st.booleans(),
+    at_once=st.integers(1, 40),
+    data=st.data(),
+)
+def test_no_two_parts_have_one_place_and_all_have_one(
+    contexts: list[int], window: int | None, has_prefixes: bool, at_once: int, data: st.DataObject
+) -> None:
+    has_prefixes = has_prefixes and window is None
+    prefixes = [64 * data.draw(st.integers(0, context // 64)) if has_prefixes else 0 for context in contexts]
+    context_lens_S = torch.tensor(contexts, dtype=torch.int32, device="cuda" if torch.cuda.is_available() else "cpu")
+    meta = AttentionMetadata(
+        context_lens_S, context_lens_S, context_lens_S, context_lens_S, len(contexts), 1, max(contexts), sum(contexts)
+    )
+    some = slice(0, min(at_once, len(contexts)))
+    room = module._room_for_parts(torch.zeros(1, 1, 1), meta, some, window, has_prefixes=has_prefixes)
+    free = 0
+    for context, prefix, start in zip(contexts, prefixes, room.starts_S.tolist(), strict=False):
+        first_key = prefix if window is None else max(context - window, 0)
+        num_parts = -(-prefix // 512) + -(-context // 512) - first_key // 512
+        assert num_parts <= room.max_parts
+        if num_parts > 1:
+            assert start >= free
+            free = start + num_parts
+    assert free <= room.out.shape[0]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("window", [None, 70])
 def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: int | None) -> None:
     """As a captured graph sees it: sequences that are not there between decode and chunks, and tokens of nobody."""
     case = make_case([1, 1, 7, 20], [60, 130, 9, 33], (6, 2, 16), window=window, device=device)
@@ -136,7 +193,7 @@ def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: int 
         num_decode_seqs=11,
         max_query_len=36,
         max_context_len=500,
-        max_decode_context_len=400,
+        max_decode_keys=1100,
     )
     q_padded = torch.cat((case.q_THD, torch.full_like(case.q_THD[:7], torch.nan)))
     padded = attend(dataclasses.replace(case, q_THD=q_padded, meta=padded_meta), window)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bulkrun.ops.attention_metadata import SharedPrefixes
-from bulkrun.ops.triton import decode_attention
+from bulkrun.ops.triton import paged_attention, partial_results
 from tests.ops.triton.attention_cases import Case, make_case
 from tests.ops.triton.test_paged_attention import attend, check
 
@@ -18,7 +18,7 @@ HEADS = (6, 2, 16)
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_attention, "CHUNK", 64)
+    monkeypatch.setattr(partial_results, "CHUNK", 64)
 
 
 def share(case: Case, *groups: tuple[list[int], int]) -> Case:
@@ -31,7 +31,7 @@ def share(case: Case, *groups: tuple[list[int], int]) -> Case:
 def test_a_prefix_of_two_chunks_or_one_and_a_half_or_half_a_chunk(
     device: str, soft_cap: float | None, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_attention, "CHUNK", chunk)
+    monkeypatch.setattr(partial_results, "CHUNK", chunk)
     case = make_case([1] * 4 + [5], [250, 240, 415, 239, 239], HEADS, shared_blocks=58, device=device)
     check(share(case, ([0, 3, 2], 192 if chunk == 128 else 128)), soft_cap=soft_cap)
 
@@ -42,9 +42,22 @@ def test_several_groups_in_any_order_and_sequences_in_none(device: str) -> None:
     check(share(case, (list(range(25, 3, -1)), 128), ([1, 3], 64)))
 
 
+@pytest.mark.parametrize("max_chunks", [5, 120])
+def test_some_sequences_at_a_time_read_their_prefix_once_each_time(
+    device: str, max_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence at a time, and 16 at a time, where one long context makes room for all too large."""
+    case = make_case([1] * 26, [140 + i for i in range(25)] + [400], HEADS, shared_blocks=33, device=device)
+    case = share(case, (list(range(25, 3, -1)), 128), ([1, 3], 64))
+    expected = attend(case)
+    monkeypatch.setattr(paged_attention, "_MAX_CHUNKS", max_chunks)
+    meta = dataclasses.replace(case.meta, max_context_len=max(case.meta.context_lens_S.tolist()))
+    assert torch.equal(attend(dataclasses.replace(case, meta=meta)), expected)
+
+
 @pytest.mark.parametrize("length", [64, 128, 192])
 def test_a_prefix_that_is_the_whole_context(device: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_attention, "CHUNK", 128)
+    monkeypatch.setattr(partial_results, "CHUNK", 128)
     case = make_case([1, 1], [length, length], HEADS, shared_blocks=length // 4, device=device)
     check(share(case, ([0, 1], length)))
 
@@ -85,7 +98,7 @@ def test_the_prefix_is_read_through_one_block_table(device: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(32, 8, 128), (16, 2, 64), (16, 8, 256)], ids=str)
 def test_large_bfloat16_groups(heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_attention, "CHUNK", 512)
+    monkeypatch.setattr(partial_results, "CHUNK", 512)
     lens = [1100 + 13 * i for i in range(70)]
     case = make_case([1] * 70, lens, heads, block_size=16, shared_blocks=68, dtype=torch.bfloat16, device="cuda")
     check(share(case, (list(range(40)), 1088), (list(range(45, 70)), 1024)))
