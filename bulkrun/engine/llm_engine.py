@@ -27,12 +27,12 @@ from bulkrun.engine.finishing import (
     timeout_of,
 )
 from bulkrun.engine.loading import ready_model
-from bulkrun.engine.out_of_memory import MEMORY_ERRORS, MemoryGuard, make_model_runner
+from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
 from bulkrun.engine.pending_step import PendingStep, StepOutput
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.sequence_factory import SequenceFactory
-from bulkrun.engine.token_masks import MaskFiller
+from bulkrun.engine.token_masks import MaskFiller, PendingMasks
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import (
     Completion,
@@ -84,7 +84,7 @@ class LLMEngine:
         self._vocab_size = model.config.vocab_size
         self._mask_filler: MaskFiller | None = None  # as long as nothing is constrained
         self._deadlines = Deadlines(clock)
-        self._ended: list[Completion] = []  # ended without a step; the next step returns them
+        self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
         self._memory = MemoryGuard(model.config, config)
         self._counters = Counters()
@@ -165,19 +165,19 @@ class LLMEngine:
         With asynchronous scheduling a step is launched before the tokens of the one before are looked at, so that the
         device never waits for the host; what a sequence computes beyond its end is thrown away.
         """
-        completions, self._ended = self._ended, []
-        completions += self._time_out()
-        if self._under_way is not None and self._under_way.decides_what_comes_next:
-            completions += self._land()
+        self._time_out()
         batch = self.scheduler.schedule()
         launched = self._launch(batch) if batch.seqs else None
         if not batch.seqs and self._under_way is None and self.scheduler.num_waiting:
             time.sleep(_WINDOW_PAUSE_S)
-        completions += self._land()
+        self._land()
         if self._memory.shortage is not None:
             self._shrink(self._memory.shortage)
         self._under_way = launched
-        return completions if self.config.async_scheduling else completions + self._land()
+        if not self.config.async_scheduling:
+            self._land()
+        completions, self._ended = self._ended, []
+        return completions
 
     def has_unfinished(self) -> bool:
         """Whether any added request has not been returned by `step` yet."""
@@ -207,13 +207,21 @@ class LLMEngine:
         )
 
     def _launch(self, batch: ScheduledBatch) -> PendingStep | None:
-        """Put a step on its way; None where memory ran out for it."""
+        """Put a step on its way; None where memory ran out for it.
+
+        Masks are filled while the model computes. Those that depend on tokens under way have to wait for these, while
+        the device goes on with this step's forward pass.
+        """
         self._deadlines.start(batch.new_seqs)
-        masks = None if self._mask_filler is None else self._mask_filler.start(batch)
-        try:
-            launched = self.model_runner.start(batch, masks)
-        except MEMORY_ERRORS as error:
-            self._memory.ran_out(error)
+        sampling = batch.sampling_seqs()
+        depends = self._mask_filler is not None and any(s.num_pending and s.constraint is not None for s in sampling)
+        masks = None if depends else self._masks(sampling)
+        logits = self._memory.attempt(lambda: self.model_runner.compute(batch))
+        if depends and logits is not None:
+            self._land()
+            masks = self._masks(sampling)
+        launched = None if logits is None else self._memory.attempt(lambda: self.model_runner.sample(logits, masks))
+        if launched is None:
             if masks is not None:
                 masks.result()  # the next step asks the same constraints
             return None
@@ -223,31 +231,34 @@ class LLMEngine:
             seq.num_pending += 1
         return launched
 
+    def _masks(self, sampling: list[Sequence]) -> PendingMasks | None:
+        return None if self._mask_filler is None else self._mask_filler.start(sampling)
+
     def _shrink(self, shortage: str) -> None:
         """Go on with smaller sizes. The step before has landed, so nobody's tokens are on their way any more."""
         sizes = self._memory.shrink(shortage, self.scheduler, self.model_runner)
         self.config = replace(self.config, **sizes._asdict())
 
-    def _land(self) -> list[Completion]:
+    def _land(self) -> None:
         """Wait for the step under way, if there is one, and take in what it brought."""
         landed, self._under_way = self._under_way, None
-        return [] if landed is None else self._finish(landed.result())
+        if landed is not None:
+            self._finish(landed.result())
 
     def _append_token(self, seq: Sequence, token_id: int) -> Ending | None:
         seq.token_ids.append(token_id)
         return ending_of(seq)
 
-    def _time_out(self) -> list[Completion]:
+    def _time_out(self) -> None:
         """Take out those whose time is over, wherever they are."""
         expired = self._deadlines.expired()
         if expired:
             self._deadlines.forget(expired)
             self.scheduler.drop(expired)
-        return [completion_of(seq, timeout_of(seq)) for seq in expired]
+            self._ended += [completion_of(seq, timeout_of(seq)) for seq in expired]
 
-    def _finish(self, output: StepOutput) -> list[Completion]:
+    def _finish(self, output: StepOutput) -> None:
         """Append the step's tokens and take out what ended with them."""
-        completions: list[Completion] = []
         ended: list[Sequence] = []
         broken: list[Sequence] = []
         for index, seq in enumerate(output.seqs):
@@ -257,14 +268,13 @@ class LLMEngine:
             self._counters.num_output_tokens += 1
             ending = self._advance(seq, output, index)
             if ending is not None:
-                completions.append(completion_of(seq, ending))
+                self._ended.append(completion_of(seq, ending))
                 (broken if ending.error is _NOT_NUMBERS else ended).append(seq)
         if ended:
             self.scheduler.finish(ended)
         if broken:
             self._discard(broken)
         self._deadlines.forget([*ended, *broken])
-        return completions
 
     def _advance(self, seq: Sequence, output: StepOutput, index: int) -> Ending | None:
         """Give one sequence what the step has for it, and say whether it ends with that."""

@@ -65,8 +65,8 @@ def run_widest_steps(model: LanguageModel, config: EngineConfig) -> None:
     try:
         runner = ModelRunner(model, replace(config, num_blocks=MIN_BLOCKS, enforce_eager=True))
         prompts = widest_prompts(config)
-        runner.start(prompts).result()
-        runner.start(widest_decode(config, prompts.seqs)).result()
+        runner.sample(runner.compute(prompts)).result()
+        runner.sample(runner.compute(widest_decode(config, prompts.seqs))).result()
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise

@@ -53,7 +53,7 @@ def build_model_input(
         num_blocks = -(-shape.max_context_len // rows.block_size)
         buffers = rows.step_buffers(shape.num_tokens, shape.num_seqs, num_blocks)
     samples = batch.sampling_indices()
-    sampling_seqs = batch.seqs if len(samples) == len(batch.seqs) else [batch.seqs[i] for i in samples]
+    sampling_seqs = batch.sampling_seqs()
     ends = list(accumulate(batch.num_scheduled_tokens))
     sequences, sampling_rows, logits_indices, num_tokens, table_index, block_ids = rows.staging.send(
         _padded_sequences(batch, shape),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -27,8 +28,15 @@ from bulkrun.models.language_model import LanguageModel
 from bulkrun.ops import NULL_BLOCK
 
 
+class StepLogits(NamedTuple):
+    """What the tokens of a step are chosen from, on the device, or on its way."""
+
+    model_input: ModelInput
+    logits_SV: torch.Tensor | None  # [S', V]; None where nobody samples
+
+
 class ModelRunner:
-    """Device state and the one function that advances it."""
+    """Device state, and a step in two halves: the forward pass, and the choice of tokens."""
 
     def __init__(self, model: LanguageModel, config: EngineConfig) -> None:
         self.model = model
@@ -84,20 +92,25 @@ class ModelRunner:
         return KVCache.allocate(self.model.config, num_blocks, config.block_size, config.kv_cache_dtype, config.device)
 
     @torch.inference_mode()
-    def start(self, batch: ScheduledBatch, pending_masks: PendingMasks | None = None) -> PendingStep:
-        """Put one step on its way: nothing here waits for the device, except where a step asks for more than tokens.
+    def compute(self, batch: ScheduledBatch) -> StepLogits:
+        """Put one step's forward pass on its way; nothing waits for the device, unless log-probabilities are wanted.
 
-        Masks are waited for when everything before them is on its way. Sequences that ask for the log-probabilities of
-        their prompt get those of the prompt tokens predicted here.
+        Sequences that ask for the log-probabilities of their prompt get those of the prompt tokens predicted here.
         """
         self.rows.apply(batch)
         new_blocks = (block_id for *_, block_id in batch.block_table_updates)
         self.kv_cache.touch(1 + max(new_blocks, default=NULL_BLOCK))
         model_input = self._model_input(batch)
         hidden_SE = self._forward(model_input, batch)
-        if not model_input.sampling_seqs:
+        seqs = model_input.sampling_seqs
+        return StepLogits(model_input, self._logits(hidden_SE, seqs) if seqs else None)
+
+    @torch.inference_mode()
+    def sample(self, step: StepLogits, pending_masks: PendingMasks | None = None) -> PendingStep:
+        """Choose the tokens of a step whose forward pass is on its way; waits for nothing but the masks."""
+        model_input, logits_SV = step
+        if logits_SV is None:
             return PendingStep([])
-        logits_SV = self._logits(hidden_SE, model_input.sampling_seqs)
         masks = None if pending_masks is None else pending_masks.result()
         sampled = sample_tokens(logits_SV, model_input, self.rows, masks)
         self.rows.append(model_input.sampling_rows, model_input.num_tokens, sampled.token_ids)

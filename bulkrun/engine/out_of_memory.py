@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -27,6 +29,7 @@ MEMORY_ERRORS = (MemoryError, OSError, RuntimeError)  # torch.OutOfMemoryError i
 # how allocators that are not torch's own say it: its CPU one, cuBLAS, the CUDA runtime, Triton's launcher
 _SIGNS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "[CUDA]: out of memory")
 _GIB = 2**30
+_Result = TypeVar("_Result")
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -97,6 +100,14 @@ class MemoryGuard:
     def worked(self) -> None:
         """A step went through."""
         self._num_in_a_row = 0
+
+    def attempt(self, work: Callable[[], _Result]) -> _Result | None:
+        """What comes of it; None where memory ran out."""
+        try:
+            return work()
+        except MEMORY_ERRORS as error:
+            self.ran_out(error)
+            return None
 
     def ran_out(self, error: Exception) -> None:
         """Remember a shortage; raises the error again where it is about something else."""

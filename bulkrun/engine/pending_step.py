@@ -37,11 +37,6 @@ class PendingStep:
         self._sampled = None if sampled is None else sampled.on_the_way_to_host()
         self._masks = masks
 
-    @property
-    def decides_what_comes_next(self) -> bool:
-        """Whether some sequence cannot be planned further before its token is known: a grammar has to see it."""
-        return any(seq.constraint is not None for seq in self.seqs)
-
     def result(self) -> StepOutput:
         """Wait for the device."""
         if self._sampled is None:

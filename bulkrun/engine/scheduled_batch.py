@@ -38,6 +38,11 @@ class ScheduledBatch:
         chunks = range(self.num_decode_seqs, len(self.seqs))
         return [*range(self.num_decode_seqs), *filter(self.samples, chunks)]
 
+    def sampling_seqs(self) -> list[Sequence]:
+        """Those whom `sampling_indices` counts."""
+        samples = self.sampling_indices()
+        return self.seqs if len(samples) == len(self.seqs) else [self.seqs[i] for i in samples]
+
     def samples(self, index: int) -> bool:
         """Whether the sequence at `index` has all its tokens computed after this step and gets a new one."""
         return self.starts[index] + self.num_scheduled_tokens[index] == self.seqs[index].num_tokens

@@ -1,18 +1,20 @@
 """Which tokens constrained sequences may take next: masks filled by worker threads while the model computes.
 
-A mask depends only on tokens that were known before the step, so it need not wait for the step, nor the step for it.
-Knows no grammar: a constraint writes its own mask (see `bulkrun.request.TokenConstraint`).
+A mask depends only on tokens from before the step, so it need not wait for the step, nor the step for it: where those
+are still on their way, the next forward pass begins without it, and it is filled once they are seen. Knows no grammar:
+a constraint writes its own mask (see `bulkrun.request.TokenConstraint`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 
-from bulkrun.engine.scheduler import ScheduledBatch
+from bulkrun.engine.sequence import Sequence
 from bulkrun.request import TokenConstraint
 
 NUM_THREADS = 4  # masks of one step are few or quick; more threads would take cores from the model on a CPU
@@ -57,10 +59,13 @@ class MaskFiller:
         self._num_words = -(-vocab_size // 32)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="token-masks")
 
-    def start(self, batch: ScheduledBatch) -> PendingMasks | None:
-        """Begin with the masks of those that sample in this step; None where none of them is constrained."""
-        sampling = (seq for index, seq in enumerate(batch.seqs) if batch.samples(index))
-        wanted = [(index, seq.constraint) for index, seq in enumerate(sampling) if seq.constraint is not None]
+    def start(self, seqs: SequenceOf[Sequence]) -> PendingMasks | None:
+        """Begin with the masks of those that sample in a step; None where none is constrained and goes on."""
+        wanted = [
+            (index, seq.constraint)
+            for index, seq in enumerate(seqs)
+            if seq.constraint is not None and not seq.has_ended  # with the token that was under way
+        ]
         if not wanted:
             return None
         buffer = bytearray(4 * self._num_words * len(wanted))  # zeros: what a constraint does not write is forbidden

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.request import Completion, Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
-from tests.engine.test_token_masks import _constrained_by_transformers, _grammar, steps_factory
+from tests.engine.test_token_masks import STEPS, Steps, _constrained_by_transformers, _grammar, steps_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 MAX_TOKENS = 17
@@ -116,7 +117,7 @@ def test_a_completion_comes_one_step_later_and_partial_outputs_have_only_what_is
     assert not engine.has_unfinished()
 
 
-def test_a_grammar_sees_every_token_before_the_next_one_is_planned(make_engine: EngineFactory) -> None:
+def test_a_grammar_sees_every_token_before_the_next_one_is_chosen(make_engine: EngineFactory) -> None:
     engine = make_engine(async_scheduling=True, constraint_factory=steps_factory)
     free = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     requests = [Request(f"bound{n}", prompt, _grammar()) for n, prompt in enumerate(PROMPTS[:4])]
@@ -125,3 +126,57 @@ def test_a_grammar_sees_every_token_before_the_next_one_is_planned(make_engine: 
     for n, prompt in enumerate(PROMPTS[:4]):
         assert list(done[f"bound{n}"].token_ids) == _constrained_by_transformers(prompt)
         assert list(done[f"free{n}"].token_ids) == generate_with_transformers("llama", prompt, 9, eos_token_id=None)
+
+
+def test_the_next_forward_pass_begins_before_a_grammar_has_seen_the_last_token(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the choice of a token waits for the one before; the device does not."""
+    events: list[str] = []
+
+    class Told(Steps):
+        def accept(self, token_id: int) -> str | None:
+            events.append("accept")
+            return super().accept(token_id)
+
+        def fill_mask(self, mask: memoryview) -> bool:
+            events.append("mask")
+            return super().fill_mask(mask)
+
+    engine = make_engine(async_scheduling=True, constraint_factory=lambda *_: Told(STEPS))
+    forward = engine.model_runner.model.forward
+
+    def told_forward(*args: torch.Tensor) -> torch.Tensor:
+        events.append("forward")
+        return forward(*args)
+
+    monkeypatch.setattr(engine.model_runner.model, "forward", told_forward)
+    done = run(engine, [Request("bound", PROMPTS[3], _grammar())])
+    assert list(done["bound"].token_ids) == _constrained_by_transformers(PROMPTS[3])
+    of_each_token = ["forward", "accept", "mask"]
+    first_two, rest = events[:4], events[4:]
+    assert first_two in (["mask", "forward", "forward", "accept"], ["forward", "mask", "forward", "accept"])
+    assert rest[0] == "mask"
+    num_tokens = len(STEPS) + 1
+    assert rest[1:] == of_each_token * (num_tokens - 2) + ["forward", "accept"]
+
+
+def test_a_grammar_that_fails_while_the_next_step_computes_ends_its_row_only(make_engine: EngineFactory) -> None:
+    """Rows with and without penalties and least lengths go on beside it, as if it had never been there."""
+
+    class Fails(Steps):
+        def accept(self, token_id: int) -> str | None:
+            return "no way on" if self.position == 2 else super().accept(token_id)
+
+    def factory(sampling: SamplingParams, prompt_token_ids: object = ()) -> Steps:
+        return Fails(STEPS) if sampling.max_tokens == 11 else Steps(STEPS)
+
+    params = SamplingParams(max_tokens=9, temperature=0.8, ignore_eos=True, repetition_penalty=1.2, min_tokens=4)
+    beside = [Request(f"free{n}", PROMPTS[n], params, seed=n) for n in range(3)]
+    beside += [Request(f"bound{n}", PROMPTS[n], _grammar(repetition_penalty=1.1)) for n in range(3)]
+    failing = Request("fails", PROMPTS[5], _grammar(max_tokens=11, repetition_penalty=1.1))
+    alone = run(make_engine(async_scheduling=True, constraint_factory=factory), beside)
+    together = run(make_engine(async_scheduling=True, constraint_factory=factory), [failing, *beside])
+    error = together.pop("fails").error
+    assert error == ("grammar_failed", "no way on")
+    assert {name: one.token_ids for name, one in together.items()} == {n: one.token_ids for n, one in alone.items()}

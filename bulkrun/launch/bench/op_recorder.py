@@ -45,7 +45,8 @@ class OpRecorder:
         """Steps are annotated; ops run as they always do."""
         with ExitStack() as stack:
             runner = self._engine.model_runner
-            _replace(stack, runner, "start", self._annotated_step(runner.start))
+            _replace(stack, runner, "compute", self._annotated_step(runner.compute))
+            _replace(stack, runner, "sample", self._annotated_rest_of_step(runner.sample))
             yield
 
     @contextmanager
@@ -59,13 +60,21 @@ class OpRecorder:
                 _replace(stack, owner, name, self._annotated(getattr(owner, name), price))
             yield
 
-    def _annotated_step(self, start: Function) -> Function:
-        @wraps(start)
+    def _annotated_step(self, compute: Function) -> Function:
+        @wraps(compute)
         def annotated(batch: Any, *args: Any, **kwargs: Any) -> Any:
             self._step = StepShape(tuple(batch.starts), tuple(batch.num_scheduled_tokens), batch.num_decode_seqs)
             self._num_steps += 1
             with record_function(f"{STEP_PREFIX}{self._num_steps}"):
-                return start(batch, *args, **kwargs)
+                return compute(batch, *args, **kwargs)
+
+        return annotated
+
+    def _annotated_rest_of_step(self, sample: Function) -> Function:
+        @wraps(sample)
+        def annotated(*args: Any, **kwargs: Any) -> Any:
+            with record_function(f"{STEP_PREFIX}{self._num_steps}"):
+                return sample(*args, **kwargs)
 
         return annotated
 
