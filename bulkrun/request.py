@@ -40,6 +40,9 @@ ERROR_CODES: Mapping[str, str] = MappingProxyType(
 )
 
 
+_LEAST_TEMPERATURE = 1e-5  # vLLM's; logits divided by much less are infinite in float32
+
+
 class RowError(NamedTuple):
     """Why a row has no answer: a code of `ERROR_CODES` to group by, and a message that names the place and the fix."""
 
@@ -90,7 +93,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -101,6 +104,8 @@ class SamplingParams:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # vLLM takes one text too; it is no sequence of letters
+            object.__setattr__(self, "stop", (self.stop,))
         for problem in self.problems():
             raise ValueError(problem)
 
@@ -111,7 +116,7 @@ class SamplingParams:
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
             ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("top_k", self.top_k >= -1, "-1 or 0 (off), or a positive count"),
+            ("top_k", -1 <= self.top_k < 2**31, "-1 or 0 (off), or a positive count below 2**31"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2"),
@@ -125,8 +130,8 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the token is the most likely one, with no noise."""
-        return self.temperature == 0.0
+        """Whether the token is the most likely one, with no noise, as good as none included."""
+        return self.temperature < _LEAST_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:

@@ -66,6 +66,10 @@ class BlockManager:
             matched.append(block_id)
         return matched
 
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """How many blocks hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
     def num_free_among(self, block_ids: Sequence[int]) -> int:
         """How many of these blocks nobody owns: what `acquire` would take from the free list."""
         return sum(1 for block_id in block_ids if not self._ref_counts[block_id])

@@ -52,6 +52,7 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a sequence behind all others of its priority and better ones."""
         self.waiting.add(seq)
+        self._blocked = self._blocked and self.waiting.head is not seq
 
     @property
     def num_waiting(self) -> int:
@@ -126,11 +127,13 @@ class Scheduler:
             self._blocked = True  # or it would come straight back and be thrown out again
 
     def _make_room_for_priority(self) -> None:
-        """Preempt those of worse priority than the head of the queue until it fits or none is left."""
+        """Preempt those of worse priority than the head of the queue until it fits, if that is enough for it."""
         if not self.waiting or not self.running:
             return
         head = self.waiting.head
         worse = [seq for seq in self.running if seq.priority > head.priority]
+        if worse and not self._would_fit_without(worse, head):
+            return
         while worse and not (self._free_rows and self._fits(head, self._cached_blocks(head), self._growths())):
             victim = _cheapest(worse)
             worse.remove(victim)
@@ -204,9 +207,7 @@ class Scheduler:
         `growths` are those of who runs.
         """
         manager = self.block_manager
-        needed = _num_blocks(seq.num_tokens, manager.block_size) - len(cached_blocks)
-        needed += manager.num_free_among(cached_blocks)
-        if needed > manager.num_free_blocks:
+        if self._num_needed_blocks(seq, cached_blocks) > manager.num_free_blocks:
             return False
         if not self.running:
             return True
@@ -216,6 +217,21 @@ class Scheduler:
         capacity = (manager.num_blocks - 2) * manager.block_size  # without its own half-empty last block
         room = capacity - num_shared
         return growths.bound_with(growth) <= room or growths.peak_tokens_with(growth) <= room
+
+    def _would_fit_without(self, leaving: list[Sequence], seq: Sequence) -> bool:
+        """False where it surely would not: what stays, and what it needs, is more than there is."""
+        manager = self.block_manager
+        num_freed = sum(len(one.block_table) for one in leaving)  # or fewer: some may be shared with who stays
+        if self._num_needed_blocks(seq, self._cached_blocks(seq)) > manager.num_free_blocks + num_freed:
+            return False
+        staying = [one for one in self.running if one not in leaving]
+        peak = Growths(map(self._growth, staying)).peak_tokens_with(self._growth(seq, seq.num_tokens))
+        return not staying or peak <= (manager.num_blocks - 2) * manager.block_size
+
+    def _num_needed_blocks(self, seq: Sequence, cached_blocks: list[int]) -> int:
+        """Free blocks that it takes at its admission; cached ones that nobody holds are free too."""
+        missing = self.block_manager.num_blocks_of(seq.num_tokens) - len(cached_blocks)
+        return missing + self.block_manager.num_free_among(cached_blocks)
 
     def _cached_blocks(self, seq: Sequence) -> list[int]:
         return self._prefix_cache.find(seq).blocks
@@ -240,7 +256,7 @@ class Scheduler:
         seq.num_shared_tokens = seq.num_computed_tokens = len(cached.blocks) * manager.block_size
         if cached.tail_block is not None:
             self._have_tail(batch, seq, cached.tail_block)
-        missing = _num_blocks(seq.num_tokens, manager.block_size) - len(seq.block_table)
+        missing = manager.num_blocks_of(seq.num_tokens) - len(seq.block_table)
         self._add_blocks(batch, seq, manager.allocate(missing))
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
@@ -280,7 +296,3 @@ class Scheduler:
 def _cheapest(seqs: Iterable[Sequence]) -> Sequence:
     """Of the worst priority the one with the least to recompute, the newest of equals."""
     return min(seqs, key=lambda seq: (-seq.priority, seq.num_computed_tokens, -seq.arrival))
-
-
-def _num_blocks(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)

@@ -81,7 +81,14 @@ class SequenceRows:
         for target, values in zip((self.seed, self.top_k, self.prompt_len), ints, strict=True):
             target[rows] = values
         floats = [
-            (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
+            (
+                0.0 if p.greedy else p.temperature,
+                p.top_p,
+                p.min_p,
+                p.presence_penalty,
+                p.frequency_penalty,
+                p.repetition_penalty,
+            )
             for p in params
         ]
         targets = (self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition)

@@ -210,7 +210,11 @@ class LLM:
             elif not is_unicode(prompt):
                 error = RowError("bad_input", "the prompt holds half a surrogate pair, which is not text")
             return Asked(prompt, None, sampling, seed, error)
-        if isinstance(prompt, Sequence) and all(type(token_id) is int for token_id in prompt):
+        if (
+            isinstance(prompt, Sequence)
+            and not isinstance(prompt, bytes | bytearray)
+            and all(type(token_id) is int for token_id in prompt)
+        ):
             return Asked(None, list(prompt), sampling, seed)
         error = RowError("bad_input", f"{repr(prompt)[:60]} is neither a text nor a list of token ids")
         return Asked(None, None, sampling, seed, error)

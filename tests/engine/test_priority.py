@@ -89,6 +89,30 @@ def test_a_better_priority_takes_the_memory_of_worse_ones() -> None:
     assert [seq.arrival for seq in scheduler.preempted][-1:] == [1]
 
 
+def test_nobody_gives_way_to_one_who_would_not_fit_anyway() -> None:
+    """Memory, and rows: what stays is too much for it to come in, so the others go on."""
+    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=4, budget=128)
+    stays = _sequence(0, 0, num_prompt_tokens=48)  # 13 blocks of the 20
+    small = _sequence(1, 1, num_prompt_tokens=12)  # 4 blocks
+    for seq in (stays, small):
+        scheduler.add(seq)
+    _step(scheduler)
+    scheduler.add(_sequence(2, 0, num_prompt_tokens=40))  # 10 blocks, or more than 7
+    batch, _ = _step(scheduler)
+    assert (batch.seqs, scheduler.num_preemptions) == ([stays, small], 0)
+
+
+def test_a_better_priority_does_not_wait_behind_one_that_did_not_fit() -> None:
+    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=4, budget=128)
+    scheduler.add(_sequence(0, 0, num_prompt_tokens=40, num_output_tokens=20))
+    _step(scheduler)
+    scheduler.add(_sequence(1, 1, num_prompt_tokens=60))
+    assert not _step(scheduler)[0].new_seqs
+    small = _sequence(2, 0, num_prompt_tokens=4)
+    scheduler.add(small)
+    assert _step(scheduler)[0].new_seqs == [small]
+
+
 def test_equal_priority_never_takes_anybodys_place() -> None:
     scheduler = _scheduler(max_num_seqs=2)
     for number in range(6):

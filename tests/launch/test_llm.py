@@ -109,6 +109,27 @@ def test_bad_prompts_are_outputs_with_an_error_and_good_ones_are_answered(llm: b
     assert all((output.error is None) == (output.text is not None) for output in outputs)
 
 
+def test_bytes_are_no_token_ids(llm: bulkrun.LLM) -> None:
+    (output,) = llm.generate([b"hello"], {"max_tokens": 2})  # type: ignore[list-item]
+    assert output.error is not None
+    assert output.error.code == "bad_input"
+
+
+def test_one_stop_string_is_not_its_letters() -> None:
+    assert bulkrun.SamplingParams(stop="file").stop == ("file",)
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-40, 9e-6])
+def test_as_good_as_no_temperature_is_greedy(llm: bulkrun.LLM, temperature: float) -> None:
+    """Logits divided by so little are infinite in float32, and the first of those is not the likeliest."""
+    params = {"max_tokens": 8, "seed": 3}
+    prompts = ["The capital of France", "One two three"]
+    cold = llm.generate(prompts, {**params, "temperature": temperature})
+    assert [one.token_ids for one in cold] == [
+        one.token_ids for one in llm.generate(prompts, {**params, "temperature": 0})
+    ]
+
+
 def test_bad_conversations_are_outputs_with_an_error(llm: bulkrun.LLM) -> None:
     conversations: list[Any] = [[{"role": "user", "content": "hello"}], "hello", [{"role": "user"}], [7], []]
     codes = [output.error and output.error.code for output in llm.chat(conversations, {"max_tokens": 2})]
@@ -127,6 +148,7 @@ def test_wrong_sampling_is_said_before_anything_runs(llm: bulkrun.LLM) -> None:
         ([{}], "1 of them for 2 prompts"),
         ({"temprature": 1}, "temperature"),
         ({"n": 3}, "run_job"),
+        ({"top_k": 2**40}, "top_k"),
         ({"structured_outputs": {"regex": "("}}, "regex"),
     ]:
         with pytest.raises(UsageError, match=match):
