@@ -66,7 +66,7 @@ class StepGraphs:
         buffers = self.buffers(shape)
         shared = None
         if self._prefixes is not None:
-            shared = self._prefixes.view(shape.num_decode_seqs, shape.max_context_len)
+            shared = self._prefixes.view(shape.num_decode_seqs)
         meta = step_metadata(buffers, shape, shared_prefixes=shared)
         hidden_TE = self._model(buffers.input_ids_T, buffers.positions_T, self._kv_cache, meta)
         return self._hidden_TE[: shape.num_tokens].copy_(hidden_TE)  # or each graph would keep memory of its own for it

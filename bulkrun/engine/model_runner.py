@@ -125,7 +125,7 @@ class ModelRunner:
             return build_model_input(self.rows, batch, shape, self.graphs.buffers(shape))
         shared = None
         if self.prefixes is not None and self.prefixes.groups:
-            shared = self.prefixes.view(batch.num_decode_seqs, self._config.max_model_len)
+            shared = self.prefixes.view(batch.num_decode_seqs)
         return build_model_input(self.rows, batch, shared_prefixes=shared)
 
     def _forward(self, model_input: ModelInput, batch: ScheduledBatch) -> torch.Tensor:

@@ -103,7 +103,7 @@ class SharedPrefixTable:
         self._staging = staging
         self._members: list[Sequence] = []
         self.groups: list[Group] = []
-        self._sizes = (max_num_seqs, MAX_GROUPS + 1, MAX_GROUPS, max_num_seqs)
+        self._sizes = (max_num_seqs, MAX_GROUPS + 1, MAX_GROUPS, max_num_seqs, 2)
         self._packed = staging.send_array(array("i", [0]) * sum(self._sizes), torch.int32).clone()
 
     def update(self, batch: ScheduledBatch) -> None:
@@ -122,20 +122,20 @@ class SharedPrefixTable:
         self._packed.zero_()
         self._members, self.groups = [], []
 
-    def view(self, num_decode_seqs: int, max_prefix_len: int) -> SharedPrefixes:
-        """The tensors as a step of so many decode sequences, padding included, wants them; lengths are a bound."""
-        seq_index, cu_groups, prefix_lens_G, prefix_lens_S = self._packed.split(self._sizes)
+    def view(self, num_decode_seqs: int) -> SharedPrefixes:
+        """The tensors as a step of so many decode sequences, padding included, wants them."""
+        seq_index, cu_groups, prefix_lens_G, prefix_lens_S, counts = self._packed.split(self._sizes)
         num_groups = min(MAX_GROUPS, max(num_decode_seqs // MIN_GROUP_SIZE, 1))
         return SharedPrefixes(
             seq_index[:num_decode_seqs],
             cu_groups[: num_groups + 1],
             prefix_lens_G[:num_groups],
             prefix_lens_S[:num_decode_seqs],
-            max_prefix_len,
+            counts,
         )
 
     def _pack(self, groups: list[Group]) -> array[int]:
-        """All four tensors one after the other; groups that are not there have nobody."""
+        """All tensors one after the other; groups that are not there have nobody."""
         sizes = [len(members) for members, _ in groups] + [0] * (MAX_GROUPS - len(groups))
         lens_S = [0] * self._max_num_seqs
         for members, prefix_len in groups:
@@ -144,4 +144,5 @@ class SharedPrefixTable:
         seq_index = [index for members, _ in groups for index in members]
         seq_index += [0] * (self._max_num_seqs - len(seq_index))
         lens_G = [prefix_len for _, prefix_len in groups] + [0] * (MAX_GROUPS - len(groups))
-        return array("i", [*seq_index, *accumulate(sizes, initial=0), *lens_G, *lens_S])
+        counts = (len(groups), max(lens_G))
+        return array("i", [*seq_index, *accumulate(sizes, initial=0), *lens_G, *lens_S, *counts])

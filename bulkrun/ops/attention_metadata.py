@@ -33,7 +33,7 @@ class SharedPrefixes:
     # int32: tokens shared, a multiple of PREFIX_UNIT, at most the context of the shortest sequence of the group
     prefix_lens_G: torch.Tensor
     prefix_lens_S: torch.Tensor  # int32, per decode sequence: that of its group; 0: in none
-    max_prefix_len: int  # or a bound on it
+    counts: torch.Tensor  # int32 [2]: how many groups there are, whatever there is room for, and the longest prefix
 
     @classmethod
     def of_groups(
@@ -54,7 +54,7 @@ class SharedPrefixes:
             cu_groups=send(list(accumulate((len(seqs) for seqs, _ in groups), initial=0))),
             prefix_lens_G=send([prefix_len for _, prefix_len in groups]),
             prefix_lens_S=send(lens_S),
-            max_prefix_len=max((prefix_len for _, prefix_len in groups), default=0),
+            counts=send([len(groups), max((prefix_len for _, prefix_len in groups), default=0)]),
         )
 
 

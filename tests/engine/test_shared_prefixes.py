@@ -92,7 +92,7 @@ def test_tensors_stay_where_they_are_and_follow_the_members() -> None:
     seqs = [Sequence(Request(str(i), [1], SamplingParams()), arrival=i, max_model_len=9) for i in range(40)]
     for i, seq in enumerate(seqs):
         seq.block_table = [*range(1, 41), 100 + i] if i % 2 else [*range(500, 540), 600 + i]
-    view = table.view(64, 5000)
+    view = table.view(64)
     for members in (seqs, seqs[:30], seqs[1:4], seqs):
         batch = ScheduledBatch(seqs=[*members, seqs[0]], num_decode_seqs=len(members))
         table.update(batch)
@@ -103,12 +103,13 @@ def test_tensors_stay_where_they_are_and_follow_the_members() -> None:
         assert view.cu_groups[: num_groups + 1].tolist() == expected.cu_groups.tolist()
         assert (view.cu_groups[num_groups:] == expected.cu_groups[-1]).all()
         assert view.prefix_lens_G[:num_groups].tolist() == expected.prefix_lens_G.tolist()
+        assert view.counts.tolist() == expected.counts.tolist()
         assert view.prefix_lens_S.tolist() == expected.prefix_lens_S.tolist() + [0] * (64 - len(members))
-    narrow = table.view(40, 5000)
+    narrow = table.view(40)
     assert narrow.seq_index.data_ptr() == view.seq_index.data_ptr()
     assert (narrow.seq_index.numel(), narrow.prefix_lens_S.numel(), narrow.prefix_lens_G.numel()) == (40, 40, 10)
     table.clear()
-    everything = (view.seq_index, view.cu_groups, view.prefix_lens_G, view.prefix_lens_S)
+    everything = (view.seq_index, view.cu_groups, view.prefix_lens_G, view.prefix_lens_S, view.counts)
     assert not table.groups and not any(tensor.any() for tensor in everything)
     table.update(batch)
     assert table.groups and view.prefix_lens_S.any(), "what was cleared comes back with the next step"

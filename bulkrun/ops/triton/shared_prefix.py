@@ -1,8 +1,9 @@
 """Attention of many decode sequences over the blocks they share: read once for a tile of sequences, not once for each.
 
 The shared prefix is cut into the chunks of `partial_results`, the last of which may end early; this fills in their
-partial results, and the merge by log-sum-exp there cannot tell who wrote them. As there, lengths and group sizes are
-read by the device: the host knows bounds.
+partial results, and the merge by log-sum-exp there cannot tell who wrote them. A CUDA graph is captured for as many
+groups and as long prefixes as there may ever be, and most steps have few or none. So there are as many programs as a
+GPU has places, and how much work they deal out among themselves is read by the device.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import triton.language as tl
 
 from bulkrun.ops.attention_metadata import SharedPrefixes
 from bulkrun.ops.triton import partial_results
-from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, num_tiles, padded_dim, tile_shape
-from bulkrun.ops.triton.decode_attention import programs_per_sequence
+from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, padded_dim, tile_shape
 from bulkrun.ops.triton.partial_results import PartialResults
+
+_PLACES = 132  # programs of eight warps that an H100 or H200 runs at a time; more only have to be started
 
 
 def shared_prefix_attention(
@@ -39,11 +41,8 @@ def shared_prefix_attention(
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     padded_group = triton.next_power_of_2(num_heads // num_kv_heads)
     rows, keys = tile_shape(head_dim, q_THD.dtype)
-    block_s = max(rows // padded_group, 1)
-    num_groups = shared.prefix_lens_G.numel()
-    tiles = num_tiles(shared.seq_index.numel(), num_groups, block_s)
-    workers = programs_per_sequence(triton.cdiv(shared.max_prefix_len, chunk), tiles * num_kv_heads)
-    _shared_prefix_kernel[(tiles, num_kv_heads, workers)](
+    num_warps = 8 if rows == 128 else 4
+    _shared_prefix_kernel[(_PLACES * 8 // num_warps,)](
         q_THD,
         k_cache,
         v_cache,
@@ -51,6 +50,7 @@ def shared_prefix_attention(
         shared.seq_index,
         shared.cu_groups,
         shared.prefix_lens_G,
+        shared.counts,
         partial.out,
         partial.lse,
         partial.starts_S,
@@ -59,7 +59,6 @@ def shared_prefix_attention(
         scale,
         q_THD.stride(0),
         block_tables_SM.stride(0),
-        num_groups,
         NUM_HEADS=num_heads,
         GROUP=num_heads // num_kv_heads,
         PADDED_GROUP=padded_group,
@@ -67,16 +66,16 @@ def shared_prefix_attention(
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim(head_dim),
-        BLOCK_S=block_s,
+        BLOCK_S=max(rows // padded_group, 1),
         BLOCK_N=keys,
         CHUNK=chunk,
         SOFT_CAP=soft_cap or 0.0,
-        num_warps=8 if rows == 128 else 4,
+        num_warps=num_warps,
         num_stages=num_stages(head_dim, q_THD.dtype),
     )
 
 
-@triton.jit(do_not_specialize=["first_seq", "num_seqs", "table_stride", "num_groups"])
+@triton.jit(do_not_specialize=["first_seq", "num_seqs", "table_stride"])
 def _shared_prefix_kernel(
     q_ptr,
     k_ptr,
@@ -85,6 +84,7 @@ def _shared_prefix_kernel(
     seq_index_ptr,
     cu_groups_ptr,
     prefix_lens_ptr,
+    counts_ptr,
     partial_ptr,
     lse_ptr,
     starts_ptr,
@@ -93,7 +93,6 @@ def _shared_prefix_kernel(
     scale,
     q_stride,
     table_stride,
-    num_groups,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
@@ -106,59 +105,61 @@ def _shared_prefix_kernel(
     CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    group, first_tile = find_owner(tile, cu_groups_ptr, num_groups, BLOCK_S)
-    group_start = tl.load(cu_groups_ptr + group)
-    group_size = tl.load(cu_groups_ptr + group + 1) - group_start
-    first_member = (tile - first_tile) * BLOCK_S
-    if first_member >= group_size:
+    num_groups = tl.load(counts_ptr)
+    if num_groups == 0:
         return
-
     BLOCK_M: tl.constexpr = BLOCK_S * PADDED_GROUP
+    NUM_KV_HEADS: tl.constexpr = NUM_HEADS // GROUP
+    num_chunks = tl.cdiv(tl.load(counts_ptr + 1), CHUNK)  # of the longest prefix
+    num_tiles = tl.load(cu_groups_ptr + num_groups) // BLOCK_S + num_groups
     row_M = tl.arange(0, BLOCK_M)
-    member_M = first_member + row_M // PADDED_GROUP
     head_M = row_M % PADDED_GROUP
     dim_D = tl.arange(0, PADDED_DIM)
-    seq_M = tl.load(seq_index_ptr + group_start + member_M, mask=member_M < group_size, other=-1)
-    is_real_M = (seq_M >= first_seq) & (seq_M < first_seq + num_seqs) & (head_M < GROUP)
-    if tl.max(is_real_M.to(tl.int32), 0) == 0:
-        return
-    is_real_MD = is_real_M[:, None] & (dim_D < HEAD_DIM)[None, :]
-    offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
-    q_MD = tl.load(q_ptr + seq_M.to(tl.int64)[:, None] * q_stride + offset_MD, mask=is_real_MD, other=0.0)
-    prefix_len = tl.load(prefix_lens_ptr + group)
-    owner = tl.load(seq_index_ptr + group_start).to(tl.int64)  # its block table is as good as any of the group
-    for chunk in range(tl.program_id(2), tl.cdiv(prefix_len, CHUNK), tl.num_programs(2)):
-        acc_MD = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
-        max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        sum_M = tl.zeros([BLOCK_M], tl.float32)
-        for tile_start in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, prefix_len), BLOCK_N):
-            acc_MD, max_M, sum_M = attend_tile(
-                q_MD,
-                acc_MD,
-                max_M,
-                sum_M,
-                k_ptr + kv_head * HEAD_DIM,
-                v_ptr + kv_head * HEAD_DIM,
-                block_tables_ptr + owner * table_stride,
-                tile_start,
-                0,
-                0,
-                max_M,  # positions: every key lies before every query
-                scale,
-                SLOT_STRIDE,
-                BLOCK_SIZE,
-                HEAD_DIM,
-                PADDED_DIM,
-                BLOCK_N,
-                0,
-                SOFT_CAP,
-                False,
-            )
-        seq_M = tl.load(seq_index_ptr + group_start + member_M, mask=is_real_M, other=0)  # again: registers are scarce
-        part_M = tl.load(starts_ptr + seq_M - first_seq, mask=is_real_M, other=0).to(tl.int64) + chunk
-        partial_MD = part_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD
-        tl.store(partial_ptr + partial_MD, acc_MD / sum_M[:, None], mask=is_real_MD)
-        lse_offset_M = part_M * NUM_HEADS + kv_head * GROUP + head_M
-        tl.store(lse_ptr + lse_offset_M, max_M + tl.log2(sum_M), mask=is_real_M)
+    # tiles that read the same keys come one after the other: some find them in the cache of the GPU
+    for item in range(tl.program_id(0), num_tiles * NUM_KV_HEADS * num_chunks, tl.num_programs(0)):
+        tile, kv_head, chunk = item % num_tiles, item // num_tiles % NUM_KV_HEADS, item // num_tiles // NUM_KV_HEADS
+        group, first_tile = find_owner(tile, cu_groups_ptr, num_groups, BLOCK_S)
+        group_start = tl.load(cu_groups_ptr + group)
+        group_end = tl.load(cu_groups_ptr + group + 1)
+        prefix_len = tl.load(prefix_lens_ptr + group)
+        member_M = group_start + (tile - first_tile) * BLOCK_S + row_M // PADDED_GROUP
+        seq_M = tl.load(seq_index_ptr + member_M, mask=member_M < group_end, other=-1)
+        is_real_M = (seq_M >= first_seq) & (seq_M < first_seq + num_seqs) & (head_M < GROUP)
+        if (tl.max(is_real_M.to(tl.int32), 0) > 0) & (chunk * CHUNK < prefix_len):
+            is_real_MD = is_real_M[:, None] & (dim_D < HEAD_DIM)[None, :]
+            offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
+            q_MD = tl.load(q_ptr + seq_M.to(tl.int64)[:, None] * q_stride + offset_MD, mask=is_real_MD, other=0.0)
+            owner = tl.load(seq_index_ptr + group_start).to(tl.int64)  # its table is as good as any of the group
+            acc_MD = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+            max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            sum_M = tl.zeros([BLOCK_M], tl.float32)
+            for tile_start in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, prefix_len), BLOCK_N):
+                acc_MD, max_M, sum_M = attend_tile(
+                    q_MD,
+                    acc_MD,
+                    max_M,
+                    sum_M,
+                    k_ptr + kv_head * HEAD_DIM,
+                    v_ptr + kv_head * HEAD_DIM,
+                    block_tables_ptr + owner * table_stride,
+                    tile_start,
+                    0,
+                    0,
+                    max_M,  # positions: every key lies before every query
+                    scale,
+                    SLOT_STRIDE,
+                    BLOCK_SIZE,
+                    HEAD_DIM,
+                    PADDED_DIM,
+                    BLOCK_N,
+                    0,
+                    SOFT_CAP,
+                    False,
+                )
+            # read again, as registers are scarce before
+            seq_M = tl.load(seq_index_ptr + member_M, mask=is_real_M, other=0)
+            part_M = tl.load(starts_ptr + seq_M - first_seq, mask=is_real_M, other=0).to(tl.int64) + chunk
+            partial_MD = part_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD
+            tl.store(partial_ptr + partial_MD, acc_MD / sum_M[:, None], mask=is_real_MD)
+            lse_offset_M = part_M * NUM_HEADS + kv_head * GROUP + head_M
+            tl.store(lse_ptr + lse_offset_M, max_M + tl.log2(sum_M), mask=is_real_M)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bulkrun.ops.attention_metadata import SharedPrefixes
-from bulkrun.ops.triton import paged_attention, partial_results
+from bulkrun.ops.triton import paged_attention, partial_results, shared_prefix
 from tests.ops.triton.attention_cases import Case, make_case
 from tests.ops.triton.test_paged_attention import attend, check
 
@@ -36,8 +36,12 @@ def test_a_prefix_of_two_chunks_or_one_and_a_half_or_half_a_chunk(
     check(share(case, ([0, 3, 2], 192 if chunk == 128 else 128)), soft_cap=soft_cap)
 
 
-def test_several_groups_in_any_order_and_sequences_in_none(device: str) -> None:
+@pytest.mark.parametrize("places", [1, 3, 132])
+def test_several_groups_in_any_order_and_sequences_in_none(
+    device: str, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two groups of different prefix lengths; group sizes that fill no tile and more than one tile."""
+    monkeypatch.setattr(shared_prefix, "_PLACES", places)  # few: a program does many pieces of work
     case = make_case([1] * 26, [140 + i for i in range(26)], HEADS, shared_blocks=33, device=device)
     check(share(case, (list(range(25, 3, -1)), 128), ([1, 3], 64)))
 
@@ -77,7 +81,6 @@ def test_bounds_that_are_too_large_and_groups_of_nobody_change_no_bit(device: st
         seq_index=torch.cat((shared.seq_index, shared.seq_index.new_full((7,), 3))),
         cu_groups=torch.cat((shared.cu_groups, shared.cu_groups[-1:].repeat(4))),
         prefix_lens_G=torch.cat((shared.prefix_lens_G, shared.prefix_lens_G.new_full((4,), 64))),
-        max_prefix_len=1000,
     )
     meta = dataclasses.replace(case.meta, shared_prefixes=roomy, max_context_len=1000)
     assert torch.equal(attend(dataclasses.replace(case, meta=meta)), attend(case))
