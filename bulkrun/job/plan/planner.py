@@ -31,6 +31,7 @@ from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
 from bulkrun.job.plan.rows import RowMaker
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
+from bulkrun.job.plan.sizes import RowSizes
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement, Window
 from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
@@ -86,7 +87,7 @@ class PlanInput:
             self.passthrough,
             fitter,
             max_model_len,
-            spec.sampling.generations,
+            RowSizes.of(spec.sampling),
             spec.input.id,
             Priorities(spec.input.priority, dataset.schema.names),
             needs_ids=spec.run.incremental,
