@@ -31,7 +31,7 @@ from bulkrun.job.update.staging import (
     staged_record,
 )
 from bulkrun.job.work.finish import RunTotals, read_totals
-from bulkrun.launch.nightly import compare, new_update
+from bulkrun.launch.nightly import compare, new_update, night_input
 from bulkrun.launch.prepare import PreparedJob
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import drain_on_signal
@@ -111,13 +111,15 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str,
     staged = open_staging(run, staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0))
     incremental = as_it_was.spec.run.incremental
     with as_it_was.open_dataset(staged.sql_snapshot if incremental else run.sql_snapshot) as dataset:
-        picks = _by_id(as_it_was, record, dataset, totals, codes) if incremental else _by_position(run, codes)
+        picks = _by_id(as_it_was, record, dataset, totals, codes) if incremental else _by_position(run, dataset, codes)
         if picks.rows:
             update = new_update(run, totals, request, picks.rows, 0, {"failed": picks.rows})
             close_staging(
                 run,
                 update,
-                lambda path: write_subset(path, dataset.schema, dataset.batches(), picks.read(), picks.rows),
+                lambda path: write_subset(
+                    path, picks.dataset.schema, picks.dataset.batches(), picks.read(), picks.rows
+                ),
             )
         else:
             discard(run)
@@ -125,15 +127,16 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str,
 
 
 class _Picks(NamedTuple):
-    """How many rows are to run, and which."""
+    """Of which rows how many are to run, and which."""
 
+    dataset: Dataset
     rows: int
     read: Callable[[], Iterable[pa.RecordBatch]]
 
 
-def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
+def _by_position(run: RunDir, dataset: Dataset, codes: tuple[str, ...]) -> _Picks:
     rows = failed_rows(run, codes)
-    return _Picks(len(rows), partial(picks_of, rows))
+    return _Picks(dataset, len(rows), partial(picks_of, rows))
 
 
 def _by_id(
@@ -142,8 +145,9 @@ def _by_id(
     """In an incremental run a row's number is not its place in today's input: its id finds it there."""
     assert record.key_salt is not None, "the run is incremental"
     wanted = Wanted(failed_only=True, codes=codes)
-    changes = compare(prepared, dataset, totals, record.key_salt, wanted, prepared.run.staged.tmp)
-    return _Picks(changes.rows, changes.read_picks)
+    source = night_input(prepared, dataset)
+    changes = compare(source, prepared.run, totals, record.key_salt, wanted, prepared.run.staged.tmp)
+    return _Picks(source.dataset, changes.rows, changes.read_picks)
 
 
 def _refuse_other_facts(run: RunDir, record: RunRecord, prepared: PreparedJob) -> None:

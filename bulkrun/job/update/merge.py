@@ -27,6 +27,7 @@ from bulkrun.job.store.durable import publish_new, remove_tree, replace_json, sw
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document
+from bulkrun.job.update.fitting import fit_table
 from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
@@ -122,10 +123,10 @@ class _Merge:
 
     def _staged_table(self, shard: int, targets: Targets, schema: pa.Schema) -> pa.Table:
         """A staged part with the columns of the results, its rows numbered as in the results."""
-        table = pa.concat_tables(read_part_columns(self.run.staged.part(shard)))
+        table = fit_table(pa.concat_tables(read_part_columns(self.run.staged.part(shard))), schema)
         picks = table["row"]
         given = {"row": targets.rows.take(picks), ROW_KEY: targets.keys.take(picks)}
-        columns = [given[field.name] if field.name in given else table[field.name].cast(field.type) for field in schema]
+        columns = [given.get(name, table[name]) for name in schema.names]
         return pa.Table.from_arrays(columns, schema=schema).combine_chunks()
 
     def _publish_new_rows(self, shard: int, staged: pa.Table) -> None:
