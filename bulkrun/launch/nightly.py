@@ -109,6 +109,7 @@ def _stage(
             run,
             replace(update, dropped=changes.dropped, record=asdict(wanted)),
             partial(write_input, source.dataset, changes, limit=prepared.spec.run.limit),
+            partial(prepared.check_input, wanted),
         )
     return changes
 

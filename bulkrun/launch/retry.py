@@ -120,6 +120,7 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str,
                 lambda path: write_subset(
                     path, picks.dataset.schema, picks.dataset.batches(), picks.read(), picks.rows
                 ),
+                partial(as_it_was.check_input, wanted),
             )
         else:
             discard(run)

@@ -245,6 +245,27 @@ def test_a_merge_that_met_a_value_without_a_place_goes_on(nights: Nights, monkey
     whole(nights)
 
 
+def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(5))
+
+    def compare_then_change(*args: Any, **options: Any) -> Any:
+        changes = compare(*args, **options)
+        nights.write(rows_of(5, start=1))
+        return changes
+
+    compare = nightly.compare
+    with monkeypatch.context() as meanwhile, pytest.raises(ResumeError, match=r"rows\.jsonl changed"):
+        meanwhile.setattr(nightly, "compare", compare_then_change)
+        nights.submit()
+    assert nights.ran == 0
+    assert nights.submit().changes == {"new": 3, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 1}
+    whole(nights)
+
+
 def test_results_that_have_no_keys_are_not_taken_for_a_night(nights: Nights) -> None:
     nights.write(rows_of(3))
     nights.submit(run__incremental=False)

@@ -61,6 +61,10 @@ def _ignore(rows: int) -> None:
     """The progress callback of a caller that shows none."""
 
 
+def _trust() -> None:
+    """The check of an input that nobody can change."""
+
+
 class PlanInput:
     """What planning needs of the input, ready to stream: the same for a real plan and a dry one.
 
@@ -123,7 +127,8 @@ class Planner:
     """Plans one run into `run.plan`.
 
     `max_model_len` is in tokens. `progress` is called with the number of rows planned so far; `should_stop` is asked
-    between batches.
+    between batches; `check_input` raises when the files changed: asked after each window is read, before any of it is
+    published.
     """
 
     def __init__(
@@ -136,15 +141,17 @@ class Planner:
         *,
         progress: Callable[[int], None] = _ignore,
         should_stop: Callable[[], bool] = lambda: False,
+        check_input: Callable[[], None] = _trust,
     ) -> None:
         self._run = run
+        self._check_input = check_input
         self._input = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
 
     def plan(self) -> PlanReport:
         """Plan what is not planned yet; the report over the whole plan.
 
         Raises Interrupted when told to stop, InputError when the input breaks or ids repeat that must not, RunError
-        when the run directory cannot be written or holds the shards of another plan.
+        when the run directory cannot be written or holds the shards of another plan, and what `check_input` raises.
         """
         if (complete := read_json(self._run.plan_complete)) is not None:
             return PlanReport.from_json(complete)
@@ -171,6 +178,7 @@ class Planner:
             return None
         with Spool(folder, shard_schema(self._input.passthrough)) as spool:
             window, position = self._input.read_window(at, spool.append)
+            self._check_input()
             if not window.rows:
                 return None
             arrangement = self._input.arrange(window)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bulkrun.data.reader import open_input
-from bulkrun.errors import InputError, Interrupted, JobFileError, RunError
+from bulkrun.errors import InputError, Interrupted, JobFileError, ResumeError, RunError
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.store.run_dir import RunDir
@@ -371,3 +371,20 @@ def test_a_row_larger_than_a_shard_may_be_is_a_shard_of_its_own(
     shards = [[row["passthrough"]["blob"] for row in rows] for _, rows in read_shards(tmp_path / "run")]
     assert all(sum(map(len, blobs)) <= 50_000 or len(blobs) == 1 for blobs in shards)
     assert sum(map(len, shards)) == 400
+
+
+@pytest.mark.parametrize("left", [3, 0])
+def test_nothing_of_a_window_is_published_when_the_input_changed_while_it_was_read(tmp_path: Path, left: int) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"row {row}"} for row in range(9)])
+    looks: list[int] = []
+
+    def check_input() -> None:
+        looks.append(len(list(RunDir(tmp_path / "run").plan.glob("shard-*"))))
+        if len(looks) == 3:
+            raise ResumeError("the input changed")
+        if len(looks) == 2:
+            write_jsonl(path, [{"text": "other"}] * (6 + left))
+
+    with pytest.raises(ResumeError):
+        make_plan(tmp_path / "run", job(path, run={"window_rows": 3}), check_input=check_input)
+    assert looks == [0, 1, 2] and len(plan_bytes(tmp_path / "run")) == 4, "two shards and two markers"
