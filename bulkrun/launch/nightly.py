@@ -15,6 +15,7 @@ from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
 from bulkrun.data.subset import write_subset
 from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.durable import remove_tree
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record, refuse_live_workers
@@ -83,14 +84,19 @@ def _night(
         open_run(run.staged, staged_record(run, wanted, wanted.job), resume_anyway=True)
         return finish_update(run, view, drain)
     view.phase("comparing the input with the results")
-    changes = _stage(record, prepared, wanted, totals, request)
+    changes = _stage(record, prepared, wanted, totals, request, view)
     if not changes.rows and not changes.dropped:
         return Submitted(run, totals, worked=False, changes=changes.counts)
     return finish_update(run, view, drain)
 
 
 def _stage(
-    record: RunRecord, prepared: PreparedJob, wanted: RunRecord, totals: RunTotals, request: dict[str, object]
+    record: RunRecord,
+    prepared: PreparedJob,
+    wanted: RunRecord,
+    totals: RunTotals,
+    request: dict[str, object],
+    view: View,
 ) -> Changes:
     """Compare, and stage what is to run; where nothing is, nothing is left behind."""
     run = prepared.run
@@ -101,6 +107,8 @@ def _stage(
         asked = Wanted(everything=bool(request["full_refresh"]), drop_vanished=request["on_vanished"] == "drop")
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, salt, asked, staged.tmp)
+        for line in undeclared_lines(source.dataset.undeclared_columns):
+            view.phase(line)
         if not changes.rows and not changes.dropped:
             remove_tree(staged.root)
             return changes
@@ -115,17 +123,23 @@ def _stage(
 
 
 def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:
-    """The input of a night as it is compared and run: its values fit into the columns of the results there.
+    """The input of a night as it is compared and run, its values such that the columns of the results hold them.
 
     Raises ResumeError when the columns of today's results would not be those of the results there.
     """
-    parts, columns = prepared.run.parts(), prepared.spec.input.columns
-    if parts:
-        there = read_part_schema(parts[min(parts)])
-        dataset = fit_dataset(dataset, dataset.schema.names if columns is None else columns, there)
-    source = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
+    parts = prepared.run.parts()
+    source = PlanInput(prepared.spec, fit_results(prepared, dataset), prepared.tokenizer, prepared.max_model_len)
     check_columns_fit(parts, output_schema(source.passthrough, extra_fields(prepared.spec)))
     return source
+
+
+def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
+    """The rows with an error where a value does not fit into the results that are there."""
+    parts, columns = prepared.run.parts(), prepared.spec.input.columns
+    if not parts:
+        return dataset
+    named = dataset.schema.names if columns is None else columns
+    return fit_dataset(dataset, named, read_part_schema(parts[min(parts)]))
 
 
 def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted: Wanted, folder: Path) -> Changes:

@@ -10,7 +10,7 @@ from bulkrun.data.batch import InputBatch
 from bulkrun.data.schema import output_schema, passthrough_schema
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.partitions import Partitions
-from bulkrun.job.plan.planner import dry_plan
+from bulkrun.job.plan.planner import PlanInput, dry_plan
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.rows import fit_prompt, id_texts
@@ -75,7 +75,8 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
     prepared = prepare(spec)
     with prepared.open_dataset() as dataset:
         builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
-        batches = list(dataset.batches(limit=num_rows))
+        used = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len).dataset
+        batches = list(used.batches(limit=num_rows))
         fitter = fitter_of(prepared.spec, prepared.max_model_len, builder.frame())
     prompts = [fit_prompt(fitter, prompt) for batch in batches for prompt in builder.build(batch)]
     id_column = detected_job(spec, dataset.schema.names).input.id

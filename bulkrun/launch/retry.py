@@ -13,6 +13,7 @@ from bulkrun.data.reader import Dataset
 from bulkrun.data.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
@@ -31,7 +32,7 @@ from bulkrun.job.update.staging import (
     staged_record,
 )
 from bulkrun.job.work.finish import RunTotals, read_totals
-from bulkrun.launch.nightly import compare, new_update, night_input
+from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
 from bulkrun.launch.prepare import PreparedJob
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import drain_on_signal
@@ -111,15 +112,13 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str,
     staged = open_staging(run, staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0))
     incremental = as_it_was.spec.run.incremental
     with as_it_was.open_dataset(staged.sql_snapshot if incremental else run.sql_snapshot) as dataset:
-        picks = _by_id(as_it_was, record, dataset, totals, codes) if incremental else _by_position(run, dataset, codes)
+        picks = _by_id(as_it_was, record, dataset, totals, codes) if incremental else _by_position(run, codes)
         if picks.rows:
             update = new_update(run, totals, request, picks.rows, 0, {"failed": picks.rows})
             close_staging(
                 run,
                 update,
-                lambda path: write_subset(
-                    path, picks.dataset.schema, picks.dataset.batches(), picks.read(), picks.rows
-                ),
+                partial(_write_input, again, dataset, picks),
                 partial(as_it_was.check_input, wanted),
             )
         else:
@@ -128,16 +127,22 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str,
 
 
 class _Picks(NamedTuple):
-    """Of which rows how many are to run, and which."""
+    """How many rows are to run, and which."""
 
-    dataset: Dataset
     rows: int
     read: Callable[[], Iterable[pa.RecordBatch]]
 
 
-def _by_position(run: RunDir, dataset: Dataset, codes: tuple[str, ...]) -> _Picks:
+def _write_input(prepared: PreparedJob, dataset: Dataset, picks: _Picks, path: Path) -> None:
+    """The rows that are to run with the columns that this retry reads: its prompt may be another."""
+    dataset = fit_results(prepared, dataset)
+    rows = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len).dataset
+    write_subset(path, rows.schema, rows.batches(), picks.read(), picks.rows)
+
+
+def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
     rows = failed_rows(run, codes)
-    return _Picks(dataset, len(rows), partial(picks_of, rows))
+    return _Picks(len(rows), partial(picks_of, rows))
 
 
 def _by_id(
@@ -148,7 +153,7 @@ def _by_id(
     wanted = Wanted(failed_only=True, codes=codes)
     source = night_input(prepared, dataset)
     changes = compare(source, prepared.run, totals, record.key_salt, wanted, prepared.run.staged.tmp)
-    return _Picks(source.dataset, changes.rows, changes.read_picks)
+    return _Picks(changes.rows, changes.read_picks)
 
 
 def _refuse_other_facts(run: RunDir, record: RunRecord, prepared: PreparedJob) -> None:

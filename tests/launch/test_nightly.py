@@ -22,7 +22,7 @@ from bulkrun.launch import nightly
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
-from tests.launch.nights import Nights
+from tests.launch.nights import Nights, Silent
 
 
 @pytest.fixture
@@ -263,6 +263,23 @@ def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
         nights.submit()
     assert nights.ran == 0
     assert nights.submit().changes == {"new": 3, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 1}
+    whole(nights)
+
+
+def test_a_column_that_nobody_reads_fails_no_row_and_late_ones_are_told(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulkrun.data.jsonl.SAMPLE_LINES", 16)
+    told: list[str] = []
+    monkeypatch.setattr(Silent, "phase", lambda view, text: told.append(text))
+    nights.settings["input__columns"] = ["id", "nest"]
+    rows = [{**row, "odd": 1, "nest": {"a": 1}} for row in rows_of(18)]
+    nights.write(rows)
+    nights.submit()
+    nights.write([*rows, {"id": "r18", "text": "text 18", "odd": 0.5, "nest": {"a": 1, "late": 2}}])
+    done = nights.submit()
+    assert (done.exit_code, nights.ran) == (0, 1)
+    assert [text for text in told if "'nest.late' is not in the output" in text]
     whole(nights)
 
 

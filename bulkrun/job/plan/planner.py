@@ -26,6 +26,7 @@ from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
+from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
@@ -68,6 +69,8 @@ def _trust() -> None:
 class PlanInput:
     """What planning needs of the input, ready to stream: the same for a real plan and a dry one.
 
+    `dataset` has the columns alone that prompts, results, ids and priorities are made of.
+
     Raises JobFileError or InputError for what is wrong before the first row (unknown columns, templates).
     """
 
@@ -83,9 +86,12 @@ class PlanInput:
         self.prompt = describe_prompt(spec, dataset.schema.names)
         spec = detected_job(spec, dataset.schema.names)
         self.spec = spec
-        self.dataset = dataset
         self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec))
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)
+        # A value of a column that nobody reads is nobody's error.
+        used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}
+        self.dataset = dataset.select([name for name in dataset.schema.names if name in used])
+        self._stream = InputStream(self.dataset, all_columns=spec.input.columns is None)
         fitter = fitter_of(spec, max_model_len, self._prompts.frame())
         self._maker = RowMaker(
             self.passthrough,
@@ -108,12 +114,13 @@ class PlanInput:
     def read_window(self, at: PlanPoint, keep: Callable[[pa.RecordBatch], None]) -> tuple[Window, Position]:
         """Read the window that begins at `at`; where the next one begins. Raises Interrupted when told to stop."""
         window, position = Window(at.row, self._maker, self._partitions, keep), at.position
-        for batch, prompts in self._prompts.stream(self.dataset.batches(at.position, self.rows_wanted(at))):
+        for batch, prompts in self._prompts.stream(self._stream.take(at.position, self.rows_wanted(at))):
             if self._should_stop():
                 raise Interrupted("planning was stopped; run the same command again and it goes on")
             window.add(batch, prompts)
             position = batch.next
             self._progress(at.row + window.rows)
+        window.note_undeclared(self._stream.take_undeclared())
         return window, position
 
     def arrange(self, window: Window) -> Arrangement:
@@ -208,8 +215,7 @@ class Planner:
             )
 
     def _report(self, markers: list[dict[str, Any]]) -> PlanReport:
-        counters = [Counters(**{name: marker[name] for name in Counters.__dataclass_fields__}) for marker in markers]
-        total = Counters.total(counters)
+        total = Counters.total([Counters.of(marker) for marker in markers])
         samples = total.rows * self._input.spec.sampling.n
         return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers), self._input.prompt)
 
