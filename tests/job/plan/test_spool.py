@@ -68,7 +68,7 @@ def test_a_disk_that_fills_while_rows_are_buffered_is_said_once_and_well(tmp_pat
     for limit in range(0, 80_000, 2000):
         with (
             file_size_limit(limit),
-            pytest.raises(RunError, match="to plan failed|fitted"),
+            pytest.raises(RunError, match=r"to plan failed|fitted"),
             Spool(tmp_path, SCHEMA) as s,
         ):
             s.append(rows)
