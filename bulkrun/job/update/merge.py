@@ -33,6 +33,7 @@ from bulkrun.job.update.staging import Update, begin_merge, read_update
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
 I64 = npt.NDArray[np.int64]
+_COPIED_BYTES = 2**30
 
 
 def merge(run: RunDir) -> RunTotals:
@@ -218,7 +219,15 @@ def _replaced(old: pa.Table, fresh: pa.Table, keep_success: npt.NDArray[np.bool_
             take[at] = old.num_rows + index
     gone = set(dropped)
     take = [source for source, (row, _) in zip(take, _keys(old), strict=True) if row not in gone]
-    return pa.concat_tables([old, fresh]).combine_chunks().take(pa.array(take, pa.int64()))
+    return _taken(pa.concat_tables([old, fresh]), np.array(take, np.int64))
+
+
+def _taken(table: pa.Table, places: I64) -> pa.Table:
+    """The rows at these places; large ones by reference, as a part with many samples may exceed what an array holds."""
+    if table.nbytes <= _COPIED_BYTES:
+        return table.combine_chunks().take(pa.array(places))
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    return pa.concat_tables([table.slice(run[0], len(run)) for run in runs if len(run)] or [table.slice(0, 0)])
 
 
 def _keys(table: pa.Table) -> Iterator[tuple[int, int]]:
