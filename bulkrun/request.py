@@ -139,9 +139,9 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
     @property
-    def is_plain_greedy(self) -> bool:
-        """Whether the token is the most likely one by the logits as they come."""
-        return self.greedy and not self.has_penalties and self.min_tokens == 0
+    def shapes_logits(self) -> bool:
+        """Whether something comes between the logits and their temperature."""
+        return self.has_penalties or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)

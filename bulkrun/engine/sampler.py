@@ -69,23 +69,21 @@ def sample_tokens(
     """The next token of every sampling sequence. `logits_SV`: float32 [S', V], left as it is.
 
     Log-probabilities are those of the logits as they come; `masks` and everything else only shape the choice. Where
-    all `takes_likeliest`, the logits may be in any dtype.
+    all `takes_raw_logits`, the logits may be in any dtype.
     """
     seqs = model_input.sampling_seqs
-    if all(seq.takes_likeliest for seq in seqs):
-        return SampledTokens(*ops.greedy_tokens(logits_SV))
     distinct = list({id(seq.request.sampling): seq.request.sampling for seq in seqs}.values())
-    highest, token_ids = logits_SV.max(dim=-1)
-    allowed_SV, has_choice = logits_SV, None
+    shaped_SV, has_choice = logits_SV, None
     if masks is not None and masks.indices:
         (index_C,) = rows.staging.send(masks.indices)
-        allowed_SV = ops.apply_token_masks(logits_SV, rows.staging.send_tensor(masks.mask_CW), index_C)
-        best, token_ids = allowed_SV.max(dim=-1)
-        has_choice = best > float("-inf")
-    if not all(params.is_plain_greedy for params in distinct):
-        shaped_SV = _shape_logits(allowed_SV, model_input, rows, distinct)
-        token_ids = _draw(shaped_SV, model_input, rows, distinct)
-    sampled = SampledTokens(token_ids, highest.isfinite(), has_choice)
+        shaped_SV = ops.apply_token_masks(logits_SV, rows.staging.send_tensor(masks.mask_CW), index_C)
+        has_choice = ops.greedy_tokens(shaped_SV)[1]
+    if any(params.shapes_logits for params in distinct):
+        shaped_SV = _shape_logits(shaped_SV, model_input, rows, distinct)
+    token_ids, is_valid = _choose(shaped_SV, model_input, rows, distinct)
+    if shaped_SV is not logits_SV:
+        is_valid = ops.greedy_tokens(logits_SV)[1]  # masks and penalties have nothing to do with it
+    sampled = SampledTokens(token_ids, is_valid, has_choice)
     wanted = [params.logprobs for params in distinct if params.logprobs is not None]
     return _with_logprobs(sampled, logits_SV, seqs, max(wanted), rows.staging) if wanted else sampled
 
@@ -93,22 +91,33 @@ def sample_tokens(
 def _shape_logits(
     logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
 ) -> torch.Tensor:
-    """Everything that makes tokens less likely: too early an end, penalties, temperature, filters."""
-    row_S = model_input.sampling_rows
+    """Make tokens less likely whatever the temperature: too early an end, repetitions."""
     if any(params.min_tokens for params in distinct):
         logits_SV = _forbid_early_end(logits_SV, model_input.sampling_seqs, rows.staging)
     if any(params.has_penalties for params in distinct):
         logits_SV = _penalize(logits_SV, model_input, rows)
-    random = [params for params in distinct if not params.greedy]
-    if random:
-        logits_SV = ops.apply_temperature(logits_SV, rows.temperature[row_S])
-    if any(params.min_p for params in random):
-        logits_SV = ops.apply_min_p(logits_SV, rows.min_p[row_S])
-    if any(params.top_k > 0 or params.top_p < 1 for params in random):
-        top_ks = [params.top_k for params in random]  # greedy rows take their maximum, whatever else is cut
-        bound = max(top_ks) if min(top_ks) > 0 else None
-        logits_SV = ops.apply_top_k_top_p(logits_SV, rows.top_k[row_S], rows.top_p[row_S], max_top_k=bound)
     return logits_SV
+
+
+def _choose(
+    logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [S'], and which rows hold numbers: the likeliest ones, or drawn with the filters that somebody wants."""
+    random = [params for params in distinct if not params.greedy]
+    if not random:
+        return ops.greedy_tokens(logits_SV)
+    row_S = model_input.sampling_rows
+    top_ks = [params.top_k for params in random]  # greedy rows take their maximum, whatever else is cut
+    return ops.draw_tokens(
+        logits_SV,
+        rows.temperature[row_S],
+        rows.seed[row_S],
+        model_input.num_tokens,
+        min_p_S=rows.min_p[row_S] if any(params.min_p for params in random) else None,
+        top_k_S=rows.top_k[row_S] if max(top_ks) > 0 else None,
+        top_p_S=rows.top_p[row_S] if any(params.top_p < 1 for params in random) else None,
+        max_top_k=max(top_ks) if min(top_ks) > 0 else None,
+    )
 
 
 def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence], staging: HostStaging) -> torch.Tensor:
@@ -145,15 +154,6 @@ def _penalize(logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRo
         repetition_S=rows.repetition[row_A],
     )
     return logits_SV.index_copy(0, index_A, penalized_AV)
-
-
-def _draw(
-    logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
-) -> torch.Tensor:
-    row_S = model_input.sampling_rows
-    if all(params.greedy for params in distinct):
-        return logits_SV.argmax(-1)
-    return ops.gumbel_sample(logits_SV, rows.temperature[row_S], rows.seed[row_S], model_input.num_tokens)
 
 
 def _with_logprobs(

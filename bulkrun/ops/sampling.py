@@ -1,4 +1,4 @@
-"""From logits to tokens, all on the device: penalties, filters, stateless noise, the draw, log-probabilities.
+"""From logits to tokens, all on the device: penalties, filters, stateless noise, log-probabilities.
 
 Order (vLLM's): token masks -> penalties -> temperature -> min_p -> top_k -> top_p -> draw. Every function works row by
 row, so that a row's result never depends on the rows beside it. Logits are float32 [S, V]. Knows no request, no policy.
@@ -120,16 +120,6 @@ def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch
         return logits_SV.argmax(-1)
     is_random_S1 = (temperature_S != 0).to(logits_SV.dtype)[:, None]
     return torch.addcmul(logits_SV, noise_SV, is_random_S1).argmax(-1)
-
-
-def gumbel_sample(
-    logits_SV: torch.Tensor, temperature_S: torch.Tensor, seed_S: torch.Tensor, position_S: torch.Tensor
-) -> torch.Tensor:
-    """`sample` with the `gumbel_noise` of (seed, position): int64 [S]. One op, so that noise need not be written out.
-
-    logits_SV: float32, penalized, scaled and filtered. seed_S, position_S: int64.
-    """
-    return sample(logits_SV, temperature_S, gumbel_noise(seed_S, position_S, logits_SV.shape[-1]))
 
 
 def token_logprobs(
