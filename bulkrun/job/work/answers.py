@@ -70,7 +70,8 @@ class AnswerReader:
             extra["reasoning"], response = self._split(answer, text, sampling.thinking)
             error = error or _no_answer(response, done)
         if sampling.structured_outputs is not None and error is None and response is not None:
-            extra["parsed"], error = self._parser(sampling.structured_outputs).parse(response, done.finish_reason)
+            parser = self._parser(sampling.structured_outputs)
+            extra["parsed"], error = parser.parse(response, done.finish_reason, done.progress)
         if error is not None and not response:
             response = None  # an empty text would look like an answer
         return JournalRecord(

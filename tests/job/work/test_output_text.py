@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
 from bulkrun.job.work.output_text import cut_at_stop, output_texts
-from bulkrun.request import Completion
+from bulkrun.request import Completion, SamplingParams, StructuredOutput
+from bulkrun.text.constraint import token_constraint_factory
 from bulkrun.text.stop import stop_matcher_factory
 from bulkrun.text.tokenizer import Tokenizer
 from tests.text.small_tokenizers import byte_level, metaspace
+from tests.text.walking import at_random, walk
 
 KINDS = {"byte level": byte_level, "metaspace": metaspace}
 PIECES = ["the", " the", "end", " ", "\n", "é", "日本", "🎉", "🚀", "x", "###", "a b", "ö\n"]
@@ -58,6 +61,19 @@ def test_a_character_that_the_prompt_began_belongs_to_the_output(kind: str) -> N
     for at in range(1, len(ids)):
         prompt, output = tokenizer(kind).decode_batch([ids[:at], ids])
         assert prompt.removesuffix("\ufffd") + read(kind, ids[:at], ids[at:]) == output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_choice_that_begins_with_a_space_is_read_as_that_choice(kind: str, seed: int) -> None:
+    choices = [" the", " fox", "the"]
+    [prompt, [*_, end]] = tokenizer(kind).encode_batch(["Q:", "</s>"], False)
+    structured = StructuredOutput("choice", json.dumps(choices))
+    bound = token_constraint_factory(tokenizer(kind))(SamplingParams(structured_outputs=structured), prompt)
+    assert bound is not None
+    output, ended = walk(bound, tokenizer(kind), end, at_random(seed))
+    assert ended
+    assert read(kind, prompt, output) in choices
 
 
 @settings(max_examples=100, deadline=None)
