@@ -12,9 +12,7 @@ from typing import Protocol
 
 from bulkrun.request import StopMatcherFactory
 
-# A window that starts inside a character decodes to U+FFFD there; a character has at most 3 more bytes.
-_REPLACEMENT = "\ufffd"
-_MAX_CONTINUATION = 3
+_MAX_CONTINUATION = 3  # bytes of a character that the window starts inside of: U+FFFD each
 
 
 class Decoder(Protocol):
@@ -68,13 +66,7 @@ class TailStopMatcher:
         return " " if twice == f"{once} {once}" else ""
 
     def _text(self, token_ids: Sequence[int]) -> str:
-        """The window's text; starting later where the window would begin inside a character."""
-        text = ""
-        for start in range(min(len(token_ids), _MAX_CONTINUATION + 1)):
-            text = self._decoder.decode_batch([token_ids[start:]])[0]
-            if not text.startswith(_REPLACEMENT):
-                break
-        return self._lost + text if token_ids else ""
+        return self._lost + self._decoder.decode_batch([token_ids])[0] if token_ids else ""
 
 
 def _common_prefix(one: str, other: str) -> int:

@@ -71,6 +71,13 @@ def test_random_bytes_and_special_tokens_neither_hide_nor_invent_a_match(data: s
     assert run_matcher("byte level", ids, stop)[0] == first_match("byte level", ids, stop)
 
 
+@pytest.mark.parametrize("kind", ["byte level", "metaspace"])
+def test_a_broken_character_at_the_start_hides_nothing_after_it(kind: str) -> None:
+    [ids] = tokenizer(kind).encode_batch(["Q日本日本x"], False)
+    for start in range(1, len(ids)):
+        assert run_matcher(kind, ids[start:], ["本"])[0] == first_match(kind, ids[start:], ["本"])
+
+
 def test_a_match_that_was_not_acted_on_is_not_reported_again() -> None:
     ids = tokenizer("byte level").encode_batch(["a###bcd###e"], False)[0]
     matcher = stop_matcher_factory(tokenizer("byte level"))(["###"])
