@@ -25,14 +25,14 @@ from bulkrun.ops.rms_norm import rms_norm as _rms_norm
 from bulkrun.ops.rotary import apply_rotary, rotary_cos_sin
 from bulkrun.ops.sampling import (
     apply_min_p,
-    apply_penalties,
     apply_temperature,
     gumbel_noise,
     sample,
     token_logprobs,
 )
-from bulkrun.ops.sampling import apply_token_masks as _apply_token_masks
 from bulkrun.ops.sampling import apply_top_k_top_p as _apply_top_k_top_p
+from bulkrun.ops.shape_logits import apply_penalties as _apply_penalties
+from bulkrun.ops.shape_logits import apply_token_masks as _apply_token_masks
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 from bulkrun.ops.step_inputs import StepBuffers
 from bulkrun.ops.step_inputs import append_tokens as _append_tokens
@@ -40,6 +40,7 @@ from bulkrun.ops.step_inputs import step_inputs as _step_inputs
 
 add_rms_norm = by_device(_add_rms_norm)
 append_tokens = by_device(_append_tokens, has_triton=False)
+apply_penalties = by_device(_apply_penalties, has_triton=False)
 apply_token_masks = by_device(_apply_token_masks)
 apply_top_k_top_p = by_device(_apply_top_k_top_p)
 draw_tokens = by_device(_draw_tokens)

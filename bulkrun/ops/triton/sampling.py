@@ -1,7 +1,4 @@
-"""Masking and cutting in Triton: a cut finds its threshold by search instead of sorting the vocabulary.
-
-Penalties touch few logits of few rows and stay in torch. Knows no request and no noise.
-"""
+"""Cutting in Triton: a threshold is found by search instead of sorting the vocabulary. Knows no request, no noise."""
 
 from __future__ import annotations
 
@@ -12,24 +9,6 @@ import triton.language as tl
 _TILE = 4096  # logits per program
 _PIVOTS_TILE = 1024  # logits compared with all pivots of a search at once
 _NEG_INF = tl.constexpr(float("-inf"))
-
-
-def apply_token_masks(logits_SV: torch.Tensor, mask_CW: torch.Tensor, row_C: torch.Tensor) -> torch.Tensor:
-    """As the reference."""
-    masked_SV = logits_SV.clone(memory_format=torch.contiguous_format)
-    num_masks, num_words = mask_CW.shape
-    vocab_size = logits_SV.shape[1]
-    if num_masks:
-        _token_mask_kernel[(num_masks, triton.cdiv(vocab_size, _TILE))](
-            masked_SV,
-            mask_CW.contiguous(),
-            row_C.contiguous(),
-            num_words,
-            VOCAB_SIZE=vocab_size,
-            TILE=_TILE,
-            num_warps=8,
-        )
-    return masked_SV
 
 
 def apply_top_k_top_p(
@@ -125,14 +104,3 @@ def _ordered_key(logits_V):
     """int32 in the order of the floats; equal floats have equal keys (adding zero makes one zero of two)."""
     bits_V = (logits_V + 0.0).to(tl.int32, bitcast=True)
     return bits_V ^ ((bits_V >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit(do_not_specialize=["num_words"])
-def _token_mask_kernel(logits_ptr, mask_ptr, row_ptr, num_words, VOCAB_SIZE: tl.constexpr, TILE: tl.constexpr):
-    index = tl.program_id(0).to(tl.int64)
-    row = tl.load(row_ptr + index)
-    token_V = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    word_V = tl.load(mask_ptr + index * num_words + token_V // 32, mask=token_V // 32 < num_words, other=0)
-    is_forbidden_V = ((word_V >> (token_V % 32)) & 1) == 0
-    no_chance_V = tl.full([TILE], _NEG_INF, tl.float32)
-    tl.store(logits_ptr + row * VOCAB_SIZE + token_V, no_chance_V, mask=is_forbidden_V & (token_V < VOCAB_SIZE))
