@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from bulkrun.data.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.plan.index import I64
 from bulkrun.job.prompts.templates import unknown_column
@@ -33,10 +34,11 @@ class Priorities:
 
     def of(self, rows: pa.RecordBatch) -> RowPriorities:
         """The priority of each row; 0 where there is no column, for null, and for a value that is no integer."""
-        values, errors = np.zeros(rows.num_rows, np.int64), dict[int, RowError]()
+        values = np.zeros(rows.num_rows, np.int64)
         if self._column is None:
-            return RowPriorities(values, errors)
-        for row, value in enumerate(rows.column(self._column).to_pylist()):
+            return RowPriorities(values, {})
+        read, errors = python_rows(rows.select([self._column]))
+        for row, value in enumerate(each[self._column] for each in read):
             if _is_priority(value):
                 values[row] = value
             elif value is not None:
