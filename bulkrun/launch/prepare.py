@@ -64,7 +64,7 @@ class PreparedJob:
             sql=given.sql,
             sql_snapshot=snapshot,
             max_row_bytes=given.max_row_bytes,
-            json_text=partial(json_text_columns, self.spec.prompt),
+            json_text=partial(json_text_columns, self.spec),
         )
 
     def input_facts(self) -> dict[str, Any]:

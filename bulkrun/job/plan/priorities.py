@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ class Priorities:
         read, errors = python_rows(rows.select([self._column]))
         for row, value in enumerate(each[self._column] for each in read):
             if _is_priority(value):
-                values[row] = value
+                values[row] = int(value)
             elif value is not None:
                 errors[row] = RowError(
                     "bad_input", f"input.priority: column {self._column!r} is {value!r:.60}, not a 32-bit integer"
@@ -49,4 +50,6 @@ class Priorities:
 
 
 def _is_priority(value: Any) -> bool:
-    return type(value) is int and -_LARGEST <= value <= _LARGEST
+    """Whether it is an integer of 32 bits; what DuckDB sums up is a decimal without places."""
+    whole = type(value) is int or (isinstance(value, Decimal) and value == value.to_integral_value())
+    return whole and -_LARGEST <= value <= _LARGEST
