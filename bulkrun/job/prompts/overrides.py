@@ -62,7 +62,7 @@ class Overrides:
             if row[column] is None:
                 continue
             try:
-                values[key] = _typed(key, row[column])
+                values[key] = sampling_value(key, row[column])
             except ValueError as problem:
                 return RowError("bad_input", f"column {column!r} (sampling.{key}): {problem}")
         values |= own
@@ -82,7 +82,7 @@ class Overrides:
         return RowSampling(overrides, params.max_tokens, params.greedy)
 
 
-def _typed(key: str, value: Any) -> int | float | str | list[str]:
+def sampling_value(key: str, value: Any) -> int | float | str | list[str]:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
     if key == "stop":
         return _stop_strings(value)
