@@ -166,6 +166,8 @@ def test_a_chat_template_file_is_used_and_a_missing_or_broken_one_is_named(tmp_p
     assert tokenizer.decode_batch([prompt.token_ids], skip_special_tokens=False) == ["<s>fox<|im_end|>"]
     with pytest.raises(ModelError, match=r"bad\.jinja, line 1"):
         builder(bad)
+    with pytest.raises(JobFileError, match=r"prompt\.chat_template: cannot read '\\x00': embedded null byte"):
+        PromptBuilder(job("x", prompt={"column": "a", "chat_template": "\0"}), ["a"], tokenizer)
     with pytest.raises(JobFileError, match=r"prompt\.chat_template: cannot read .*missing\.jinja.*: No such file"):
         builder(tmp_path / "missing.jinja")
 
