@@ -47,6 +47,7 @@ class ParquetSource:
         self._footers = footers
         self._max_row_bytes = max_row_bytes
         self.schema = schema
+        self._text_columns = [field.name for field in schema if _holds_text(field.type)]
         self.undeclared_columns: dict[str, int] = {}
 
     @classmethod
@@ -104,19 +105,47 @@ class ParquetSource:
         return record_batch(arrays, self.schema, rows.num_rows)
 
     def _batch(self, file: InputFile, position: Position, rows: pa.RecordBatch) -> InputBatch:
-        if rows.nbytes <= self._max_row_bytes:
+        problems = self._not_text(rows) | self._too_large(rows)
+        if not problems:
             return InputBatch(position, rows)
-        sizes = [rows.slice(row, 1).nbytes for row in range(rows.num_rows)]
         errors = {
-            index: RowError(
-                "bad_input",
-                f"{file.path}: row {position.row + index} has {size} bytes, "
-                f"more than input.max_row_bytes {self._max_row_bytes}",
-            )
-            for index, size in enumerate(sizes)
-            if size > self._max_row_bytes
+            index: RowError("bad_input", f"{file.path}: row {position.row + index} {problem}")
+            for index, problem in sorted(problems.items())
         }
-        return InputBatch(position, blank_rows(rows, list(errors)) if errors else rows, errors)
+        return InputBatch(position, blank_rows(rows, list(errors)), errors)
+
+    def _too_large(self, rows: pa.RecordBatch) -> dict[int, str]:
+        """The rows over the limit, by their place in the batch, with what is to be said of them."""
+        limit = self._max_row_bytes
+        if rows.nbytes <= limit:
+            return {}
+        sizes = enumerate(rows.slice(row, 1).nbytes for row in range(rows.num_rows))
+        return {row: f"has {size} bytes, more than input.max_row_bytes {limit}" for row, size in sizes if size > limit}
+
+    def _not_text(self, rows: pa.RecordBatch) -> dict[int, str]:
+        """The same for rows with invalid UTF-8, which no reader of the results could read, DuckDB least of all."""
+        problems: dict[int, str] = {}
+        for name in self._text_columns:
+            column = rows.column(name)
+            if not _is_valid(column):
+                bad = [row for row in range(len(column)) if not _is_valid(column.take(pa.array([row])))]
+                problems |= dict.fromkeys(bad, f"has invalid UTF-8 in column {name!r}")
+        return problems
+
+
+def _holds_text(type_: pa.DataType) -> bool:
+    if pa.types.is_nested(type_):
+        return any(_holds_text(type_.field(number).type) for number in range(type_.num_fields))
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _is_valid(column: pa.Array) -> bool:
+    """Whether what Arrow holds is what its type says: Parquet's reader takes any bytes for text."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:

@@ -144,6 +144,21 @@ def test_validate_finds_a_priority_column_that_is_not_there(folder: Path) -> Non
     assert "input.priority: no column 'urgency'" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["validate", "plan", "preview", "submit"])
+def test_an_id_column_that_is_not_there_is_said_with_the_nearest_one(folder: Path, command: str) -> None:
+    result = bulkrun(command, "job.yaml", "--set", "input.id=nmae", "--set", "output.path=misspelled")
+    assert result.exit_code == 2
+    assert "input.id: the input has no column 'nmae'; did you mean 'name'?" in result.stderr
+    assert not (folder / "misspelled/_SUCCESS").exists()
+
+
+def test_an_id_column_that_cannot_name_rows_is_found_before_the_first_row(folder: Path) -> None:
+    (folder / "lists.jsonl").write_text('{"id": [1], "source": "x"}\n')
+    result = bulkrun("validate", "job.yaml", "--set", "input.path=lists.jsonl", "--set", "input.id=id")
+    assert result.exit_code == 2
+    assert "input.id: column 'id' is list<" in result.stderr
+
+
 def test_a_missing_input_says_how_to_make_it(folder: Path) -> None:
     result = bulkrun("submit", "job.yaml", "--set", "input.path=none.jsonl", "--set", "input.hint=make rows")
     assert result.exit_code == 2

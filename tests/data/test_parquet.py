@@ -113,6 +113,33 @@ def test_a_row_of_too_many_bytes_is_an_error_row(tmp_path: Path) -> None:
     assert list(errors) == [1] and "row 1 has 50" in errors[1].message
 
 
+def not_utf8() -> pa.StringArray:
+    """The texts a, null, one that is no UTF-8, and é."""
+    offsets, texts = pa.array([0, 1, 1, 3, 5], pa.int32()), b"a\xff\xfe\xc3\xa9"
+    return pa.StringArray.from_buffers(4, offsets.buffers()[1], pa.py_buffer(texts), pa.py_buffer(b"\x0d"))
+
+
+@pytest.mark.parametrize("group", [1, 3, 4])
+@pytest.mark.parametrize("kind", ["text", "large", "view", "struct", "list", "map"])
+def test_invalid_utf8_is_an_error_of_its_row_alone(tmp_path: Path, kind: str, group: int) -> None:
+    texts, starts = not_utf8(), [0, 1, 2, 3, 4]
+    columns: dict[str, pa.Array] = {
+        "text": texts,
+        "large": texts.cast(pa.large_string()),
+        "view": texts.cast(pa.string_view()),
+        "struct": pa.StructArray.from_arrays([texts], ["inside"]),
+        "list": pa.ListArray.from_arrays(starts, texts),
+        "map": pa.MapArray.from_arrays(starts, pa.array(list("wxyz")), texts),
+    }
+    path = write(tmp_path / "x.parquet", {"id": [1, 2, 3, 4], "t": columns[kind]}, row_group_size=group)
+    good = [columns[kind][row].as_py() for row in (0, 1, 3)]
+    rows, errors = read(path)
+    assert [row["id"] for row in rows] == [1, 2, None, 4]
+    assert [rows[row]["t"] for row in (0, 1, 2, 3)] == [good[0], good[1], None, good[2]]
+    assert {row: error.code for row, error in errors.items()} == {2: "bad_input"}
+    assert errors[2].message == f"{path}: row 2 has invalid UTF-8 in column 't'"
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "x.parquet")
     with pytest.raises(InputError, match="two columns are named 'a'"):

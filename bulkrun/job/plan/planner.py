@@ -29,7 +29,7 @@ from bulkrun.job.plan.ids import write_ids
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
-from bulkrun.job.plan.rows import RowMaker
+from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement, Window
@@ -77,6 +77,7 @@ class PlanInput:
     ) -> None:
         self.prompt = describe_prompt(spec, dataset.schema.names)
         spec = detected_job(spec, dataset.schema.names)
+        check_id_column(spec.input.id, dataset.schema)
         self.spec = spec
         self.dataset = dataset
         self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec))
