@@ -153,6 +153,12 @@ def test_sql_picks_rows_of_objects(bucket: Bucket, name: str, make: Any) -> None
     assert [row["id"] for row in rows] == [7, 1007, 2007, 3007, 4007]
 
 
+def test_sql_takes_an_object_whose_name_is_a_glob_for_that_object(bucket: Bucket) -> None:
+    names = ("in1.parquet", "in[12].parquet", "in2.parquet")
+    urls = [bucket.put(name, parquet([{"id": number}])) for number, name in enumerate(names)]
+    assert read(urls[1:], sql="SELECT id FROM input ORDER BY id")[0] == [{"id": 1}, {"id": 2}]
+
+
 def test_sql_over_an_object_can_read_no_other_object(bucket: Bucket) -> None:
     bucket.put("secret.parquet", parquet(ROWS))
     url = bucket.put("a.parquet", parquet(ROWS))

@@ -79,6 +79,14 @@ def test_a_snapshot_reads_from_any_position_and_with_chosen_columns(folder: Path
             assert rows == [{"id": number} for number in range(start, min(start + 1025, 3001))]
 
 
+@pytest.mark.parametrize("name", ["in[12].parquet", "in*.parquet", "in?.parquet", "in[[]1].parquet"])
+def test_a_file_whose_name_is_a_glob_is_read_once_and_no_other_for_it(tmp_path: Path, name: str) -> None:
+    for number, file in enumerate(("in1.parquet", name, "in2.parquet")):
+        pq.write_table(pa.table({"id": [number]}), tmp_path / file)
+    assert read(tmp_path, sql="SELECT id FROM input ORDER BY id")[0] == [{"id": 0}, {"id": 1}, {"id": 2}]
+    assert read([tmp_path / name], sql="SELECT id FROM input")[0] == [{"id": 1}]
+
+
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
