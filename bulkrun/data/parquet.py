@@ -120,16 +120,29 @@ class ParquetSource:
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """The type without its encoding (dictionary, run-end, view, extension): what every Parquet reader understands."""
+    """The type without its encoding (dictionary, run-end, view, extension): what every Parquet reader understands.
+
+    What is inside may be null whatever the file says: rows that cannot be read are null, and what a file lacks is.
+    """
     if isinstance(type_, pa.BaseExtensionType):
         return plain_type(type_.storage_type)
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
         return plain_type(type_.value_type)
     if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in type_])
+        return pa.struct([_plain_field(field) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(plain_type(type_.key_type), _plain_field(type_.item_field), type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(_plain_field(type_.value_field), type_.list_size)
+    if pa.types.is_large_list(type_) or pa.types.is_large_list_view(type_):
+        return pa.large_list(_plain_field(type_.value_field))
     if pa.types.is_list(type_) or pa.types.is_list_view(type_):
-        return pa.list_(type_.value_field.with_type(plain_type(type_.value_type)))
+        return pa.list_(_plain_field(type_.value_field))
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.null(): pa.string()}.get(type_, type_)
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(plain_type(field.type)).with_nullable(True)
 
 
 @contextmanager

@@ -71,9 +71,9 @@ def _refuse_twins(names: Sequence[str]) -> None:
         if twin != name:
             others = [other for other in names if other != name]
             raise InputError(
-                f"input columns {twin!r} and {name!r} differ only in case, and SQL over the results would find the first "
-                f"for both; choose the columns to pass through (input.columns: [{', '.join(others)}]) or rename one of "
-                "them in the files"
+                f"input columns {twin!r} and {name!r} differ only in case, and SQL over the results would take the "
+                f"first for both; choose the columns to pass through (input.columns: [{', '.join(others)}]) or rename "
+                "one of them in the files"
             )
 
 

@@ -113,6 +113,33 @@ def test_a_row_of_too_many_bytes_is_an_error_row(tmp_path: Path) -> None:
     assert list(errors) == [1] and "row 1 has 50" in errors[1].message
 
 
+REQUIRED = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+NESTED: dict[str, tuple[pa.DataType, Any]] = {
+    "struct": (REQUIRED, {"a": 1}),
+    "list": (pa.list_(pa.field("item", pa.int64(), nullable=False)), [1]),
+    "large list": (pa.large_list(pa.field("item", REQUIRED, nullable=False)), [{"a": 1}]),
+    "fixed list": (pa.list_(pa.field("item", pa.int64(), nullable=False), 2), [1, 2]),
+    "map": (pa.map_(pa.string(), pa.field("value", REQUIRED, nullable=False)), [("k", {"a": 1})]),
+    "deep": (pa.struct([pa.field("x", pa.list_(pa.field("item", REQUIRED, nullable=False)))]), {"x": [{"a": 1}]}),
+    "views": (pa.large_list(pa.string_view()), ["x"]),
+    "fixed views": (pa.list_(pa.string_view(), 1), ["x"]),
+    "views in a map": (pa.map_(pa.string_view(), pa.string_view()), [("k", "x")]),
+    "nothing": (pa.large_list(pa.null()), [None]),
+}
+
+
+@pytest.mark.parametrize("case", NESTED)
+def test_what_may_not_be_null_inside_a_column_is_null_in_a_bad_row_and_where_a_file_lacks_it(
+    tmp_path: Path, case: str
+) -> None:
+    type_, value = NESTED[case]
+    write(tmp_path / "1.parquet", {"t": ["a", "x" * 5000], "c": pa.array([value, value], type_)})
+    write(tmp_path / "2.parquet", {"t": ["b"]})
+    rows, errors = read(tmp_path, max_row_bytes=4000)
+    assert [row["t"] for row in rows] == ["a", None, "b"] and list(errors) == [1]
+    assert [row["c"] for row in rows] == [value, None, None]
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "x.parquet")
     with pytest.raises(InputError, match="two columns are named 'a'"):
