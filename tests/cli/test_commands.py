@@ -102,6 +102,9 @@ def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> 
     assert as_json("query", "out", sql) == {"columns": ["rows", "errors"], "rows": [{"rows": 32, "errors": 2}]}
     assert bulkrun("query", "out", sql, "--csv").stdout.split() == ["rows,errors", "32,2"]
     assert "rows" in bulkrun("query", "out", sql).stdout
+    fine = "SELECT TIMESTAMP_NS '2020-01-01 00:00:00.123456789' AS t"
+    for option in ("--json", "--csv", "--limit=5"):
+        assert "00:00:00.123456789" in bulkrun("query", "out", fine, option).stdout, "Python has no such time"
     assert bulkrun("query", "out", "COPY results TO 'stolen.csv'").exit_code == 2
     assert not (folder / "stolen.csv").exists()
 

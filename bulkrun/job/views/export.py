@@ -17,7 +17,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, json_line
+from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, json_line, readable_rows
 from bulkrun.data.in_order import in_row_order
 from bulkrun.data.partitions import partition_columns
 from bulkrun.data.parts import read_part_columns, read_part_info, read_part_schema
@@ -163,7 +163,7 @@ def _write_lines(
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():
             report.rows += table.num_rows
-            yield from table.to_pylist()
+            yield from readable_rows(table)
 
     for lines in maker.lines(output_rows()):
         _write_pair(lines, options, streams, report)
