@@ -65,6 +65,8 @@ def test_csv_reads_from_an_object(bucket: Bucket) -> None:
         ("in/", ["in/a.jsonl", "in/b.jsonl", "in/sub/c.jsonl"]),
         ("in/*.jsonl", ["in/a.jsonl", "in/b.jsonl"]),
         ("in/**/*.jsonl", ["in/a.jsonl", "in/b.jsonl", "in/sub/c.jsonl"]),
+        ("in/su*", ["in/sub/c.jsonl"]),
+        ("od*", ["odd/[x] y.jsonl", "odd/p=a%20b+c/é.jsonl"]),
         ("in/b.jsonl", ["in/b.jsonl"]),
         ("in/_hidden/d.jsonl", ["in/_hidden/d.jsonl"]),
         ("in/_hidden/*.jsonl", ["in/_hidden/d.jsonl"]),
@@ -83,6 +85,9 @@ def test_a_pattern_means_the_same_objects_as_it_would_mean_files(
     bucket.put("in/", b"")  # how some tools mark a folder
     assert [str(file.path) for file in find_files(bucket.url(pattern))] == [bucket.url(key) for key in expected]
     local = [str(file.path) for file in find_files(str(tmp_path / pattern))]
+    assert [file.folders for file in find_files(bucket.url(pattern))] == [
+        file.folders for file in find_files(str(tmp_path / pattern))
+    ]
     assert local == [str(tmp_path / key) for key in expected]
 
 
