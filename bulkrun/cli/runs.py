@@ -104,9 +104,10 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
     from bulkrun.data.export_files import csv_cell, readable_rows
     from bulkrun.data.query import run_query
     from bulkrun.job.store.run_record import read_record
+    from bulkrun.job.views.export_schema import schema_without_rows
 
     read_record(_run_dir(run))
-    table = run_query(run, sql, limit=limit + 1)
+    table = run_query(run, sql, limit=limit + 1, schema=schema_without_rows(_run_dir(run)))
     if table.num_rows > limit:
         note(f"the first {count(limit)} rows; --limit shows more")
         table = table.slice(0, limit)

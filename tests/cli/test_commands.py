@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -111,6 +113,17 @@ def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> 
 
 def test_a_csv_cell_is_never_a_formula(folder: Path) -> None:
     assert "'=1+1" in bulkrun("query", "out", "SELECT '=1+1' AS cell", "--csv").stdout
+
+
+def test_a_run_of_no_rows_is_queried_and_exported_like_any_other(folder: Path) -> None:
+    none = pa.array([], pa.string())
+    pq.write_table(pa.table({"name": none, "source": none}), "none.parquet")
+    Path("none.yaml").write_text(JOB.replace("rows.jsonl", "none.parquet").replace("path: out", "path: none"))
+    assert bulkrun("submit", "none.yaml", "--set", "sampling.logprobs=1").exit_code == 0
+    found = as_json("query", "none", "SELECT * FROM results LIMIT 5")
+    assert found["rows"] == [] and {"row", "response", "error_code", "logprobs"} <= set(found["columns"])
+    assert bulkrun("export", "none", "--format", "csv").stdout.strip().split(",") == found["columns"]
+    assert bulkrun("verify", "none").exit_code == 0
 
 
 def test_verify_finds_a_flipped_byte(folder: Path, tmp_path: Path) -> None:
