@@ -115,15 +115,17 @@ def test_a_csv_cell_is_never_a_formula(folder: Path) -> None:
     assert "'=1+1" in bulkrun("query", "out", "SELECT '=1+1' AS cell", "--csv").stdout
 
 
-def test_a_run_of_no_rows_is_queried_and_exported_like_any_other(folder: Path) -> None:
-    none = pa.array([], pa.string())
-    pq.write_table(pa.table({"name": none, "source": none}), "none.parquet")
-    Path("none.yaml").write_text(JOB.replace("rows.jsonl", "none.parquet").replace("path: out", "path: none"))
-    assert bulkrun("submit", "none.yaml", "--set", "sampling.logprobs=1").exit_code == 0
-    found = as_json("query", "none", "SELECT * FROM results LIMIT 5")
+def test_a_run_of_no_rows_is_queried_and_exported_like_any_other(tmp_path: Path) -> None:
+    none, run = pa.array([], pa.string()), str(tmp_path / "out")
+    pq.write_table(pa.table({"name": none, "source": none}), tmp_path / "none.parquet")
+    (tmp_path / "job.yaml").write_text(
+        JOB.replace("rows.jsonl", f"{tmp_path}/none.parquet").replace("path: out", f"path: {run}")
+    )
+    assert bulkrun("submit", f"{tmp_path}/job.yaml", "--set", "sampling.logprobs=1").exit_code == 0
+    found = as_json("query", run, "SELECT * FROM results LIMIT 5")
     assert found["rows"] == [] and {"row", "response", "error_code", "logprobs"} <= set(found["columns"])
-    assert bulkrun("export", "none", "--format", "csv").stdout.strip().split(",") == found["columns"]
-    assert bulkrun("verify", "none").exit_code == 0
+    assert bulkrun("export", run, "--format", "csv").stdout.strip().split(",") == found["columns"]
+    assert bulkrun("verify", run).exit_code == 0
 
 
 def test_verify_finds_a_flipped_byte(folder: Path, tmp_path: Path) -> None:

@@ -113,6 +113,30 @@ def test_a_row_of_too_many_bytes_is_an_error_row(tmp_path: Path) -> None:
     assert list(errors) == [1] and "row 1 has 50" in errors[1].message
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="two columns are named 'a'"):
+        open_input(str(tmp_path))
+
+
+def test_an_empty_table_has_a_schema_and_no_rows(tmp_path: Path) -> None:
+    with open_input(str(write(tmp_path / "x.parquet", {"a": pa.array([], pa.string())}))) as dataset:
+        assert dataset.schema.names == ["a"] and dataset.num_rows == 0 and read_all(dataset) == ([], {})
+
+
+def test_choosing_columns_keeps_the_rows_even_where_a_file_has_none_of_them(tmp_path: Path) -> None:
+    write(tmp_path / "1.parquet", {"a": [1, 2]})
+    write(tmp_path / "2.parquet", {"b": [3], "a.x": [4]})
+    with open_input(str(tmp_path)) as dataset:
+        assert read_all(dataset.select(["b"]))[0] == [{"b": None}, {"b": None}, {"b": 3}]
+        assert read_all(dataset.select(["a.x", "a"]))[0] == [
+            {"a.x": None, "a": 1},
+            {"a.x": None, "a": 2},
+            {"a.x": 4, "a": None},
+        ]
+        assert read_all(dataset.select([]))[0] == [{}, {}, {}]
+
+
 REQUIRED = pa.struct([pa.field("a", pa.int64(), nullable=False)])
 NESTED: dict[str, tuple[pa.DataType, Any]] = {
     "struct": (REQUIRED, {"a": 1}),
@@ -183,30 +207,6 @@ def test_a_long_text_that_many_rows_share_comes_in_batches_of_the_usual_size(tmp
 def test_small_rows_still_come_in_large_batches(tmp_path: Path) -> None:
     with open_input(str(write(tmp_path / "x.parquet", {"id": list(range(5000))}))) as dataset:
         assert [batch.rows.num_rows for batch in dataset.batches()] == [1024] * 4 + [904]
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "x.parquet")
-    with pytest.raises(InputError, match="two columns are named 'a'"):
-        open_input(str(tmp_path))
-
-
-def test_an_empty_table_has_a_schema_and_no_rows(tmp_path: Path) -> None:
-    with open_input(str(write(tmp_path / "x.parquet", {"a": pa.array([], pa.string())}))) as dataset:
-        assert dataset.schema.names == ["a"] and dataset.num_rows == 0 and read_all(dataset) == ([], {})
-
-
-def test_choosing_columns_keeps_the_rows_even_where_a_file_has_none_of_them(tmp_path: Path) -> None:
-    write(tmp_path / "1.parquet", {"a": [1, 2]})
-    write(tmp_path / "2.parquet", {"b": [3], "a.x": [4]})
-    with open_input(str(tmp_path)) as dataset:
-        assert read_all(dataset.select(["b"]))[0] == [{"b": None}, {"b": None}, {"b": 3}]
-        assert read_all(dataset.select(["a.x", "a"]))[0] == [
-            {"a.x": None, "a": 1},
-            {"a.x": None, "a": 2},
-            {"a.x": 4, "a": None},
-        ]
-        assert read_all(dataset.select([]))[0] == [{}, {}, {}]
 
 
 @given(flips=st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 7)), min_size=1, max_size=3))
