@@ -76,7 +76,8 @@ class ParquetSource:
                     declared = (self._declared(file, Position(start.file, first + row), rows) for row, rows in steps)
                     for batch in joined(declared):
                         checked = self._batch(file, batch.position, batch.rows)
-                        yield InputBatch(batch.position, checked.rows, batch.errors | checked.errors)
+                        errors = dict(sorted((batch.errors | checked.errors).items()))
+                        yield InputBatch(batch.position, checked.rows, errors)
 
     def _group(
         self, parquet: pq.ParquetFile, file: InputFile, footer: _Footer, group: int, skip: int
