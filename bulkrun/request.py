@@ -57,6 +57,10 @@ class StructuredOutput(NamedTuple):
     value: str
 
 
+# Where an output stands in its structure: something has to follow, it is whole and could go on, or nothing can follow.
+Progress = Literal["unfinished", "whole", "closed"]
+
+
 class Thinking(NamedTuple):
     """How a reasoning model marks its thoughts, and how many tokens they may have (None: as many as the output)."""
 
@@ -139,9 +143,9 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
     @property
-    def is_plain_greedy(self) -> bool:
-        """Whether the token is the most likely one by the logits as they come."""
-        return self.greedy and not self.has_penalties and self.min_tokens == 0
+    def shapes_logits(self) -> bool:
+        """Whether something comes between the logits and their temperature."""
+        return self.has_penalties or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,8 @@ class Completion:
     stop string (the text is cut by whoever decodes it). `stop_reason` is the stop string or stop token id that
     ended it, None for end-of-sequence. `error` is set if and only if `finish_reason` is neither "stop" nor "length":
     codes `runaway` (repetition), `timeout`, `grammar_failed`, `engine_error` and those of a refusal. What was generated
-    before is kept in `token_ids`. `prompt_logprobs` has an entry per prompt token, None for the first.
+    before is kept in `token_ids`. `prompt_logprobs` has an entry per prompt token, None for the first. `progress` is
+    that of a constrained output when its limit ended it ("length").
     """
 
     request_id: str
@@ -193,6 +198,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     error: RowError | None = None
+    progress: Progress | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -276,6 +282,9 @@ class TokenConstraint(Protocol):
 
     def accept(self, token_id: int) -> str | None:
         """Go on with a token that was generated; None, or why no output can follow any more (`grammar_failed`)."""
+
+    def progress(self) -> Progress:
+        """Where the output stands after its last token."""
 
 
 class TokenConstraintFactory(Protocol):

@@ -101,23 +101,25 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
 
     The view is `results`; one SELECT, read-only.
     """
-    from bulkrun.data.export_files import csv_cell
+    from bulkrun.data.export_files import csv_cell, readable_rows
     from bulkrun.data.query import run_query
     from bulkrun.job.store.run_record import read_record
+    from bulkrun.job.views.export_schema import schema_without_rows
 
     read_record(_run_dir(run))
-    table = run_query(run, sql, limit=limit + 1)
+    table = run_query(run, sql, limit=limit + 1, schema=schema_without_rows(_run_dir(run)))
     if table.num_rows > limit:
         note(f"the first {count(limit)} rows; --limit shows more")
         table = table.slice(0, limit)
+    rows = readable_rows(table)
     if as_json:
-        print_json({"columns": table.column_names, "rows": table.to_pylist()})
+        print_json({"columns": table.column_names, "rows": rows})
     elif as_csv:
         writer = csv.writer(sys.stdout)
         writer.writerow(table.column_names)
-        writer.writerows([csv_cell(cell) for cell in row.values()] for row in table.to_pylist())
+        writer.writerows([csv_cell(cell) for cell in row.values()] for row in rows)
     else:
-        print_table(table.column_names, [list(row.values()) for row in table.to_pylist()])
+        print_table(table.column_names, [list(row.values()) for row in rows])
 
 
 @click.command()

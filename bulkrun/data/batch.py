@@ -5,7 +5,7 @@ Knows no file format. A batch never spans two files, so an address is always (fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -84,3 +84,27 @@ def blank_rows(rows: pa.RecordBatch, bad: Sequence[int]) -> pa.RecordBatch:
     unreadable = set(bad)
     keep = pa.array([None if row in unreadable else row for row in range(rows.num_rows)], pa.int64())
     return record_batch([column.take(keep) for column in rows.columns], rows.schema, rows.num_rows)
+
+
+def joined(batches: Iterable[InputBatch]) -> Iterator[InputBatch]:
+    """Consecutive small batches of one file as batches of the usual size; without `numbers`."""
+    waiting: list[InputBatch] = []
+    rows = nbytes = 0
+    for batch in batches:
+        rows += batch.rows.num_rows
+        nbytes += batch.rows.nbytes
+        if waiting and (rows > MAX_BATCH_ROWS or nbytes > MAX_BATCH_BYTES):
+            yield _as_one(waiting)
+            waiting, rows, nbytes = [], batch.rows.num_rows, batch.rows.nbytes
+        waiting.append(batch)
+    if waiting:
+        yield _as_one(waiting)
+
+
+def _as_one(batches: list[InputBatch]) -> InputBatch:
+    errors: dict[int, RowError] = {}
+    rows = 0
+    for batch in batches:
+        errors |= {rows + index: error for index, error in batch.errors.items()}
+        rows += batch.rows.num_rows
+    return InputBatch(batches[0].position, pa.concat_batches([batch.rows for batch in batches]), errors)

@@ -6,6 +6,7 @@ it was given, write nothing, load nothing and change no setting.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def locked_connection(
     `objects` is the fsspec file system of those files that are `s3://` URLs.
     """
     connection = duckdb.connect(":memory:")
+    paths, roots = ([str(path) for path in named] for named in (files, folders))
     if objects is not None:
         connection.register_filesystem(objects)
     settings: dict[str, object] = {
@@ -35,8 +37,9 @@ def locked_connection(
         "temp_directory": str(spill) if spill else "",
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
-        "allowed_paths": [str(path) for path in files],
-        "allowed_directories": [str(path) for path in folders],
+        # DuckDB asks for the pattern first and then for every file that it found with it.
+        "allowed_paths": [*paths, *map(no_glob, paths)],
+        "allowed_directories": [*roots, *map(no_glob, roots)],
         "enable_external_access": False,
     }
     for name, value in settings.items():
@@ -71,7 +74,7 @@ def view_of_parquet(
     `hive_types` are the SQL types of columns that are in the folders' names; other folders, however they are called,
     make no columns then. Without it DuckDB looks for itself.
     """
-    listed = ", ".join(quoted(str(path)) for path in files)
+    listed = ", ".join(quoted(no_glob(str(path))) for path in files)
     shown, options = "*", ", union_by_name = true" if union_by_name else ""
     if hive_types is not None:
         options += f", hive_partitioning = {'true' if hive_types else 'false'}"
@@ -89,3 +92,8 @@ def view_of_parquet(
 def quoted(text: str) -> str:
     """`text` as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def no_glob(path: str) -> str:
+    """`path` for DuckDB's readers, which take every name for a glob: one that means this file alone."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", path)

@@ -1,6 +1,7 @@
 """Results as files of other formats: JSON lines, CSV or one Parquet file, written batch by batch to a binary stream.
 
-Knows formats; knows no runs and no names of files.
+Times that Python does not have (nanoseconds, years beyond 9999) are text. Knows formats; knows no runs and no names of
+files.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import pyarrow.parquet as pq
 _FORMULA_STARTS = ("=", "+", "-", "@")
 _GROUP_ROWS = 65536
 _GROUP_BYTES = 64 * 2**20
+# What pyarrow raises for a value that Python does not have, and (an ArrowInvalid) for a time zone that nobody knows.
+_NOT_IN_PYTHON = (ValueError, OverflowError, KeyError)
+_TICKS_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class RowSink(Protocol):
@@ -37,7 +41,7 @@ class JsonlSink:
         self._stream = stream
 
     def write(self, table: pa.Table) -> None:
-        self._stream.writelines(json_line(row) for row in table.to_pylist())
+        self._stream.writelines(json_line(row) for row in readable_rows(table))
 
     def close(self) -> None: ...
 
@@ -50,7 +54,7 @@ class CsvSink:
         self._write_rows([schema.names])
 
     def write(self, table: pa.Table) -> None:
-        self._write_rows([csv_cell(value) for value in row.values()] for row in table.to_pylist())
+        self._write_rows([csv_cell(value) for value in row.values()] for row in readable_rows(table))
 
     def _write_rows(self, rows: Iterable[Iterable[Any]]) -> None:
         text = io.StringIO()
@@ -82,6 +86,39 @@ class ParquetSink:
     def close(self) -> None:
         self._flush()
         self._writer.close()
+
+
+def readable_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Each row as column -> value; a time that Python does not have is text, a duration its seconds."""
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
+    except _NOT_IN_PYTHON:
+        columns = [[_readable(value) for value in column] for column in table.columns]
+        return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _readable(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except _NOT_IN_PYTHON:
+        if isinstance(value, pa.StructScalar):
+            return {name: _readable(inner) for name, inner in value.items()}
+        if isinstance(value, pa.MapScalar):
+            return [tuple(map(_readable, pair)) for pair in zip(*value.values.flatten(), strict=True)]
+        if isinstance(value, pa.ListScalar):
+            return [_readable(inner) for inner in value.values]
+        return _time_text(value)
+
+
+def _time_text(value: pa.Scalar) -> str | float:
+    if pa.types.is_duration(value.type):
+        return float(value.value) / _TICKS_A_SECOND[value.type.unit]
+    try:
+        text: str = value.cast(pa.string()).as_py()
+    except pa.ArrowInvalid:  # in a time zone that nobody knows
+        text = value.cast(pa.int64()).cast(pa.timestamp(value.type.unit)).cast(pa.string()).as_py() + "Z"
+    return text.replace(" ", "T", 1) if pa.types.is_timestamp(value.type) else text
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:

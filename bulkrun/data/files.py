@@ -1,4 +1,4 @@
-"""Which files an input path means, and how their bytes are read. Knows names and compression, not contents.
+"""The files of an input, and how their bytes are read. Knows kinds and compression, not contents.
 
 A path is a file, a directory (read recursively), a glob (`**` included), or a list of these, local or `s3://`. Inside
 directories and globs, names that start with `.` or `_` are skipped, as every tool that writes datasets expects.
@@ -6,12 +6,10 @@ directories and globs, names that start with `.` or `_` are skipped, as every to
 
 from __future__ import annotations
 
-import glob
 import gzip
 import hashlib
-import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +17,7 @@ from typing import BinaryIO, Literal, cast
 
 import pyarrow as pa
 
+from bulkrun.data.paths import expand, is_hidden, matches, partition_folders
 from bulkrun.data.remote import RemotePath, find_objects, is_remote
 from bulkrun.errors import InputError
 
@@ -33,13 +32,17 @@ _EDGE_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of rows. `path` is as the user would write it; `size` in bytes and `mtime_ns` are from discovery."""
+    """A file of rows. `path` is as the user would write it; `size` in bytes and `mtime_ns` are from discovery.
+
+    `folders` are those like lang=en/year=2024 that it was found in, below what the user spelled out.
+    """
 
     path: Path | RemotePath
     format: Format
     compression: Compression | None
     size: int
     mtime_ns: int
+    folders: str = ""
 
     def fingerprint(self) -> str:
         """32 hex digits that change when the file does: its size, its mtime, and its first and last 64 KiB.
@@ -67,52 +70,37 @@ def find_files(paths: str | Sequence[str]) -> list[InputFile]:
     """
     found: dict[Path | RemotePath, InputFile] = {}
     for pattern in [paths] if isinstance(paths, str) else paths:
-        matches = _expand_remote(pattern) if is_remote(pattern) else [_describe(path) for path in _expand(pattern)]
-        if not matches:
+        files = _expand_remote(pattern) if is_remote(pattern) else _expand(pattern)
+        if not files:
             raise InputError(f"input.path: nothing matches {pattern!r} (looked from {Path.cwd()}); {WHAT_WORKS}")
-        for file in matches:
+        for file in files:
             found.setdefault(file.path.resolve() if isinstance(file.path, Path) else file.path, file)
     if not found:
         raise InputError("input.path: the list is empty; name at least one file, directory or glob")
     return list(found.values())
 
 
-def _expand(pattern: str) -> list[Path]:
-    if "://" in pattern:
-        raise InputError(f"input.path: {pattern!r} is neither a local path nor s3://; copy the files to one of them")
-    path = Path(pattern).expanduser()
-    if path.is_dir():
-        return [file for file in _visible(path.rglob("*"), path.parts) if _classify(file) is not None]
-    if path.exists():
-        return [path]
-    if glob.has_magic(pattern):
-        inside = path.relative_to(path.anchor)
-        everything = inside / "*" if inside.name == "**" else inside  # pathlib's ** means folders alone
-        return _visible(Path(path.anchor).glob(str(everything)), path.parts)
-    raise InputError(f"input.path: {pattern!r} does not exist (looked from {Path.cwd()})")
-
-
-def _visible(paths: Iterable[Path], spelled_out: Sequence[str]) -> list[Path]:
-    """The regular files among `paths`, sorted, without hidden names that the user did not spell out."""
-
-    return sorted(path for path in paths if path.is_file() and not _hidden(path.parts, spelled_out))
-
-
-def _hidden(parts: Sequence[str], spelled_out: Sequence[str]) -> bool:
-    return any(part[:1] in (".", "_") and part not in spelled_out for part in parts if part != os.curdir)
+def _expand(pattern: str) -> list[InputFile]:
+    spelled = Path(pattern).expanduser().parts
+    found = expand(pattern, lambda path: _classify(path) is not None)
+    return [_describe(path, partition_folders(path.parts, spelled)) for path in found]
 
 
 def _expand_remote(pattern: str) -> list[InputFile]:
     objects, exact = find_objects(pattern)
     if exact:
-        return [_describe_object(objects[0])]
-    visible = [path for path in objects if not _hidden(path.url.split("/"), pattern.split("/"))]
-    in_directory = not glob.has_magic(pattern)
-    return [_describe_object(path) for path in visible if not in_directory or _classify(path) is not None]
+        return [_describe_object(objects[0], "")]
+    spelled = pattern.rstrip("/").split("/")
+    found = []
+    for path in objects:
+        parts = path.url.split("/")
+        if not is_hidden(parts, spelled) and (matches(parts, spelled) or _classify(path) is not None):
+            found.append(_describe_object(path, partition_folders(parts, spelled)))
+    return found
 
 
-def _describe_object(path: RemotePath) -> InputFile:
-    return InputFile(path, *_kind(path, path.size), path.size, path.mtime_ns)
+def _describe_object(path: RemotePath, folders: str) -> InputFile:
+    return InputFile(path, *_kind(path, path.size), path.size, path.mtime_ns, folders)
 
 
 def _classify(path: Path | RemotePath) -> tuple[Format, Compression | None] | None:
@@ -125,11 +113,13 @@ def _classify(path: Path | RemotePath) -> tuple[Format, Compression | None] | No
     return format_, compression
 
 
-def _describe(path: Path) -> InputFile:
+def _describe(path: Path, folders: str) -> InputFile:
+    if path.is_symlink() and not path.exists():
+        raise InputError(f"{path}: a link to {path.readlink()}, which does not exist; mend the link or remove it")
     if not path.is_file():
         raise InputError(f"{path}: not a regular file (an input is read more than once, so it cannot be a pipe)")
     stat = path.stat()
-    return InputFile(path, *_kind(path, stat.st_size), stat.st_size, stat.st_mtime_ns)
+    return InputFile(path, *_kind(path, stat.st_size), stat.st_size, stat.st_mtime_ns, folders)
 
 
 def _kind(path: Path | RemotePath, size: int) -> tuple[Format, Compression | None]:

@@ -1,6 +1,7 @@
 """What type a JSON column has, from a sample of its values, and whether a value has that type. Knows no files.
 
-Numbers that are sometimes whole and sometimes not are doubles. Objects and lists become Arrow structs and lists when
+Numbers that are sometimes whole and sometimes not are doubles, unless some are integers that no double holds and few
+have a fraction: those few are errors then, and not the ids. Objects and lists become Arrow structs and lists when
 the sample agrees on their inside. A column whose values have no one type is kept as text: strings as they are,
 everything else as its JSON. So is a column that the sample knows nothing about (all null, all empty lists).
 """
@@ -18,6 +19,7 @@ import pyarrow as pa
 Kind = Literal["null", "bool", "int", "bigint", "float", "string", "list", "object"]
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MAX_DOUBLE_INT = 2**53  # beyond it doubles are not exact
 MAX_MINORITY = 0.1  # at most this share of values of other types are errors; more of them make the column text
 MAX_STRUCT_FIELDS = 64  # an object with more keys is a map in disguise
 _LIST_INDEX = re.compile(r"\[\d+\]")
@@ -71,13 +73,20 @@ class Shape:
 
     def __init__(self) -> None:
         self.counts: Counter[Kind] = Counter()
+        self.fractions = 0  # of the floats, those that are no whole numbers
+        self.beyond_doubles = False
         self.item: Shape | None = None
         self.fields: dict[str, Shape] = {}
 
     def add(self, value: Any) -> None:
         """Count one value, and everything inside it."""
-        self.counts[kind_of(value)] += 1
-        if isinstance(value, dict):
+        kind = kind_of(value)
+        self.counts[kind] += 1
+        if kind == "float":
+            self.fractions += not value.is_integer()
+        elif kind == "int":
+            self.beyond_doubles = self.beyond_doubles or abs(value) > MAX_DOUBLE_INT
+        elif isinstance(value, dict):
             for name, inner in value.items():
                 self.fields.setdefault(name, Shape()).add(inner)
         elif isinstance(value, list):
@@ -113,7 +122,10 @@ class Shape:
     def _majority(self) -> Kind | None:
         """The kind that all values but a small minority have."""
         counts = Counter({kind: count for kind, count in self.counts.items() if kind != "null"})
-        if counts["float"]:
+        if self.beyond_doubles and self.fractions <= MAX_MINORITY * (counts["int"] + counts["float"]):
+            counts["int"] += counts["float"] - self.fractions
+            counts["float"] = self.fractions
+        elif counts["float"]:
             counts["float"] += counts.pop("int", 0)
         if not counts.total():
             return None
@@ -158,6 +170,10 @@ def find_mismatch(value: Any, want: JsonType, place: str, undeclared: KeyCounts)
                 return problem
         return None
     kind = kind_of(value)
+    if want.kind == "float" and kind == "int" and abs(value) > MAX_DOUBLE_INT:
+        return (
+            f"column {place}: {describe(value)} beyond 2^53, where doubles are not exact, as other rows have fractions"
+        )
     if kind == want.kind or (want.kind == "float" and kind == "int") or (want.kind == "int" and _is_whole(value)):
         return None
     return f"column {place}: {describe(value)} where the other rows have {_WANTED[want.kind]}"

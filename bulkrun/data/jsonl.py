@@ -7,6 +7,7 @@ them silently, so this one reads bytes, splits lines itself and decodes them one
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ SAMPLE_LINES = 20_000  # over all files together, as is the next
 SAMPLE_BYTES = 64 * 2**20
 MAX_DEPTH = 100  # objects and lists inside each other
 MAX_COLUMNS = 4096
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
 
 ChooseColumns = Callable[[Sequence[str]], Sequence[str]]  # of all columns' names, some
@@ -118,10 +120,10 @@ class JsonlSource:
                     break
 
     def _unstorable(self, name: str, row: dict[str, Any]) -> str | None:
-        """Values of the right type that Arrow cannot hold: lone surrogates, integers no double is equal to."""
+        """Values of the right type that Arrow cannot hold: lone surrogates."""
         if self._column(name, [row], KeyCounts()) is not None:
             return None
-        return f"column {name}: the value holds text that is not Unicode (a lone surrogate) or a number out of range"
+        return f"column {name}: the value holds text that is not Unicode (a lone surrogate)"
 
     def _note_undeclared(self, row: dict[str, Any]) -> None:
         if not row.keys() <= self._all_names:
@@ -201,6 +203,8 @@ def parse_line(line: Line, max_row_bytes: int) -> dict[str, Any]:
         raise BadLine(f"the line is {_NOT_AN_OBJECT.get(type(value), 'a plain value')}, not a JSON object")
     if "\\u0000" in text and _has_nul(value):
         raise BadLine("text with a NUL character (\\u0000)")
+    if _SURROGATE.search(text) and not _has_unicode_keys(value):
+        raise BadLine("a key that is not Unicode (a lone surrogate)")
     return value
 
 
@@ -236,7 +240,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise BadLine(f"{name} is not a JSON value")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise BadLine(f"the number {text[:24]} is beyond what a double holds")
+    return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _depth(text: str) -> int:
@@ -254,3 +265,10 @@ def _has_nul(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_has_nul, value))
     return isinstance(value, str) and "\0" in value
+
+
+def _has_unicode_keys(value: Any) -> bool:
+    """Whether all keys can name columns and fields; values that cannot be stored are found with their columns."""
+    if isinstance(value, dict):
+        return all(is_unicode(key) and _has_unicode_keys(inner) for key, inner in value.items())
+    return not isinstance(value, list) or all(map(_has_unicode_keys, value))

@@ -2,7 +2,9 @@
 
 A file that is torn, is not Parquet, disagrees with the others on a type, or claims to unpack to something absurd is an
 InputError before anything runs. Memory is that of a batch and of the largest page (a page is the least that can be
-decoded; writers put some 1000 rows into one, however big the rows are).
+decoded; writers put some 1000 rows into one, however big the rows are). What a batch will have in bytes nobody knows
+before: a page of the same long text a thousand times is as small as one of them. So few rows are decoded at a time, and
+joined to batches.
 Pages are checked against their checksums where the writer left some.
 """
 
@@ -17,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, blank_rows, record_batch
+from bulkrun.data.batch import MAX_BATCH_BYTES, InputBatch, Position, blank_rows, joined, record_batch
 from bulkrun.data.files import InputFile
 from bulkrun.data.remote import RemotePath
 from bulkrun.errors import InputError
@@ -25,6 +27,7 @@ from bulkrun.request import RowError
 
 _BOMB_BYTES = 512 * 2**20  # a row group this big ...
 _BOMB_RATIO = 500  # ... that is packed this tightly is not data
+_STEP_ROWS = 32  # decoded at a time; fewer make reading slower, more make what a page can unfold to larger
 _BUFFER_BYTES = 2**20
 _REMOTE_BUFFER_BYTES = 8 * 2**20  # one request; of a file's columns together at most ...
 _REMOTE_BUFFERS_BYTES = 64 * 2**20
@@ -47,6 +50,7 @@ class ParquetSource:
         self._footers = footers
         self._max_row_bytes = max_row_bytes
         self.schema = schema
+        self._text_columns = [field.name for field in schema if _holds_text(field.type)]
         self.undeclared_columns: dict[str, int] = {}
 
     @classmethod
@@ -69,22 +73,27 @@ class ParquetSource:
             first_rows = accumulate(footer.group_rows, initial=0)
             for group, (first, count) in enumerate(zip(first_rows, footer.group_rows, strict=False)):
                 if start.row < first + count:
-                    for row, rows in self._group(parquet, file, footer, group, skip=max(0, start.row - first)):
-                        yield self._batch(file, Position(start.file, first + row), rows)
+                    steps = self._group(parquet, file, footer, group, skip=max(0, start.row - first))
+                    declared = (self._declared(file, Position(start.file, first + row), rows) for row, rows in steps)
+                    for batch in joined(declared):
+                        checked = self._batch(file, batch.position, batch.rows)
+                        errors = dict(sorted((batch.errors | checked.errors).items()))
+                        yield InputBatch(batch.position, checked.rows, errors)
 
     def _group(
         self, parquet: pq.ParquetFile, file: InputFile, footer: _Footer, group: int, skip: int
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of one row group after the first `skip`, each batch with its first row's number in the group."""
-        columns = [name for name in self.schema.names if name in footer.schema.names]
+        """The rows of one row group after the first `skip`, each few with their first row's number in the group."""
+        there = set(footer.schema.names)
+        columns = [name for name in self.schema.names if name in there]
         bytes_per_row = footer.group_bytes[group] / max(1, footer.group_rows[group])
-        batch_rows = max(1, min(MAX_BATCH_ROWS, int(MAX_BATCH_BYTES / max(1.0, bytes_per_row))))
+        step_rows = max(1, min(_STEP_ROWS, int(MAX_BATCH_BYTES / max(1.0, bytes_per_row))))
         row = 0
         try:
-            for rows in parquet.iter_batches(batch_rows, row_groups=[group], columns=columns, use_threads=False):
+            for rows in parquet.iter_batches(step_rows, row_groups=[group], columns=columns, use_threads=False):
                 if row + rows.num_rows > skip:
                     unread = max(0, skip - row)
-                    yield row + unread, self._declared(rows.slice(unread))
+                    yield row + unread, rows.slice(unread)
                 row += rows.num_rows
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{file.path}: row group {group} cannot be read: {error}; get a good copy") from error
@@ -94,42 +103,111 @@ class ParquetSource:
                 "the file is damaged, get a good copy"
             )
 
-    def _declared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """`rows` with exactly the declared columns and types."""
+    def _declared(self, file: InputFile, position: Position, rows: pa.RecordBatch) -> InputBatch:
+        """`rows` with exactly the declared columns and types; a row with a value that does not fit is an error."""
         present = set(rows.schema.names)
-        arrays = [
-            rows.column(field.name).cast(field.type) if field.name in present else pa.nulls(rows.num_rows, field.type)
-            for field in self.schema
-        ]
-        return record_batch(arrays, self.schema, rows.num_rows)
+        arrays: list[pa.Array] = []
+        misfits: dict[int, str] = {}
+        for field in self.schema:
+            column = rows.column(field.name) if field.name in present else pa.nulls(rows.num_rows, field.type)
+            fitted, problems = _cast(column, field)
+            arrays.append(fitted)
+            misfits = problems | misfits
+        declared = record_batch(arrays, self.schema, rows.num_rows)
+        errors = {
+            index: RowError("bad_input", f"{file.path}: row {position.row + index}: {problem}")
+            for index, problem in sorted(misfits.items())
+        }
+        return InputBatch(position, blank_rows(declared, list(errors)) if errors else declared, errors)
 
     def _batch(self, file: InputFile, position: Position, rows: pa.RecordBatch) -> InputBatch:
-        if rows.nbytes <= self._max_row_bytes:
+        problems = self._not_text(rows) | self._too_large(rows)
+        if not problems:
             return InputBatch(position, rows)
-        sizes = [rows.slice(row, 1).nbytes for row in range(rows.num_rows)]
         errors = {
-            index: RowError(
-                "bad_input",
-                f"{file.path}: row {position.row + index} has {size} bytes, "
-                f"more than input.max_row_bytes {self._max_row_bytes}",
-            )
-            for index, size in enumerate(sizes)
-            if size > self._max_row_bytes
+            index: RowError("bad_input", f"{file.path}: row {position.row + index} {problem}")
+            for index, problem in sorted(problems.items())
         }
-        return InputBatch(position, blank_rows(rows, list(errors)) if errors else rows, errors)
+        return InputBatch(position, blank_rows(rows, list(errors)), errors)
+
+    def _too_large(self, rows: pa.RecordBatch) -> dict[int, str]:
+        """The rows over the limit, by their place in the batch, with what is to be said of them."""
+        limit = self._max_row_bytes
+        if rows.nbytes <= limit:
+            return {}
+        sizes = enumerate(rows.slice(row, 1).nbytes for row in range(rows.num_rows))
+        return {row: f"has {size} bytes, more than input.max_row_bytes {limit}" for row, size in sizes if size > limit}
+
+    def _not_text(self, rows: pa.RecordBatch) -> dict[int, str]:
+        """The same for rows with invalid UTF-8, which no reader of the results could read, DuckDB least of all."""
+        problems: dict[int, str] = {}
+        for name in self._text_columns:
+            column = rows.column(name)
+            if not _is_valid(column):
+                bad = [row for row in range(len(column)) if not _is_valid(column.take(pa.array([row])))]
+                problems |= dict.fromkeys(bad, f"has invalid UTF-8 in column {name!r}")
+        return problems
+
+
+def _holds_text(type_: pa.DataType) -> bool:
+    if pa.types.is_nested(type_):
+        return any(_holds_text(type_.field(number).type) for number in range(type_.num_fields))
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _is_valid(column: pa.Array) -> bool:
+    """Whether what Arrow holds is what its type says: Parquet's reader takes any bytes for text."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _cast(column: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
+    """`column` in the type of `field`; what does not fit is null, and its row is told with the reason."""
+    if column.type == field.type:
+        return column, {}
+    try:
+        return column.cast(field.type), {}
+    except pa.ArrowInvalid:
+        pieces, misfits = [], dict[int, str]()
+        for row in range(len(column)):
+            try:
+                pieces.append(column.slice(row, 1).cast(field.type))
+            except pa.ArrowInvalid as error:
+                pieces.append(pa.nulls(1, field.type))
+                misfits[row] = (
+                    f"column {field.name!r} is {column.type} here and {field.type} in all files together, which cannot "
+                    f"hold this value ({error}); give the column one type in all files"
+                )
+        return pa.concat_arrays(pieces), misfits
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """The type without its encoding (dictionary, run-end, view, extension): what every Parquet reader understands."""
+    """The type without its encoding (dictionary, run-end, view, extension): what every Parquet reader understands.
+
+    What is inside may be null whatever the file says: rows that cannot be read are null, and what a file lacks is.
+    """
     if isinstance(type_, pa.BaseExtensionType):
         return plain_type(type_.storage_type)
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
         return plain_type(type_.value_type)
     if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in type_])
+        return pa.struct([_plain_field(field) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(plain_type(type_.key_type), _plain_field(type_.item_field), type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(_plain_field(type_.value_field), type_.list_size)
+    if pa.types.is_large_list(type_) or pa.types.is_large_list_view(type_):
+        return pa.large_list(_plain_field(type_.value_field))
     if pa.types.is_list(type_) or pa.types.is_list_view(type_):
-        return pa.list_(type_.value_field.with_type(plain_type(type_.value_type)))
+        return pa.list_(_plain_field(type_.value_field))
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.null(): pa.string()}.get(type_, type_)
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(plain_type(field.type)).with_nullable(True)
 
 
 @contextmanager
@@ -208,8 +286,9 @@ def _wider(one: pa.Field, other: pa.Field, one_file: InputFile, other_file: Inpu
 
 
 def _check_casts(file: InputFile, footer: _Footer, fields: Sequence[pa.Field]) -> None:
+    there = set(footer.schema.names)  # which makes a list of them each time it is asked
     for field in fields:
-        if field.name in footer.schema.names:
+        if field.name in there:
             here = footer.schema.field(field.name).type
             try:
                 pa.nulls(0, here).cast(field.type)

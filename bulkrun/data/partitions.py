@@ -5,7 +5,8 @@ the column once, but `pyarrow.dataset(..., partitioning="hive")` refuses the dir
 and meets int64 in the file). Without one both show it once. Its type is then what the reader infers from the names
 (text that looks like a date becomes one); a part's footer carries the declared types, and `bulkrun query` shows those.
 Values are percent-encoded, which all readers undo; DuckDB does not undo it in column names, so only plain names are
-taken. Knows no plans and no rows.
+taken. A text that is Hive's own name for null is encoded too: pyarrow still takes it for null, the others do not.
+Knows no plans and no rows.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def is_plain_name(column: str) -> bool:
 
 def folder_name(column: str, value: str | None) -> str:
     """The folder of one value (as text). The caller checks `MAX_FOLDER_BYTES`."""
+    if value == NULL_FOLDER:
+        return f"{column}=%5F{NULL_FOLDER[1:]}"
     return f"{column}={NULL_FOLDER if value is None else _TO_ENCODE.sub(_percent, value)}"
 
 

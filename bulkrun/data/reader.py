@@ -20,6 +20,7 @@ import pyarrow as pa
 from bulkrun.data.batch import InputBatch, Position, Source
 from bulkrun.data.csv_reader import CsvSource
 from bulkrun.data.files import InputFile, find_files
+from bulkrun.data.folder_columns import with_folder_columns
 from bulkrun.data.jsonl import ChooseColumns, JsonlSource
 from bulkrun.data.parquet import ParquetSource
 from bulkrun.errors import InputError
@@ -127,6 +128,10 @@ def _open_files(files: list[InputFile], max_row_bytes: int, json_text: ChooseCol
                 f"input.path: {files[0].path} is {files[0].format} but {file.path} is {file.format}; "
                 "one input has one format: name the files you mean, for example data/*.jsonl"
             )
+    return with_folder_columns(_reader(files, max_row_bytes, json_text), files)
+
+
+def _reader(files: list[InputFile], max_row_bytes: int, json_text: ChooseColumns | None) -> Source:
     if files[0].format == "jsonl":
         return JsonlSource.open(files, max_row_bytes, json_text)
     readers = {"parquet": ParquetSource, "csv": CsvSource}

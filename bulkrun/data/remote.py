@@ -157,8 +157,8 @@ class ObjectStream(io.RawIOBase):
 def find_objects(pattern: str) -> tuple[list[RemotePath], bool]:
     """The objects that an `s3://` path means, sorted, and whether it names exactly one of them.
 
-    An object, a directory (everything below it) or a glob (`**` included). Raises InputError for no such bucket,
-    no access, and a path that is none of these.
+    An object, a directory (everything below it) or a glob (`**` included) of these. Raises InputError for no such
+    bucket, no access, and a path that is none of these.
     """
     _check(pattern)
     files = connect()
@@ -169,6 +169,8 @@ def find_objects(pattern: str) -> tuple[list[RemotePath], bool]:
         listed = files.find(f"{pattern.rstrip('/')}/", detail=True)
         if not listed and glob.has_magic(pattern):
             listed = files.glob(pattern, detail=True)
+            for folder in [name for name, entry in listed.items() if entry["type"] == "directory"]:
+                listed |= files.find(f"{folder}/", detail=True)
         elif not listed:
             where = endpoint()
             raise InputError(f"input.path: {pattern!r} does not exist" + (f" (asked {where})" if where else ""))

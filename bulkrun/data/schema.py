@@ -5,7 +5,7 @@ Declared from the plan, before row one, so that every part has the same schema w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 
 import pyarrow as pa
@@ -36,31 +36,61 @@ def passthrough_schema(
 ) -> pa.Schema:
     """The input columns that go to the output: those named in `input.columns`, or all.
 
-    Raises InputError for an unknown name and for a column that is named like a result column.
+    Raises InputError for an unknown name, for a column that is named like a result column, and for two whose names
+    differ only in case: to SQL they are one, and it would find the first where the second is meant.
     """
     names = list(input_schema.names) if columns is None else list(dict.fromkeys(columns))
     check_columns(input_schema, names, "input.columns")
-    results = RESULT_NAMES.union(field.name for field in extra)
-    taken = [name for name in names if name in results]
-    if taken:
-        others = [name for name in names if name not in results]
-        raise InputError(
-            f"input column {', '.join(map(repr, taken))} is named like a result column; choose the columns to pass "
-            f"through (input.columns: [{', '.join(others)}]) or rename it in input.sql "
-            f'(SELECT * RENAME ("{taken[0]}" AS "input_{taken[0]}") FROM input)'
-        )
+    _refuse_result_names(names, RESULT_NAMES.union(field.name for field in extra))
+    _refuse_twins(names)
     # Nullable all: a row that could not be read is null in every column.
     return pa.schema([input_schema.field(name).with_nullable(True).remove_metadata() for name in names])
 
 
+def _refuse_result_names(names: Sequence[str], results: Set[str]) -> None:
+    folded = {_folded(name): name for name in results}
+    taken = [name for name in names if _folded(name) in folded]
+    if taken:
+        others = [name for name in names if name not in taken]
+        raise InputError(
+            f"input column {', '.join(map(repr, taken))} is named like {_result_column(taken[0], folded)}; choose the "
+            f"columns to pass through (input.columns: [{', '.join(others)}]) or rename it in input.sql "
+            f'(SELECT * RENAME ("{taken[0]}" AS "input_{taken[0]}") FROM input)'
+        )
+
+
+def _result_column(name: str, folded: Mapping[str, str]) -> str:
+    result = folded[_folded(name)]
+    return "a result column" if result == name else f"the result column {result!r} (SQL knows no case in names)"
+
+
+def _refuse_twins(names: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        twin = seen.setdefault(_folded(name), name)
+        if twin != name:
+            others = [other for other in names if other != name]
+            raise InputError(
+                f"input columns {twin!r} and {name!r} differ only in case, and SQL over the results would take the "
+                f"first for both; choose the columns to pass through (input.columns: [{', '.join(others)}]) or rename "
+                "one of them in the files"
+            )
+
+
+def _folded(name: str) -> str:
+    """The name as DuckDB compares it: without the case of ASCII letters, and of no others."""
+    return name.encode().lower().decode()
+
+
 def check_columns(input_schema: pa.Schema, names: Iterable[str], key: str) -> None:
     """Raise InputError, naming the job file's `key` and the nearest column, for a name that the input lacks."""
+    there = dict.fromkeys(input_schema.names)
     for name in names:
-        if name not in input_schema.names:
-            near = get_close_matches(name, input_schema.names, n=1)
+        if name not in there:
+            near = get_close_matches(name, there, n=1)
             hint = (
                 f"did you mean {near[0]!r}?"
                 if near
-                else f"it has {', '.join(input_schema.names) or 'none at all: not one row of its start could be read'}"
+                else f"it has {', '.join(there) or 'none at all: not one row of its start could be read'}"
             )
             raise InputError(f"{key}: the input has no column {name!r}; {hint}")

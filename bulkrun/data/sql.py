@@ -9,6 +9,7 @@ look at their page checksums.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from bulkrun.data.files import InputFile
 from bulkrun.data.new_name import take_name
 from bulkrun.data.parquet import ParquetSource, plain_type
 from bulkrun.data.remote import RemotePath
-from bulkrun.errors import InputError
+from bulkrun.errors import InputError, RunError
 from bulkrun.request import RowError
 
 _CODE, _MESSAGE = "bulkrun.error_code", "bulkrun.error_message"
@@ -76,10 +77,29 @@ def write_snapshot(
 ) -> None:
     """Run `sql` over `files` (whose rows are `rows`, of `schema`) and publish the result at `path` unless one is there.
 
-    Raises InputError with DuckDB's message for a query that cannot run.
+    Raises InputError with DuckDB's message for a query that cannot run, RunError where the result cannot be written.
     """
     temporary = path.parent / "tmp"
-    temporary.mkdir(parents=True, exist_ok=True)
+    with _disk_errors(path):
+        temporary.mkdir(parents=True, exist_ok=True)
+        _write_snapshot(rows, schema, files, sql, path, temporary)
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        way_out = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the disk"
+        raise RunError(
+            f"{path}: writing the rows of input.sql failed: {reason}; {way_out}, then run the same command again"
+        ) from error
+
+
+def _write_snapshot(
+    rows: Iterable[InputBatch], schema: pa.Schema, files: Sequence[InputFile], sql: str, path: Path, temporary: Path
+) -> None:
     with tempfile.TemporaryDirectory(dir=temporary, prefix="sql-") as name:
         folder = Path(name)
         tables: list[str | Path] = [_for_duckdb(file) for file in files]
@@ -121,7 +141,7 @@ def _write_result(
         result = connection.sql(single_select(connection, sql)).to_arrow_reader(MAX_BATCH_ROWS)
         schema = _snapshot_schema(result.schema)
         with _writer(folder / "result.tmp", schema) as writer:
-            for batch in result:
+            for batch in _batches(result):
                 writer.add(_fill(batch, schema))
             if errors.exists():
                 for batch in pq.ParquetFile(errors).iter_batches(MAX_BATCH_ROWS):
@@ -134,6 +154,18 @@ def _write_result(
         raise InputError(f"input.sql: a column has a type that Parquet does not have: {error}; cast it") from error
     finally:
         connection.close()
+
+
+def _batches(result: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """What the query gives; a row that it fails on comes as an OSError, which a disk has no part in."""
+    while True:
+        try:
+            batch = result.read_next_batch()
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"input.sql: {error}") from error
+        yield batch
 
 
 def _snapshot_schema(result: pa.Schema) -> pa.Schema:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bulkrun.engine.repetition import RepetitionWatch
 from bulkrun.engine.sequence import Sequence
-from bulkrun.request import Completion, FinishReason, Request, RowError, TokenConstraint, TokenLogprob
+from bulkrun.request import Completion, FinishReason, Progress, Request, RowError, TokenConstraint, TokenLogprob
 
 
 class Ending(NamedTuple):
@@ -16,6 +16,7 @@ class Ending(NamedTuple):
     stop_reason: int | str | None = None
     drop_last: bool = False
     error: RowError | None = None
+    progress: Progress | None = None
 
 
 def refusal(
@@ -67,7 +68,7 @@ def ending_of(seq: Sequence) -> Ending | None:
     if ending is None and seq.repetition is not None:
         ending = _runaway_of(seq, seq.repetition)
     if ending is None and len(seq.token_ids) >= seq.max_num_tokens:
-        ending = Ending("length")
+        ending = Ending("length", progress=None if seq.constraint is None else seq.constraint.progress())
     return ending
 
 
@@ -132,6 +133,7 @@ def completion_of(seq: Sequence, ending: Ending) -> Completion:
         logprobs=None if seq.logprobs is None else tuple(seq.logprobs[:end]),
         prompt_logprobs=_whole_prompt_logprobs(seq),
         error=ending.error,
+        progress=ending.progress,
     )
 
 

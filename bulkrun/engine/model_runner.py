@@ -143,8 +143,8 @@ class ModelRunner:
         return hidden_TE if num_sampling == len(hidden_TE) else hidden_TE[indices]
 
     def _logits(self, hidden_SE: torch.Tensor, seqs: SequenceOf[Sequence]) -> torch.Tensor:
-        """Of the rows that sample. A maximum is taken of them as they are: float32 would be twice as much."""
-        as_computed = all(seq.takes_likeliest for seq in seqs)
+        """Of the rows that sample. A token is chosen from them as they are: float32 would be twice as much."""
+        as_computed = all(seq.takes_raw_logits for seq in seqs)
         return self.model.compute_logits(hidden_SE, as_computed=as_computed)
 
     @torch.inference_mode()

@@ -27,7 +27,13 @@ from bulkrun.models.language_model import LanguageModel
 MAX_IN_A_ROW = 8  # by then the pool is a sixth of what it was: something else takes the memory
 MEMORY_ERRORS = (MemoryError, OSError, RuntimeError)  # torch.OutOfMemoryError is a RuntimeError
 # how allocators that are not torch's own say it: its CPU one, cuBLAS, the CUDA runtime, Triton's launcher
-_SIGNS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "[CUDA]: out of memory")
+_SIGNS = (
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "[CUDA]: out of memory",
+    "CUDA driver error: out of memory",
+)
 _GIB = 2**30
 _Result = TypeVar("_Result")
 

@@ -7,6 +7,7 @@ all greedy is one maximum. Knows no stop conditions. All arithmetic is in `bulkr
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 
@@ -66,94 +67,106 @@ class SampledTokens:
 def sample_tokens(
     logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, masks: TokenMasks | None = None
 ) -> SampledTokens:
-    """The next token of every sampling sequence. `logits_SV`: float32 [S', V], left as it is.
+    """The next token of every sampling sequence. `logits_SV`: float32 [S', V], overwritten.
 
     Log-probabilities are those of the logits as they come; `masks` and everything else only shape the choice. Where
-    all `takes_likeliest`, the logits may be in any dtype.
+    all `takes_raw_logits`, the logits may be in any dtype.
     """
     seqs = model_input.sampling_seqs
-    if all(seq.takes_likeliest for seq in seqs):
-        return SampledTokens(*ops.greedy_tokens(logits_SV))
     distinct = list({id(seq.request.sampling): seq.request.sampling for seq in seqs}.values())
-    highest, token_ids = logits_SV.max(dim=-1)
-    allowed_SV, has_choice = logits_SV, None
+    wanted = [params.logprobs for params in distinct if params.logprobs is not None]
+    raw = _RawLogits.of(logits_SV, masks, distinct, keep=bool(wanted))
+    has_choice = None
     if masks is not None and masks.indices:
         (index_C,) = rows.staging.send(masks.indices)
-        allowed_SV = ops.apply_token_masks(logits_SV, rows.staging.send_tensor(masks.mask_CW), index_C)
-        best, token_ids = allowed_SV.max(dim=-1)
-        has_choice = best > float("-inf")
-    if not all(params.is_plain_greedy for params in distinct):
-        shaped_SV = _shape_logits(allowed_SV, model_input, rows, distinct)
-        token_ids = _draw(shaped_SV, model_input, rows, distinct)
-    sampled = SampledTokens(token_ids, highest.isfinite(), has_choice)
-    wanted = [params.logprobs for params in distinct if params.logprobs is not None]
-    return _with_logprobs(sampled, logits_SV, seqs, max(wanted), rows.staging) if wanted else sampled
+        ops.apply_token_masks(logits_SV, rows.staging.send_tensor(masks.mask_CW), index_C)
+        has_choice = ops.greedy_tokens(logits_SV)[1]
+    _shape_logits(logits_SV, model_input, rows, distinct)
+    token_ids, is_valid = _choose(logits_SV, model_input, rows, distinct)
+    sampled = SampledTokens(token_ids, is_valid if raw.is_valid is None else raw.is_valid, has_choice)
+    return _with_logprobs(sampled, raw.logits_SV, seqs, max(wanted), rows.staging) if wanted else sampled
+
+
+class _RawLogits(NamedTuple):
+    """What is still wanted of the logits as they came, once they are shaped."""
+
+    logits_SV: torch.Tensor
+    is_valid: torch.Tensor | None  # bool [S']; None where nothing shapes them
+
+    @classmethod
+    def of(
+        cls, logits_SV: torch.Tensor, masks: TokenMasks | None, distinct: list[SamplingParams], *, keep: bool
+    ) -> _RawLogits:
+        if not (masks is not None and masks.indices) and not any(params.shapes_logits for params in distinct):
+            return cls(logits_SV, None)
+        return cls(logits_SV.clone() if keep else logits_SV, ops.greedy_tokens(logits_SV)[1])
 
 
 def _shape_logits(
     logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
-) -> torch.Tensor:
-    """Everything that makes tokens less likely: too early an end, penalties, temperature, filters."""
-    row_S = model_input.sampling_rows
+) -> None:
+    """Make tokens less likely whatever the temperature, in place: too early an end, repetitions."""
     if any(params.min_tokens for params in distinct):
-        logits_SV = _forbid_early_end(logits_SV, model_input.sampling_seqs, rows.staging)
+        _forbid_early_end(logits_SV, model_input.sampling_seqs, rows.staging)
     if any(params.has_penalties for params in distinct):
-        logits_SV = _penalize(logits_SV, model_input, rows)
+        _penalize(logits_SV, model_input, rows)
+
+
+def _choose(
+    logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [S'], and which rows hold numbers: the likeliest ones, or drawn with the filters that somebody wants."""
     random = [params for params in distinct if not params.greedy]
-    if random:
-        logits_SV = ops.apply_temperature(logits_SV, rows.temperature[row_S])
-    if any(params.min_p for params in random):
-        logits_SV = ops.apply_min_p(logits_SV, rows.min_p[row_S])
-    if any(params.top_k > 0 or params.top_p < 1 for params in random):
-        top_ks = [params.top_k for params in random]  # greedy rows take their maximum, whatever else is cut
-        bound = max(top_ks) if min(top_ks) > 0 else None
-        logits_SV = ops.apply_top_k_top_p(logits_SV, rows.top_k[row_S], rows.top_p[row_S], max_top_k=bound)
-    return logits_SV
+    if not random:
+        return ops.greedy_tokens(logits_SV)
+    row_S = model_input.sampling_rows
+    top_ks = [params.top_k for params in random]  # greedy rows take their maximum, whatever else is cut
+    return ops.draw_tokens(
+        logits_SV,
+        rows.temperature[row_S],
+        rows.seed[row_S],
+        model_input.num_tokens,
+        min_p_S=rows.min_p[row_S] if any(params.min_p for params in random) else None,
+        top_k_S=rows.top_k[row_S] if max(top_ks) > 0 else None,
+        top_p_S=rows.top_p[row_S] if any(params.top_p < 1 for params in random) else None,
+        max_top_k=max(top_ks) if min(top_ks) > 0 else None,
+    )
 
 
-def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence], staging: HostStaging) -> torch.Tensor:
+def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence], staging: HostStaging) -> None:
     """Take the ending tokens away from the A sequences below their `min_tokens`, unless nothing else is left."""
     early = [i for i, seq in enumerate(seqs) if seq.stop_token_ids and _is_early(seq)]
     if not early:
-        return logits_SV
-    pairs = [(a, token_id) for a, i in enumerate(early) for token_id in seqs[i].stop_token_ids]
-    index_A, *ends = staging.send(early, [a for a, _ in pairs], [token_id for _, token_id in pairs])
-    early_AV = logits_SV[index_A]
-    later_AV = early_AV.clone()
-    later_AV[ends[0], ends[1]] = float("-inf")
-    must_end_A1 = later_AV.amax(-1, keepdim=True) == float("-inf")  # its constraint allows nothing but the end
-    return logits_SV.index_copy(0, index_A, torch.where(must_end_A1, early_AV, later_AV))
+        return
+    pairs = [(i, token_id) for i in early for token_id in seqs[i].stop_token_ids]
+    index_A, *ends = staging.send(early, [i for i, _ in pairs], [token_id for _, token_id in pairs])
+    ends_before = logits_SV[ends[0], ends[1]]
+    logits_SV[ends[0], ends[1]] = float("-inf")
+    must_end_S = torch.zeros(len(seqs), dtype=torch.bool, device=logits_SV.device)  # its constraint allows no other
+    must_end_S[index_A] = logits_SV[index_A].amax(-1) == float("-inf")
+    logits_SV[ends[0], ends[1]] = torch.where(must_end_S[ends[0]], ends_before, float("-inf"))
 
 
 def _is_early(seq: Sequence) -> bool:
     return seq.num_tokens - seq.num_prompt_tokens < seq.request.sampling.min_tokens
 
 
-def _penalize(logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows) -> torch.Tensor:
-    """Penalties for the A sequences that have some: each needs a few tensors as long as the vocabulary."""
+def _penalize(logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows) -> None:
+    """Penalties for the A sequences that have some."""
     seqs = model_input.sampling_seqs
     asking = [i for i, seq in enumerate(seqs) if seq.request.sampling.has_penalties]
     (index_A,) = rows.staging.send(asking)
     row_A = model_input.sampling_rows[index_A]
-    penalized_AV = ops.apply_penalties(
-        logits_SV[index_A],
+    ops.apply_penalties(
+        logits_SV,
+        index_A,
         rows.token_ids_RL[row_A, : max(seqs[i].num_tokens for i in asking)],
         rows.prompt_len[row_A],
         model_input.num_tokens[index_A],
-        presence_S=rows.presence[row_A],
-        frequency_S=rows.frequency[row_A],
-        repetition_S=rows.repetition[row_A],
+        presence_A=rows.presence[row_A],
+        frequency_A=rows.frequency[row_A],
+        repetition_A=rows.repetition[row_A],
     )
-    return logits_SV.index_copy(0, index_A, penalized_AV)
-
-
-def _draw(
-    logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
-) -> torch.Tensor:
-    row_S = model_input.sampling_rows
-    if all(params.greedy for params in distinct):
-        return logits_SV.argmax(-1)
-    return ops.gumbel_sample(logits_SV, rows.temperature[row_S], rows.seed[row_S], model_input.num_tokens)
 
 
 def _with_logprobs(

@@ -58,7 +58,7 @@ class Sequence:
         "stop_matcher",
         "stop_token_ids",
         "tail",
-        "takes_likeliest",
+        "takes_raw_logits",
         "token_ids",
     )
 
@@ -90,8 +90,8 @@ class Sequence:
         self.token_ids = array("i", request.prompt_token_ids)
         self.logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
-        # nothing comes between the logits and their maximum, and nobody wants to know more of them
-        self.takes_likeliest = constraint is None and sampling.is_plain_greedy and sampling.logprobs is None
+        # nothing comes between the logits and the choice of a token, and nobody wants to know more of them
+        self.takes_raw_logits = constraint is None and not sampling.shapes_logits and sampling.logprobs is None
         self.row: int | None = None  # its permanent row in the device tensors while it runs
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []

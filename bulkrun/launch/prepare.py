@@ -19,16 +19,18 @@ from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.data.remote import RemotePath
 from bulkrun.data.subset import open_subset
-from bulkrun.errors import InputError, ResumeError
+from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.detect import json_text_columns
+from bulkrun.job.prompts.overrides import sampling_value
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
 from bulkrun.launch.structure import check_thinking, with_schema
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
+from bulkrun.request import SamplingParams
 from bulkrun.text.tokenizer import Tokenizer
 
 BUNDLED_ROOT = Path(bulkrun.__file__).parent / "bundled"
@@ -65,7 +67,7 @@ class PreparedJob:
             sql=given.sql,
             sql_snapshot=snapshot,
             max_row_bytes=given.max_row_bytes,
-            json_text=partial(json_text_columns, self.spec.prompt),
+            json_text=partial(json_text_columns, self.spec),
         )
 
     def input_facts(self) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     tokenizer = Tokenizer.from_dir(model_dir, now=now)
     check_thinking(spec, tokenizer)
     return PreparedJob(
-        spec=with_defaults(spec, generation_defaults(model_dir)),
+        spec=with_defaults(spec, model_dir),
         model_dir=model_dir,
         model=ModelConfig.from_dir(model_dir),
         tokenizer=tokenizer,
@@ -129,15 +131,39 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     )
 
 
-def with_defaults(spec: JobSpec, defaults: dict[str, Any]) -> JobSpec:
+def with_defaults(spec: JobSpec, model_dir: Path) -> JobSpec:
     """The spec with each sampling key that the job leaves open taken from the model's `generation_config.json`."""
-    return spec.model_copy(update={"sampling": sampling_with_defaults(spec.sampling, defaults)})
+    defaults, file = generation_defaults(model_dir), str(model_dir / "generation_config.json")
+    return spec.model_copy(update={"sampling": sampling_with_defaults(spec.sampling, defaults, file)})
 
 
-def sampling_with_defaults(sampling: SamplingSpec, defaults: dict[str, Any]) -> SamplingSpec:
-    """The same for a sampling section alone."""
-    given = {key: value for key, value in defaults.items() if key in type(sampling).model_fields}
-    return sampling.model_copy(update={key: value for key, value in given.items() if getattr(sampling, key) is None})
+def sampling_with_defaults(
+    sampling: SamplingSpec, defaults: dict[str, Any], file: str = "the model's generation_config.json"
+) -> SamplingSpec:
+    """The same for a sampling section alone; `file` is where the defaults come from.
+
+    Raises ModelError for a default that cannot be used, JobFileError where `max_tokens` are less than `min_tokens`.
+    """
+    is_open = [key for key in defaults if key in type(sampling).model_fields and getattr(sampling, key) is None]
+    filled = sampling.model_copy(update={key: _default(key, defaults[key], file) for key in is_open})
+    most = filled.max_tokens or SamplingParams().max_tokens
+    if filled.min_tokens > most:
+        whose = f"max_new_tokens in {file}" if "max_tokens" in is_open else "the default, as the model has none"
+        what = f"{filled.min_tokens} is more than max_tokens, {most} ({whose}); set sampling.max_tokens"
+        raise JobFileError([f"sampling.min_tokens: {what}"])
+    return filled
+
+
+def _default(key: str, value: Any, file: str) -> Any:
+    """A model's default as the value that the job file would hold: 50.0 for a top_k is 50."""
+    try:
+        typed = sampling_value(key, value)
+        SamplingParams(**{key: typed})  # type: ignore[arg-type]
+    except ValueError as problem:
+        name = "max_new_tokens" if key == "max_tokens" else key
+        what = str(problem).removeprefix(f"{key}: ")
+        raise ModelError(f"{file}: {name}: {what}; mend it, or set sampling.{key} in the job file") from None
+    return typed
 
 
 def versions() -> dict[str, str]:

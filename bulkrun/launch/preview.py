@@ -13,7 +13,7 @@ from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.planner import PlanInput, dry_plan
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.plan.rows import fit_prompt, id_texts
+from bulkrun.job.plan.rows import check_id_column, fit_prompt, id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
@@ -41,6 +41,7 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     prepared = prepare(spec)
     with prepared.open_dataset() as dataset:
         PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
+        check_id_column(detected_job(spec, dataset.schema.names).input.id, dataset.schema)
         extra = extra_fields(prepared.spec)
         passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra)
         Partitions(spec.output.partition_by, passthrough)
@@ -77,9 +78,9 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
         builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
         used = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len).dataset
         batches = list(used.batches(limit=num_rows))
+        id_column = detected_job(spec, dataset.schema.names).input.id
         fitter = fitter_of(prepared.spec, prepared.max_model_len, builder.frame())
     prompts = [fit_prompt(fitter, prompt) for batch in batches for prompt in builder.build(batch)]
-    id_column = detected_job(spec, dataset.schema.names).input.id
     return _generate(prepared, _row_ids(batches, id_column), prompts)
 
 

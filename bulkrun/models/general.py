@@ -76,7 +76,10 @@ class GeneralModel:
         self.step.kv_cache, self.step.meta = kv_cache, meta
         self.step.layers.clear()
         body = self.model.base_model
-        output = body(input_ids=input_ids_T[None].long(), position_ids=positions_T[None].long(), use_cache=False)
+        try:
+            output = body(input_ids=input_ids_T[None].long(), position_ids=positions_T[None].long(), use_cache=False)
+        finally:
+            self.step.kv_cache = self.step.meta = None  # or a pool that has to go, for a smaller one, would stay
         hidden_TE: torch.Tensor = output.last_hidden_state[0]
         return hidden_TE if logits_indices is None else hidden_TE[logits_indices]
 

@@ -6,6 +6,7 @@ Callers import ops from here. Whether an op's reference, its Triton twin (`trito
 
 from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
 from bulkrun.ops.dispatch import by_device
+from bulkrun.ops.draw_tokens import draw_tokens as _draw_tokens
 from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
 from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
@@ -24,15 +25,14 @@ from bulkrun.ops.rms_norm import rms_norm as _rms_norm
 from bulkrun.ops.rotary import apply_rotary, rotary_cos_sin
 from bulkrun.ops.sampling import (
     apply_min_p,
-    apply_penalties,
     apply_temperature,
     gumbel_noise,
     sample,
     token_logprobs,
 )
-from bulkrun.ops.sampling import apply_token_masks as _apply_token_masks
 from bulkrun.ops.sampling import apply_top_k_top_p as _apply_top_k_top_p
-from bulkrun.ops.sampling import gumbel_sample as _gumbel_sample
+from bulkrun.ops.shape_logits import apply_penalties as _apply_penalties
+from bulkrun.ops.shape_logits import apply_token_masks as _apply_token_masks
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 from bulkrun.ops.step_inputs import StepBuffers
 from bulkrun.ops.step_inputs import append_tokens as _append_tokens
@@ -40,12 +40,13 @@ from bulkrun.ops.step_inputs import step_inputs as _step_inputs
 
 add_rms_norm = by_device(_add_rms_norm)
 append_tokens = by_device(_append_tokens, has_triton=False)
+apply_penalties = by_device(_apply_penalties, has_triton=False)
 apply_token_masks = by_device(_apply_token_masks)
 apply_top_k_top_p = by_device(_apply_top_k_top_p)
+draw_tokens = by_device(_draw_tokens)
 fp8_linear = by_device(_fp8_linear)
 gelu_mul = by_device(_gelu_mul)
 greedy_tokens = by_device(_greedy_tokens, has_triton=False)
-gumbel_sample = by_device(_gumbel_sample)
 invariant_attention = by_device(_invariant_attention)
 invariant_linear = by_device(_invariant_linear)
 norm_rotary_store = by_device(_norm_rotary_store)
@@ -68,12 +69,12 @@ __all__ = [
     "apply_token_masks",
     "apply_top_k_top_p",
     "copy_kv",
+    "draw_tokens",
     "fp8_linear",
     "fused_experts",
     "gelu_mul",
     "greedy_tokens",
     "gumbel_noise",
-    "gumbel_sample",
     "invariant_attention",
     "invariant_linear",
     "is_invariant_attention",

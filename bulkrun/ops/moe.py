@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 
+_grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # torch 2.9 has it by the second name only
+
 silu_mul = by_device(_silu_mul)
 
 
@@ -43,8 +45,8 @@ def fused_experts(
     order_P = expert_P.argsort(stable=True)  # P = T * k (token, expert) pairs, expert by expert
     counts_X = expert_P.new_zeros(gate_up_XIE.shape[0]).scatter_add_(0, expert_P, torch.ones_like(expert_P))
     ends_X = counts_X.cumsum(0).int()  # not bincount, which makes the host wait for a GPU
-    gate_up_PI = F.grouped_mm(x_TE[order_P // top_k], gate_up_XIE.transpose(1, 2), offs=ends_X)
-    down_PE = F.grouped_mm(silu_mul(gate_up_PI), down_XEI.transpose(1, 2), offs=ends_X)
+    gate_up_PI = _grouped_mm(x_TE[order_P // top_k], gate_up_XIE.transpose(1, 2), offs=ends_X)
+    down_PE = _grouped_mm(silu_mul(gate_up_PI), down_XEI.transpose(1, 2), offs=ends_X)
     out_PE = torch.empty_like(down_PE).index_copy_(0, order_P, down_PE)
     out_TkE = out_PE.unflatten(0, (num_tokens, top_k)).float()
     return (out_TkE * weights_Tk.unsqueeze(-1)).sum(1).to(x_TE.dtype)

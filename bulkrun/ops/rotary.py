@@ -13,8 +13,10 @@ def rotary_cos_sin(
     positions_T: integers. inv_freq: float32 [D/2]. attention_scaling: YaRN's factor, 1.0 elsewhere. The sines of the
     first half are negated: that is how they enter the rotation.
     """
-    angles = positions_T[:, None, None].float() * inv_freq
-    cos, sin = angles.cos() * attention_scaling, angles.sin() * attention_scaling
+    angles = positions_T[:, None, None] * inv_freq
+    cos, sin = angles.cos(), angles.sin()
+    if attention_scaling != 1.0:  # on a GPU every call is a kernel in every step
+        cos, sin = cos * attention_scaling, sin * attention_scaling
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""From logits to tokens, all on the device: penalties, filters, stateless noise, the draw, log-probabilities.
+"""From logits to tokens, all on the device: temperature, filters, stateless noise, log-probabilities.
 
 Order (vLLM's): token masks -> penalties -> temperature -> min_p -> top_k -> top_p -> draw. Every function works row by
 row, so that a row's result never depends on the rows beside it. Logits are float32 [S, V]. Knows no request, no policy.
@@ -27,52 +27,6 @@ def gumbel_noise(seed_S: torch.Tensor, position_S: torch.Tensor, vocab_size: int
     for index_C, out_SC in zip(index_V.split(width), noise_SV.split(width, dim=1), strict=True):
         out_SC.copy_(_hashed_gumbel(index_C, low_S1, high_S1))
     return noise_SV
-
-
-def apply_token_masks(logits_SV: torch.Tensor, mask_CW: torch.Tensor, row_C: torch.Tensor) -> torch.Tensor:
-    """Logits in which rows `row_C` (int64, each once) keep only the tokens their mask allows; -inf elsewhere.
-
-    mask_CW: int32 [C, W], bit k of word w allows token 32 w + k. Tokens beyond the mask are forbidden, bits beyond
-    the vocabulary say nothing. Other rows stay exactly as they are.
-    """
-    byte_256 = torch.arange(256, device=logits_SV.device)
-    is_set_256x8 = (byte_256[:, None] >> byte_256[:8]) & 1 == 1
-    bias_256x8 = torch.zeros(256, 8, device=logits_SV.device).masked_fill_(~is_set_256x8, _NEG_INF)
-    bytes_CB = mask_CW.contiguous().view(torch.uint8)  # bit k of byte b is token 8 b + k: words are little-endian
-    bias_CV = bias_256x8[bytes_CB.int()].flatten(1)[:, : logits_SV.shape[-1]]
-    num_beyond = logits_SV.shape[-1] - bias_CV.shape[-1]
-    if num_beyond:
-        bias_CV = torch.nn.functional.pad(bias_CV, (0, num_beyond), value=_NEG_INF)
-    return logits_SV.index_add(0, row_C, bias_CV)  # twice as fast as a fill on a CPU, which takes a branch per token
-
-
-def apply_penalties(
-    logits_SV: torch.Tensor,
-    token_ids_SP: torch.Tensor,
-    prompt_lens_S: torch.Tensor,
-    total_lens_S: torch.Tensor,
-    *,
-    presence_S: torch.Tensor,
-    frequency_S: torch.Tensor,
-    repetition_S: torch.Tensor,
-) -> torch.Tensor:
-    """Logits with vLLM's penalties: repetition over prompt and output, presence and frequency over output only.
-
-    token_ids_SP: int [S, P], each row's prompt, then output, then anything: only the first `total_lens_S` (at least
-    one) count.
-    Penalties: float32 [S]; 1, 0, 0 leave a row as it is.
-    """
-    position_P = torch.arange(token_ids_SP.shape[1], device=logits_SV.device)
-    valid_SP = position_P < total_lens_S[:, None]
-    output_SP = valid_SP & (position_P >= prompt_lens_S[:, None])
-    # only logits of tokens that occur are touched; what does not count repeats the row's first token
-    ids_SP = torch.where(valid_SP, token_ids_SP, token_ids_SP[:, :1]).long()
-    counts_SP = torch.zeros_like(logits_SV).scatter_add_(1, ids_SP, output_SP.to(logits_SV.dtype)).gather(1, ids_SP)
-
-    raw_SP, repetition_S1 = logits_SV.gather(1, ids_SP), repetition_S[:, None]
-    penalized_SP = torch.where(raw_SP > 0, raw_SP / repetition_S1, raw_SP * repetition_S1)
-    penalized_SP -= frequency_S[:, None] * counts_SP + presence_S[:, None] * (counts_SP > 0)
-    return logits_SV.scatter(1, ids_SP, penalized_SP)
 
 
 def apply_temperature(logits_SV: torch.Tensor, temperature_S: torch.Tensor) -> torch.Tensor:
@@ -120,16 +74,6 @@ def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch
         return logits_SV.argmax(-1)
     is_random_S1 = (temperature_S != 0).to(logits_SV.dtype)[:, None]
     return torch.addcmul(logits_SV, noise_SV, is_random_S1).argmax(-1)
-
-
-def gumbel_sample(
-    logits_SV: torch.Tensor, temperature_S: torch.Tensor, seed_S: torch.Tensor, position_S: torch.Tensor
-) -> torch.Tensor:
-    """`sample` with the `gumbel_noise` of (seed, position): int64 [S]. One op, so that noise need not be written out.
-
-    logits_SV: float32, penalized, scaled and filtered. seed_S, position_S: int64.
-    """
-    return sample(logits_SV, temperature_S, gumbel_noise(seed_S, position_S, logits_SV.shape[-1]))
 
 
 def token_logprobs(

@@ -13,7 +13,7 @@ from functools import lru_cache
 from llguidance import LLMatcher, LLTokenizer
 
 from bulkrun.errors import ModelError
-from bulkrun.request import SamplingParams, StructuredOutput, TokenConstraint, TokenConstraintFactory
+from bulkrun.request import Progress, SamplingParams, StructuredOutput, TokenConstraint, TokenConstraintFactory
 from bulkrun.text.grammar import parser_limits, short_message, to_grammar
 from bulkrun.text.thinking import ThinkingConstraint, ThinkingMarkers
 from bulkrun.text.tokenizer import Tokenizer
@@ -41,6 +41,12 @@ class GrammarConstraint:
         accepted = self._matcher.consume_token(token_id)
         # After a failure (of a mask, say) the end is still accepted, but it is not the end of a whole output.
         return None if accepted and not self._matcher.is_error() else short_message(self._matcher.get_error())
+
+    def progress(self) -> Progress:
+        """Whether the output is whole, and whether anything can follow."""
+        if not self._matcher.is_accepting():
+            return "unfinished"
+        return "closed" if self._matcher.is_stopped() else "whole"
 
     def copy(self) -> GrammarConstraint:
         """Another sequence at the same place of the grammar."""

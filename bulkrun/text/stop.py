@@ -12,9 +12,7 @@ from typing import Protocol
 
 from bulkrun.request import StopMatcherFactory
 
-# A window that starts inside a character decodes to U+FFFD there; a character has at most 3 more bytes.
-_REPLACEMENT = "\ufffd"
-_MAX_CONTINUATION = 3
+_MAX_CONTINUATION = 3  # bytes of a character that the window starts inside of: U+FFFD each
 
 
 class Decoder(Protocol):
@@ -43,29 +41,32 @@ class TailStopMatcher:
         # One more than needed: some decoders drop a space at the start of what they are given.
         self._window = longest + _MAX_CONTINUATION + 1
         self._tail: list[int] = []
+        self._lost = ""  # what the decoder drops at the start of the window while that is the start of the output
 
     def append(self, token_id: int) -> str | None:
         """Add one token; the stop string that this token completes (the one that starts first), or None."""
         if token_id in self._decoder.special_ids:
             return None
-        before = self._tail
-        self._tail = [*before, token_id][-self._window :]
+        if not self._tail:
+            self._lost = self._lost_before(token_id)
+        self._tail = [*self._tail, token_id][-self._window :]
+        if len(self._tail) == self._window:
+            self._lost = ""
         text = self._text(self._tail)
-        found = [(at, string) for string in self._stop if (at := text.rfind(string)) >= 0]
-        if not found:
+        if not any(string in text for string in self._stop):
             return None
         # A match that lies wholly in older text was answered before (and not acted on: min_tokens).
         known = _common_prefix(text, self._text(self._tail[:-1]))
-        return min(((at, string) for at, string in found if at + len(string) > known), default=(0, None))[1]
+        found = [(text.find(string, max(0, known - len(string) + 1)), string) for string in self._stop]
+        return min(((at, string) for at, string in found if at >= 0), default=(0, None))[1]
+
+    def _lost_before(self, token_id: int) -> str:
+        """The space that the output's first token begins with, where the decoder drops it: the prompt is before it."""
+        [once], [twice] = (self._decoder.decode_batch([[token_id] * count]) for count in (1, 2))
+        return " " if twice == f"{once} {once}" else ""
 
     def _text(self, token_ids: Sequence[int]) -> str:
-        """The window's text; starting later where the window would begin inside a character."""
-        text = ""
-        for start in range(min(len(token_ids), _MAX_CONTINUATION + 1)):
-            text = self._decoder.decode_batch([token_ids[start:]])[0]
-            if not text.startswith(_REPLACEMENT):
-                break
-        return text
+        return self._lost + self._decoder.decode_batch([token_ids])[0] if token_ids else ""
 
 
 def _common_prefix(one: str, other: str) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from bulkrun.request import Progress
 from bulkrun.text.tokenizer import Tokenizer
 
 _PROMPT_END_TOKENS = 64  # a marker and the white space after it are fewer
@@ -26,6 +27,9 @@ class AnswerConstraint(Protocol):
 
     def accept(self, token_id: int) -> str | None:
         """Go on with a token, or say why not."""
+
+    def progress(self) -> Progress:
+        """Where the answer stands."""
 
     def copy(self) -> AnswerConstraint:
         """Another one at the same place."""
@@ -73,6 +77,7 @@ class ThinkingConstraint:
     ) -> None:
         self._markers, self._max_tokens, self._answer = markers, max_tokens, answer
         self._eos_token_ids = eos_token_ids
+        self._begun: AnswerConstraint | None = None  # the answer, where the output may be in it
         prompt_end = markers.text(prompt_token_ids[-_PROMPT_END_TOKENS:]).rstrip()
         if prompt_end.endswith(markers.start):
             self._begin_thoughts()
@@ -87,6 +92,9 @@ class ThinkingConstraint:
     def accept(self, token_id: int) -> str | None:
         return self._accept(token_id)
 
+    def progress(self) -> Progress:
+        return "unfinished" if self._begun is None else self._begun.progress()
+
     # The output has begun, and it is not known yet with what.
 
     def _begin_output(self) -> None:
@@ -94,6 +102,7 @@ class ThinkingConstraint:
         # The answer is tried beside the start marker until the text tells them apart.
         self._trial = self._answer.copy() if self._answer is not None else None
         self._trial_failure: str | None = None
+        self._begun = self._trial
         self._fill, self._accept = self._fill_opening, self._accept_opening
 
     def _fill_opening(self, mask: memoryview[int]) -> bool:
@@ -127,6 +136,7 @@ class ThinkingConstraint:
 
     def _begin_thoughts(self) -> None:
         self._num_thoughts = 0
+        self._begun = None
         self._tail: list[int] = []
         self._fill, self._accept = self._fill_thinking, self._accept_thinking
 
@@ -170,6 +180,7 @@ class ThinkingConstraint:
     # The output is in its answer.
 
     def _begin_answer(self) -> None:
+        self._begun = self._answer
         self._fill, self._accept = self._fill_answer, self._accept_answer
 
     def _fill_answer(self, mask: memoryview[int]) -> bool:

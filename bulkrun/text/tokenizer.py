@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from bulkrun.errors import ModelError
+from bulkrun.text.byte_tokens import REPLACEMENT, ByteTokens
 from bulkrun.text.chat_template import ChatTemplate
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -45,6 +46,7 @@ class Tokenizer:
         self.chat_template = chat_template
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+        self._byte_tokens = ByteTokens.of(backend)
 
     @classmethod
     def from_dir(cls, path: Path, *, now: Callable[[], datetime] = datetime.now) -> Tokenizer:
@@ -75,9 +77,17 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
-        """The text of each sequence of ids; bytes that are no UTF-8 become U+FFFD."""
+        """The text of each sequence of ids; bytes that are no UTF-8 become U+FFFD, and no others do."""
         ids = [list(sequence) for sequence in sequences]
-        return list(self._backend.decode_batch(ids, skip_special_tokens=skip_special_tokens))
+        texts = list(self._backend.decode_batch(ids, skip_special_tokens=skip_special_tokens))
+        if self._byte_tokens is None:
+            return texts
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        broken = (number for number, text in enumerate(texts) if REPLACEMENT in text)
+        for number in broken:
+            mended = self._byte_tokens.mended([token_id for token_id in ids[number] if token_id not in skipped])
+            texts[number] = self._backend.decode(mended, skip_special_tokens=False)
+        return texts
 
     def to_json(self) -> str:
         """The tokenizer as the text of a `tokenizer.json`, for other libraries."""

@@ -111,7 +111,8 @@ def sampling_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     rows, vocab = sizes.decode_seqs, sizes.vocab_size
     logits = torch.randn(rows, vocab, device=device)
     seeds, ones = torch.arange(rows, device=device), torch.ones(rows, device=device)
-    yield _beside_reference("gumbel_sample", ops.gumbel_sample, (logits, ones, seeds, seeds), 4 * logits.numel())
+    drawn = (logits.bfloat16(), ones, seeds, seeds)
+    yield _beside_reference("draw_tokens", ops.draw_tokens, drawn, 2 * logits.numel())
     cut = (logits, torch.full_like(seeds, 50), 0.9 * ones)
     yield _beside_reference("apply_top_k_top_p", ops.apply_top_k_top_p, cut, 8 * logits.numel())
     masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab // 32)), dtype=torch.int32, device=device)

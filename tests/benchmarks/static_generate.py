@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -17,8 +18,13 @@ def load_transformers(folder: Path, dtype: str) -> transformers.PreTrainedModel:
 
 
 @torch.inference_mode()
-def run_static(model: transformers.PreTrainedModel, work: Sequence[Work], batch_size: int) -> list[list[int]]:
-    """Greedy output tokens of every request; each batch runs to its longest, what is too long is cut off."""
+def run_static(
+    model: transformers.PreTrainedModel, work: Sequence[Work], batch_size: int, *, do_sample: bool = False, **how: Any
+) -> list[list[int]]:
+    """Output tokens of every request; each batch runs to its longest, what is too long is cut off.
+
+    how: `temperature`, `top_p`, `top_k`, where tokens are drawn.
+    """
     outputs: list[list[int]] = [[] for _ in work]
     order = sorted(range(len(work)), key=lambda i: (work[i].num_output_tokens, len(work[i].prompt_token_ids)))
     for start in range(0, len(order), batch_size):
@@ -28,7 +34,8 @@ def run_static(model: transformers.PreTrainedModel, work: Sequence[Work], batch_
             input_ids,
             attention_mask=attention_mask,
             max_new_tokens=max(work[i].num_output_tokens for i in batch),
-            do_sample=False,
+            do_sample=do_sample,
+            **how,
             eos_token_id=None,
             pad_token_id=0,
         )

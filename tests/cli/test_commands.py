@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -102,12 +104,28 @@ def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> 
     assert as_json("query", "out", sql) == {"columns": ["rows", "errors"], "rows": [{"rows": 32, "errors": 2}]}
     assert bulkrun("query", "out", sql, "--csv").stdout.split() == ["rows,errors", "32,2"]
     assert "rows" in bulkrun("query", "out", sql).stdout
+    fine = "SELECT TIMESTAMP_NS '2020-01-01 00:00:00.123456789' AS t"
+    for option in ("--json", "--csv", "--limit=5"):
+        assert "00:00:00.123456789" in bulkrun("query", "out", fine, option).stdout, "Python has no such time"
     assert bulkrun("query", "out", "COPY results TO 'stolen.csv'").exit_code == 2
     assert not (folder / "stolen.csv").exists()
 
 
 def test_a_csv_cell_is_never_a_formula(folder: Path) -> None:
     assert "'=1+1" in bulkrun("query", "out", "SELECT '=1+1' AS cell", "--csv").stdout
+
+
+def test_a_run_of_no_rows_is_queried_and_exported_like_any_other(tmp_path: Path) -> None:
+    none, run = pa.array([], pa.string()), str(tmp_path / "out")
+    pq.write_table(pa.table({"name": none, "source": none}), tmp_path / "none.parquet")
+    (tmp_path / "job.yaml").write_text(
+        JOB.replace("rows.jsonl", f"{tmp_path}/none.parquet").replace("path: out", f"path: {run}")
+    )
+    assert bulkrun("submit", f"{tmp_path}/job.yaml", "--set", "sampling.logprobs=1").exit_code == 0
+    found = as_json("query", run, "SELECT * FROM results LIMIT 5")
+    assert found["rows"] == [] and {"row", "response", "error_code", "logprobs"} <= set(found["columns"])
+    assert bulkrun("export", run, "--format", "csv").stdout.strip().split(",") == found["columns"]
+    assert bulkrun("verify", run).exit_code == 0
 
 
 def test_verify_finds_a_flipped_byte(folder: Path, tmp_path: Path) -> None:
@@ -142,6 +160,21 @@ def test_validate_finds_a_priority_column_that_is_not_there(folder: Path) -> Non
     result = bulkrun("validate", "job.yaml", "--set", "input.priority=urgency")
     assert result.exit_code == 2
     assert "input.priority: no column 'urgency'" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "preview", "submit"])
+def test_an_id_column_that_is_not_there_is_said_with_the_nearest_one(folder: Path, command: str) -> None:
+    result = bulkrun(command, "job.yaml", "--set", "input.id=nmae", "--set", "output.path=misspelled")
+    assert result.exit_code == 2
+    assert "input.id: the input has no column 'nmae'; did you mean 'name'?" in result.stderr
+    assert not (folder / "misspelled/_SUCCESS").exists()
+
+
+def test_an_id_column_that_cannot_name_rows_is_found_before_the_first_row(folder: Path) -> None:
+    (folder / "lists.jsonl").write_text('{"id": [1], "source": "x"}\n')
+    result = bulkrun("validate", "job.yaml", "--set", "input.path=lists.jsonl", "--set", "input.id=id")
+    assert result.exit_code == 2
+    assert "input.id: column 'id' is list<" in result.stderr
 
 
 def test_a_missing_input_says_how_to_make_it(folder: Path) -> None:

@@ -8,13 +8,14 @@ import json
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, csv_cell, json_line
+from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, csv_cell, json_line, readable_rows
 
 TABLE = pa.table(
     {
@@ -79,3 +80,42 @@ def test_a_line_is_one_line_whatever_is_in_it() -> None:
     line = json_line({"a": "x\ny\u2028z\r"})
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
     assert json.loads(line) == {"a": "x\ny\u2028z\r"}
+
+
+STAMP = pa.timestamp("ns")
+FAR = 253402300800 * 10**6  # the first microsecond of the year 10000
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "want"),
+    [
+        (STAMP, 1_000_000_001, "1970-01-01T00:00:01.000000001"),
+        (pa.timestamp("ns", "Europe/Vienna"), 1, "1970-01-01T01:00:00.000000001+0100"),
+        (pa.timestamp("us"), FAR, "10000-01-01T00:00:00.000000"),
+        (pa.timestamp("us", "Nowhere/Bad"), 1, "1970-01-01T00:00:00.000001Z"),
+        (pa.date32(), 3_000_000, "10183-09-21"),
+        (pa.time64("ns"), 1, "00:00:00.000000001"),
+        (pa.duration("ns"), 1, 1e-9),
+        (pa.duration("s"), 2**62, 2.0**62),
+        (
+            pa.struct([("a", STAMP), ("b", pa.int64())]),
+            {"a": 1, "b": 2},
+            {"a": "1970-01-01T00:00:00.000000001", "b": 2},
+        ),
+        (pa.list_(STAMP), [1, None], ["1970-01-01T00:00:00.000000001", None]),
+        (pa.map_(pa.string(), STAMP), [("k", 1)], [("k", "1970-01-01T00:00:00.000000001")]),
+        (pa.list_(pa.struct([("a", pa.date32())])), [{"a": 3_000_000}], [{"a": "10183-09-21"}]),
+    ],
+)
+def test_a_time_that_python_does_not_have_is_text_in_every_format(type_: pa.DataType, value: Any, want: Any) -> None:
+    table = pa.table({"id": [7, 8], "t": pa.array([value, None], type_)})
+    assert readable_rows(table) == [{"id": 7, "t": want}, {"id": 8, "t": None}]
+    stream = io.BytesIO()
+    JsonlSink(stream).write(table)
+    assert json.loads(stream.getvalue().splitlines()[0]) == json.loads(json.dumps({"id": 7, "t": want}))
+    CsvSink(stream, table.schema).write(table)
+
+
+def test_times_that_python_has_stay_as_they_are_beside_one_that_it_has_not() -> None:
+    rows = readable_rows(pa.table({"t": pa.array([0, FAR], pa.timestamp("us"))}))
+    assert rows == [{"t": datetime(1970, 1, 1)}, {"t": "10000-01-01T00:00:00.000000"}]

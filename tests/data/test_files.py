@@ -80,6 +80,88 @@ def test_a_path_that_means_nothing_readable_is_an_error_that_names_it(
     assert all(word in str(caught.value) for word in words)
 
 
+def test_links_to_files_and_directories_are_followed_and_may_lead_back(folder: Path) -> None:
+    elsewhere = folder / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "deep" / "y.jsonl").write_text("{}\n")
+    (elsewhere / "z.txt").write_text("not rows")
+    for name, target in (
+        ("link", elsewhere),
+        ("again", elsewhere),
+        ("back", folder),
+        ("one.jsonl", elsewhere / "deep/y.jsonl"),
+    ):
+        Path("d", name).symlink_to(target)
+    Path("elsewhere/deep/up").symlink_to("..")
+    found = ["d/a.jsonl", "d/again/deep/y.jsonl", "d/b.jsonl", "d/sub/c.ndjson"]
+    assert names("d") == found
+    assert names("d/**/*json*") == found
+    assert names("d/link/*/*.jsonl") == ["d/link/deep/y.jsonl"]
+    assert names("d/lin*") == ["d/link/deep/y.jsonl"]
+
+
+@pytest.mark.parametrize("pattern", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/gone.jsonl", "d/**"])
+def test_a_link_to_nothing_is_an_error_and_not_left_out(folder: Path, pattern: str) -> None:
+    Path("d/README.md").unlink()
+    Path("d/gone.jsonl").symlink_to("/nowhere/x.jsonl")
+    with pytest.raises(InputError, match=r"d/gone\.jsonl: a link to /nowhere/x\.jsonl, which does not exist"):
+        find_files(pattern)
+
+
+def test_a_link_to_nothing_that_is_no_input_file_is_nobodys_business(folder: Path) -> None:
+    Path("d/notes.md").symlink_to("/nowhere/notes.md")
+    Path("d/.hidden").symlink_to("/nowhere")
+    assert names("d") == ["d/a.jsonl", "d/b.jsonl", "d/sub/c.ndjson"]
+
+
+def test_a_directory_that_a_glob_matches_is_read_like_one_that_is_named(folder: Path) -> None:
+    for name in (
+        "d/spark.jsonl/part-0.jsonl",
+        "d/spark.jsonl/_SUCCESS",
+        "d/spark.jsonl/x.crc",
+        "d/spark.jsonl/k=1/p.jsonl",
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("{}\n")
+    spark = ["d/spark.jsonl/k=1/p.jsonl", "d/spark.jsonl/part-0.jsonl"]
+    assert names("d/*.jsonl") == ["d/a.jsonl", "d/b.jsonl", *spark]
+    assert names("d/**/*.jsonl") == ["d/a.jsonl", "d/b.jsonl", *spark]
+    assert names("d/su*") == ["d/sub/c.ndjson"]
+    assert names("d/**/su*") == ["d/sub/c.ndjson"]
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match=r"d/sub: this folder of input\.path cannot be read: Permission denied"):
+        find_files("d")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folders"),
+    [
+        ("h", "lang=en/year=2024"),
+        ("h/*/*/*.csv", "lang=en/year=2024"),
+        ("h/**/*.csv", "lang=en/year=2024"),
+        ("h/lang=*", "lang=en/year=2024"),
+        ("h/lang=en", "year=2024"),
+        ("h/lang=en/year=2024/*", ""),
+        ("h/lang=en/year=2024/x.csv", ""),
+    ],
+)
+def test_folders_like_columns_are_told_below_what_is_spelled_out(folder: Path, pattern: str, folders: str) -> None:
+    place = folder / "a=b" / "h" / "lang=en" / "year=2024"
+    place.mkdir(parents=True)
+    (place / "x.csv").write_text("a\n1\n")
+    assert [file.folders for file in find_files(str(folder / "a=b" / pattern))] == [folders]
+
+
 def test_a_directory_without_input_files_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("x")
     with pytest.raises(InputError, match="nothing matches"):

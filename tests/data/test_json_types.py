@@ -23,6 +23,11 @@ MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])
     [
         ([1, 2, None], pa.int64()),
         ([1, 2.5], pa.float64()),
+        ([1.0, 2.0], pa.float64()),
+        ([1, 2.0], pa.float64()),
+        ([2**53 + 1, 2.0], pa.int64()),
+        ([2**53 + 1] * 9 + [2.5], pa.int64()),
+        ([2**53 + 1] * 8 + [2.5, 3.5], pa.float64()),
         ([True, False], pa.bool_()),
         (["a", None], pa.string()),
         ([[{"role": "user", "content": "hi"}], [], None], MESSAGES),

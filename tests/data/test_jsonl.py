@@ -24,6 +24,8 @@ BAD = {
     "two values": (b'{"id": 1} {"id": 2}', "not valid JSON: Extra data at column 11"),
     "invalid utf-8": (b'{"prompt": "\xff"}', "invalid UTF-8 at byte 13"),
     "lone surrogate": (rb'{"prompt": "\ud83d"}', "column prompt"),
+    "lone surrogate in a key": (rb'{"prompt": "x", "\ud83d": 1}', "a key that is not Unicode"),
+    "lone surrogate in a key inside": (rb'{"id": 1, "m": [{"\uDC00": 1}]}', "a key that is not Unicode"),
     "escaped NUL": (rb'{"prompt": "a\u0000b"}', "NUL"),
     "escaped NUL in a key": (rb'{"prompt\u0000": "b"}', "NUL"),
     "raw NUL": (b'{"prompt": "a\0b"}', "not valid JSON"),
@@ -37,6 +39,7 @@ BAD = {
     "object for text": (b'{"prompt": {"a": 1}}', "column prompt: an object of 1"),
     "NaN": (b'{"id": NaN}', "NaN is not a JSON value"),
     "infinity": (b'{"id": -Infinity}', "-Infinity is not a JSON value"),
+    "beyond doubles": (b'{"id": 1e999}', "1e999 is beyond what a double holds"),
     "beyond int64": (b'{"id": 9223372036854775808}', "column id: integer beyond 64 bits"),
     "five thousand digits": (b'{"id": ' + b"9" * 5000 + b"}", "too many digits"),
     "boolean for an integer": (b'{"id": true}', "column id: bool true"),
@@ -66,6 +69,7 @@ FINE = {
     "byte order mark": b'\xef\xbb\xbf{"id": 1}\n{"id": 2}\n',
     "brackets in text": b'{"id": 1}\n{"x": "' + b"[{" * 200 + b'", "id": 2}\n',
     "an escaped backslash before u0000": b'{"id": 1}\n{"x": "\\\\u0000", "id": 2}\n',
+    "surrogate pair in a key": b'{"id": 1}\n{"\\ud83d\\ude00": 1, "id": 2}\n',
     "surrogate pair": b'{"id": 1}\n{"x": "\\ud83d\\ude00", "id": 2}\n',
     "whole number as a float": b'{"id": 1}\n{"id": 2}\n{"id": 3}\n'.replace(b"3", b"3e0"),
 }
@@ -116,6 +120,21 @@ def test_a_fraction_in_a_column_of_integers_is_an_error_only_when_the_sample_had
     rows, errors = read(path)
     assert "column id: number 1.5 where the other rows have a 64-bit integer" in errors[50].message
     assert rows[51] == {"id": 2} and len(errors) == 1
+
+
+def test_one_float_among_ids_that_no_double_holds_leaves_the_ids_as_they_are(tmp_path: Path) -> None:
+    ids = [1234567890123456789 + 2 * number for number in range(100)]
+    rows, errors = read(write_lines(tmp_path / "x.jsonl", [{"id": number} for number in ids] + [{"id": 1.0}]))
+    assert [row["id"] for row in rows] == [*ids, 1] and errors == {}
+    rows, errors = read(write_lines(tmp_path / "x.jsonl", [{"id": number} for number in ids] + [{"id": 1.5}]))
+    assert [row["id"] for row in rows] == [*ids, None]
+    assert "column id: number 1.5 where the other rows have a 64-bit integer" in errors[100].message
+
+
+def test_an_integer_that_no_double_holds_among_many_fractions_is_an_error_that_says_so(tmp_path: Path) -> None:
+    rows, errors = read(write_lines(tmp_path / "x.jsonl", [{"v": 0.5}] * 47 + [{"v": 2**53}, {"v": -(2**53) - 1}]))
+    assert rows[47] == {"v": 2.0**53} and list(errors) == [48]
+    assert "column v: integer -9007199254740993 beyond 2^53, where doubles are not exact" in errors[48].message
 
 
 def test_mixed_types_become_text_and_strings_stay_as_they_are(tmp_path: Path) -> None:

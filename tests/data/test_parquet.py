@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bulkrun.data.batch import Position
+from bulkrun.data.batch import MAX_BATCH_BYTES, Position
 from bulkrun.data.reader import open_input
 from bulkrun.errors import InputError
 from tests.data.reading import read, read_all
@@ -113,6 +113,33 @@ def test_a_row_of_too_many_bytes_is_an_error_row(tmp_path: Path) -> None:
     assert list(errors) == [1] and "row 1 has 50" in errors[1].message
 
 
+def not_utf8() -> pa.StringArray:
+    """The texts a, null, one that is no UTF-8, and é."""
+    offsets, texts = pa.array([0, 1, 1, 3, 5], pa.int32()), b"a\xff\xfe\xc3\xa9"
+    return pa.StringArray.from_buffers(4, offsets.buffers()[1], pa.py_buffer(texts), pa.py_buffer(b"\x0d"))
+
+
+@pytest.mark.parametrize("group", [1, 3, 4])
+@pytest.mark.parametrize("kind", ["text", "large", "view", "struct", "list", "map"])
+def test_invalid_utf8_is_an_error_of_its_row_alone(tmp_path: Path, kind: str, group: int) -> None:
+    texts, starts = not_utf8(), [0, 1, 2, 3, 4]
+    columns: dict[str, pa.Array] = {
+        "text": texts,
+        "large": texts.cast(pa.large_string()),
+        "view": texts.cast(pa.string_view()),
+        "struct": pa.StructArray.from_arrays([texts], ["inside"]),
+        "list": pa.ListArray.from_arrays(starts, texts),
+        "map": pa.MapArray.from_arrays(starts, pa.array(list("wxyz")), texts),
+    }
+    path = write(tmp_path / "x.parquet", {"id": [1, 2, 3, 4], "t": columns[kind]}, row_group_size=group)
+    good = [columns[kind][row].as_py() for row in (0, 1, 3)]
+    rows, errors = read(path)
+    assert [row["id"] for row in rows] == [1, 2, None, 4]
+    assert [rows[row]["t"] for row in (0, 1, 2, 3)] == [good[0], good[1], None, good[2]]
+    assert {row: error.code for row, error in errors.items()} == {2: "bad_input"}
+    assert errors[2].message == f"{path}: row 2 has invalid UTF-8 in column 't'"
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "x.parquet")
     with pytest.raises(InputError, match="two columns are named 'a'"):
@@ -135,6 +162,78 @@ def test_choosing_columns_keeps_the_rows_even_where_a_file_has_none_of_them(tmp_
             {"a.x": 4, "a": None},
         ]
         assert read_all(dataset.select([]))[0] == [{}, {}, {}]
+
+
+REQUIRED = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+NESTED: dict[str, tuple[pa.DataType, Any]] = {
+    "struct": (REQUIRED, {"a": 1}),
+    "list": (pa.list_(pa.field("item", pa.int64(), nullable=False)), [1]),
+    "large list": (pa.large_list(pa.field("item", REQUIRED, nullable=False)), [{"a": 1}]),
+    "fixed list": (pa.list_(pa.field("item", pa.int64(), nullable=False), 2), [1, 2]),
+    "map": (pa.map_(pa.string(), pa.field("value", REQUIRED, nullable=False)), [("k", {"a": 1})]),
+    "deep": (pa.struct([pa.field("x", pa.list_(pa.field("item", REQUIRED, nullable=False)))]), {"x": [{"a": 1}]}),
+    "views": (pa.large_list(pa.string_view()), ["x"]),
+    "fixed views": (pa.list_(pa.string_view(), 1), ["x"]),
+    "views in a map": (pa.map_(pa.string_view(), pa.string_view()), [("k", "x")]),
+    "nothing": (pa.large_list(pa.null()), [None]),
+}
+
+
+@pytest.mark.parametrize("case", NESTED)
+def test_what_may_not_be_null_inside_a_column_is_null_in_a_bad_row_and_where_a_file_lacks_it(
+    tmp_path: Path, case: str
+) -> None:
+    type_, value = NESTED[case]
+    write(tmp_path / "1.parquet", {"t": ["a", "x" * 5000], "c": pa.array([value, value], type_)})
+    write(tmp_path / "2.parquet", {"t": ["b"]})
+    rows, errors = read(tmp_path, max_row_bytes=4000)
+    assert [row["t"] for row in rows] == ["a", None, "b"] and list(errors) == [1]
+    assert [row["c"] for row in rows] == [value, None, None]
+    with open_input(str(tmp_path), max_row_bytes=4000) as dataset:
+        table = pa.Table.from_batches([batch.rows for batch in dataset.batches()])
+    assert table.cast(dataset.schema).equals(table), "a cast, which planning makes, looks at what may be null"
+
+
+FAR, NEAR = 253402214400000000, 1_000_000  # microseconds: the last day of the year 9999, and a second
+UNFIT: dict[str, tuple[pa.Array, pa.Array, int]] = {
+    "an integer no double is equal to": (pa.array([2**53 + 1, 7]), pa.array([0.5]), 2**53 + 1),
+    "beyond 64 bits with a sign": (pa.array([2**63 + 5, 7], pa.uint64()), pa.array([-1]), 2**63 + 5),
+    "beyond nanoseconds": (pa.array([FAR, NEAR], pa.timestamp("us")), pa.array([5], pa.timestamp("ns")), FAR),
+    "in a list": (pa.array([[7, 2**53 + 1], [8]]), pa.array([[0.5]]), 2**53 + 1),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_value_that_the_type_of_all_files_cannot_hold_is_an_error_of_its_row(tmp_path: Path, case: str) -> None:
+    column, other, value = UNFIT[case]
+    write(tmp_path / "1.parquet", {"t": ["a", "b"], "c": column})
+    write(tmp_path / "2.parquet", {"t": ["c"], "c": other})
+    with open_input(str(tmp_path)) as dataset:
+        batches = list(dataset.batches())
+    assert [row for batch in batches for row in batch.rows.column("t").to_pylist()] == [None, "b", "c"]
+    assert [list(batch.errors) for batch in batches] == [[0], []]
+    assert batches[0].rows.column("c").cast(column.type).slice(1).equals(column.slice(1))
+    error = batches[0].errors[0]
+    assert error.code == "bad_input" and "1.parquet: row 0: column 'c' is " in error.message
+    assert str(value) in error.message and "one type in all files" in error.message
+
+
+def test_a_long_text_that_many_rows_share_comes_in_batches_of_the_usual_size(tmp_path: Path) -> None:
+    """A file holds such a text once: its bytes tell nothing of a batch's."""
+    text = "0123456789" * 50_000
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), [text])
+    for number, column in enumerate((shared, pa.array([text] * 500), pa.array([[{"content": text}]] * 500))):
+        path = write(tmp_path / f"{number}.parquet", {"id": list(range(500)), "t": column})
+        assert path.stat().st_size < 100_000
+        with open_input(str(path)) as dataset:
+            sizes = [(batch.rows.num_rows, batch.rows.nbytes) for batch in dataset.batches()]
+        assert sum(rows for rows, _ in sizes) == 500
+        assert max(nbytes for _, nbytes in sizes) < 3 * MAX_BATCH_BYTES
+
+
+def test_small_rows_still_come_in_large_batches(tmp_path: Path) -> None:
+    with open_input(str(write(tmp_path / "x.parquet", {"id": list(range(5000))}))) as dataset:
+        assert [batch.rows.num_rows for batch in dataset.batches()] == [1024] * 4 + [904]
 
 
 @given(flips=st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 7)), min_size=1, max_size=3))

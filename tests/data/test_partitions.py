@@ -79,6 +79,14 @@ def test_a_null_is_the_default_partition_of_hive(tmp_path: Path) -> None:
     assert folder_values("lang=__HIVE_DEFAULT_PARTITION__/year=2024") == {"lang": None, "year": "2024"}
 
 
+def test_a_text_that_is_hives_name_for_null_is_that_text(tmp_path: Path) -> None:
+    folder = tmp_path / folder_name("k", NULL_FOLDER)
+    folder.mkdir()
+    pq.write_table(pa.table({"x": [1]}), folder / "part-00000.parquet")
+    assert folder_values(folder.name) == {"k": NULL_FOLDER}
+    assert duckdb.sql(f"SELECT k FROM read_parquet('{tmp_path}/*/*.parquet')").fetchall() == [(NULL_FOLDER,)]
+
+
 @pytest.mark.parametrize("name", ["_lang", ".x", "a=b", "a/b", "a b", "", "a%20b", "a'b"])
 def test_names_that_readers_take_for_something_else_are_not_plain(name: str) -> None:
     assert not is_plain_name(name)

@@ -71,6 +71,17 @@ def test_a_part_can_be_read_by_its_path(run: Path) -> None:
     assert run_query(run, f"SELECT count(*) AS n FROM read_parquet('{path}')").to_pylist() == [{"n": 5}]
 
 
+@pytest.mark.parametrize("name", ["run[12]", "run*", "run?", "[!r]un"])
+def test_a_run_whose_name_is_a_glob_is_that_run(tmp_path: Path, name: str) -> None:
+    for folder, rows in (("run1", 3), ("run2", 4), (name, 5)):
+        (tmp_path / folder).mkdir()
+        write_part(tmp_path / folder, 0, rows)
+    assert run_query(tmp_path / name, "SELECT row FROM results").num_rows == 5
+    (tmp_path / name / "part-00000.parquet").unlink()
+    with pytest.raises(UsageError, match="Permission Error"):
+        run_query(tmp_path / name, f"SELECT * FROM '{tmp_path}/run1/part-00000.parquet'", schema=SCHEMA)
+
+
 def test_before_the_first_part_results_are_empty_with_the_declared_schema(tmp_path: Path) -> None:
     table = run_query(tmp_path, "SELECT title, row FROM results", schema=SCHEMA)
     assert table.num_rows == 0 and table.schema == pa.schema([("title", pa.string()), ("row", pa.int64())])

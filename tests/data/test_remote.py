@@ -65,6 +65,8 @@ def test_csv_reads_from_an_object(bucket: Bucket) -> None:
         ("in/", ["in/a.jsonl", "in/b.jsonl", "in/sub/c.jsonl"]),
         ("in/*.jsonl", ["in/a.jsonl", "in/b.jsonl"]),
         ("in/**/*.jsonl", ["in/a.jsonl", "in/b.jsonl", "in/sub/c.jsonl"]),
+        ("in/su*", ["in/sub/c.jsonl"]),
+        ("od*", ["odd/[x] y.jsonl", "odd/p=a%20b+c/é.jsonl"]),
         ("in/b.jsonl", ["in/b.jsonl"]),
         ("in/_hidden/d.jsonl", ["in/_hidden/d.jsonl"]),
         ("in/_hidden/*.jsonl", ["in/_hidden/d.jsonl"]),
@@ -83,6 +85,9 @@ def test_a_pattern_means_the_same_objects_as_it_would_mean_files(
     bucket.put("in/", b"")  # how some tools mark a folder
     assert [str(file.path) for file in find_files(bucket.url(pattern))] == [bucket.url(key) for key in expected]
     local = [str(file.path) for file in find_files(str(tmp_path / pattern))]
+    assert [file.folders for file in find_files(bucket.url(pattern))] == [
+        file.folders for file in find_files(str(tmp_path / pattern))
+    ]
     assert local == [str(tmp_path / key) for key in expected]
 
 
@@ -151,6 +156,12 @@ def test_fingerprint_is_that_of_the_same_object_every_time(bucket: Bucket) -> No
 def test_sql_picks_rows_of_objects(bucket: Bucket, name: str, make: Any) -> None:
     rows, _ = read(bucket.put(name, make(ROWS)), sql="SELECT id FROM input WHERE id % 1000 = 7 ORDER BY id")
     assert [row["id"] for row in rows] == [7, 1007, 2007, 3007, 4007]
+
+
+def test_sql_takes_an_object_whose_name_is_a_glob_for_that_object(bucket: Bucket) -> None:
+    names = ("in1.parquet", "in[12].parquet", "in2.parquet")
+    urls = [bucket.put(name, parquet([{"id": number}])) for number, name in enumerate(names)]
+    assert read(urls[1:], sql="SELECT id FROM input ORDER BY id")[0] == [{"id": 1}, {"id": 2}]
 
 
 def test_sql_over_an_object_can_read_no_other_object(bucket: Bucket) -> None:

@@ -34,6 +34,23 @@ def test_a_column_named_like_a_result_column_is_refused_with_both_ways_out(name:
     assert passthrough_schema(schema, ["title"]).names == ["title"]
 
 
+@pytest.mark.parametrize(("name", "result"), [("Response", "response"), ("ROW", "row"), ("Parsed", "parsed")])
+def test_a_column_that_sql_takes_for_a_result_column_is_refused(name: str, result: str) -> None:
+    schema = INPUT.append(pa.field(name, pa.string()))
+    with pytest.raises(InputError, match=f"column '{name}' is named like the result column '{result}' .*no case"):
+        passthrough_schema(schema, None, [pa.field("parsed", pa.string())])
+    assert passthrough_schema(schema, ["title"]).names == ["title"]
+
+
+def test_two_columns_that_differ_only_in_case_are_refused() -> None:
+    schema = pa.schema([("ID", pa.int64()), ("n", pa.int64()), ("id", pa.string())])
+    with pytest.raises(InputError, match=r"'ID' and 'id' differ only in case.*input\.columns: \[ID, n\]"):
+        passthrough_schema(schema, None)
+    assert passthrough_schema(schema, ["id", "n"]).names == ["id", "n"]
+    beyond_ascii = pa.schema([("\u00dc", pa.int64()), ("\u00fc", pa.int64())])
+    assert passthrough_schema(beyond_ascii, None).names == ["\u00dc", "\u00fc"], "DuckDB tells these apart"
+
+
 def test_an_unknown_column_names_the_key_and_the_nearest_one() -> None:
     with pytest.raises(InputError, match=r"input\.columns: the input has no column 'titel'; did you mean 'title'\?"):
         passthrough_schema(INPUT, ["titel"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 from bulkrun.data.batch import Position
 from bulkrun.data.reader import open_input
 from bulkrun.data.sql import _publish
-from bulkrun.errors import InputError
+from bulkrun.errors import InputError, RunError
 from tests.data.reading import read, read_all, write_lines
 
 ROWS = [{"id": number, "lang": "en" if number % 3 else "de", "text": f"row {number}"} for number in range(3001)]
@@ -77,6 +79,41 @@ def test_a_snapshot_reads_from_any_position_and_with_chosen_columns(folder: Path
         for start in (0, 1, 1024, 2999, 3001):
             rows, _ = read_all(dataset.select(["id"]), Position(0, start), limit=1025)
             assert rows == [{"id": number} for number in range(start, min(start + 1025, 3001))]
+
+
+@pytest.mark.parametrize("name", ["in[12].parquet", "in*.parquet", "in?.parquet", "in[[]1].parquet"])
+def test_a_file_whose_name_is_a_glob_is_read_once_and_no_other_for_it(tmp_path: Path, name: str) -> None:
+    for number, file in enumerate(("in1.parquet", name, "in2.parquet")):
+        pq.write_table(pa.table({"id": [number]}), tmp_path / file)
+    assert read(tmp_path, sql="SELECT id FROM input ORDER BY id")[0] == [{"id": 0}, {"id": 1}, {"id": 2}]
+    assert read([tmp_path / name], sql="SELECT id FROM input")[0] == [{"id": 1}]
+
+
+@pytest.mark.parametrize("sql", ["SELECT a::INTEGER AS a FROM input", "SELECT a, error('no') FROM input WHERE a = 'x'"])
+def test_a_query_that_fails_after_its_first_rows_says_why(tmp_path: Path, sql: str) -> None:
+    pq.write_table(pa.table({"a": [*map(str, range(300_000)), "x"]}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"^input\.sql: .*(Could not convert string|no)"):
+        open_input(str(tmp_path), sql=sql, sql_snapshot=tmp_path / "run" / "input.snapshot")
+    assert not list((tmp_path / "run").rglob("*.*"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_full_disk_is_told_with_the_file_and_what_to_do(
+    folder: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, "in Arrow's words")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fail)
+    with pytest.raises(RunError) as caught:
+        open_input(str(folder), sql="SELECT * FROM input", sql_snapshot=tmp_path / "run" / "input.snapshot")
+    for words in (
+        "input.snapshot: writing the rows of input.sql failed",
+        os.strerror(number),
+        "run the same command again",
+    ):
+        assert words in str(caught.value)
+    assert ("free some space" in str(caught.value)) == (number == errno.ENOSPC)
 
 
 @pytest.mark.parametrize(

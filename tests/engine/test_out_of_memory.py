@@ -6,6 +6,7 @@ import errno
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -197,7 +198,7 @@ def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
 def test_what_is_captured_anew_sees_no_shared_prefixes_and_no_larger_steps(make_engine: EngineFactory) -> None:
     runner = make_engine(max_model_len=64, max_num_seqs=8).model_runner
     table = SharedPrefixTable(8, 4, 1, HostStaging(torch.device("cpu")))
-    view = table.view(8, 64)
+    view = table.view(8)
     view.prefix_lens_S.fill_(512)  # as the step that ran out has left it
     runner.prefixes, seen = table, []
 
@@ -207,6 +208,22 @@ def test_what_is_captured_anew_sees_no_shared_prefixes_and_no_larger_steps(make_
     runner._capture = capture  # type: ignore[method-assign]
     runner.replace_kv_cache(20, 100)
     assert seen == [(False, 100, 20)]
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2"])
+def test_the_old_pool_is_gone_before_a_smaller_one_is_taken(make_engine: EngineFactory, variant: str) -> None:
+    engine = make_engine(variant, max_model_len=64, max_num_seqs=8)
+    run(engine, _requests()[:1])
+    runner = engine.model_runner
+    old, allocate, is_alive = ref(runner.kv_cache.k[0]), runner._allocate, []
+
+    def watched(num_blocks: int) -> KVCache:
+        is_alive.append(old() is not None)
+        return allocate(num_blocks)
+
+    runner._allocate = watched  # type: ignore[method-assign]
+    runner.replace_kv_cache(20, 100)
+    assert is_alive == [False]
 
 
 def test_log_probabilities_are_there_once(make_engine: EngineFactory) -> None:

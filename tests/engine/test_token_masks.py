@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from bulkrun.request import Completion, Request, SamplingParams, StructuredOutput, Thinking
+from bulkrun.request import Completion, Progress, Request, SamplingParams, StructuredOutput, Thinking
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
@@ -42,6 +42,9 @@ class Steps:
         self.position += 1
         return None
 
+    def progress(self) -> Progress:
+        return "closed" if self.position == len(self.steps) - 1 else "unfinished"
+
 
 class Free:
     """Allows everything, like a thinking budget that is not used up."""
@@ -51,6 +54,9 @@ class Free:
 
     def accept(self, token_id: int) -> str | None:
         return None
+
+    def progress(self) -> Progress:
+        return "whole"
 
 
 def steps_factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Steps | Free:
@@ -259,6 +265,20 @@ def test_constraint_that_cannot_say_what_follows_ends_its_own_row_only(
     assert completion.error == ("grammar_failed", "the grammar grew too large")
     assert list(completion.token_ids) == expected[0][:2]
     _check(completions, expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"async_scheduling": True}])
+@pytest.mark.parametrize(("max_tokens", "progress"), [(len(STEPS), "closed"), (len(STEPS) - 1, "unfinished")])
+def test_a_constrained_output_that_its_limit_ends_says_how_far_it_came(
+    make_engine: EngineFactory, settings: dict[str, bool], max_tokens: int, progress: Progress
+) -> None:
+    engine = make_engine(constraint_factory=steps_factory, **settings)
+    requests = [Request("bound", PROMPT, _grammar(max_tokens=max_tokens)), Request("free", PROMPT, _plain())]
+    done = run(engine, [*requests, Request("ended", PROMPT, _grammar())])
+    assert (done["bound"].finish_reason, done["bound"].progress) == ("length", progress)
+    assert (done["free"].progress, done["ended"].progress) == (None, None)
+    again = Request("bound", PROMPT, requests[0].sampling, output_token_ids=done["bound"].token_ids)
+    assert run(engine, [again])["bound"].progress == progress, "an output that a kill left whole"
 
 
 def test_failed_constraint_that_allows_only_the_end_is_a_failure_and_not_an_answer(make_engine: EngineFactory) -> None:

@@ -96,6 +96,26 @@ def test_rows_with_schemas_of_their_own_keep_to_them_and_a_bad_one_is_its_rows_e
     assert choice[0] in ("yes", "no")
 
 
+@pytest.mark.parametrize(
+    ("structured", "wanted"),
+    [
+        ('{regex: "[A-D]"}', "[A-D]"),
+        ('{grammar: \'start: "A" | "B"\'}', "[AB]"),
+        ("{json: {type: integer, minimum: 1, maximum: 5}}", "[1-5]"),
+        ('{choice: [" ", "A"]}', "[ A]"),
+    ],
+)
+def test_an_answer_of_one_token_is_an_answer_when_one_token_is_all_there_may_be(
+    folder: Path, structured: str, wanted: str
+) -> None:
+    (folder / "job.yaml").write_text(JOB)
+    settings = ("sampling.max_tokens=1", f"sampling.structured_outputs={structured}")
+    assert submit(folder, folder / "job.yaml", *settings) == 0
+    for response, finish_reason, code in results(folder / "out", "response, finish_reason, error_code"):
+        assert re.fullmatch(wanted, response)
+        assert (finish_reason, code) == ("length", None)
+
+
 def test_a_budget_of_thoughts_holds_and_the_answer_fits(folder: Path) -> None:
     (folder / "job.yaml").write_text(JOB)
     rows = [{"name": str(i), "source": f"{i}<think>\n"} for i in range(8)]

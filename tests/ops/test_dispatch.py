@@ -18,7 +18,7 @@ from bulkrun.ops import dispatch
 
 PACKAGE = Path(bulkrun.ops.__file__).parent
 KINDS = ("triton", "cpu")
-NO_TRITON = {"append_tokens", "greedy_tokens"}  # a call or two of torch on a GPU
+NO_TRITON = {"append_tokens", "apply_penalties", "greedy_tokens"}  # a call or two of torch on a GPU
 DISPATCHED = [op for op in vars(ops).values() if hasattr(op, "__wrapped__")]
 
 
@@ -77,7 +77,7 @@ def test_tensors_on_the_cpu_take_the_compiled_twin_where_there_is_one(
     x = torch.randn(2, 4)
     assert ops.silu_mul(x) is x
     assert taken == [("bulkrun.ops.cpu.silu_mul", "silu_mul")]
-    ops.apply_token_masks(x, torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
+    ops.apply_top_k_top_p(x, torch.ones(2, dtype=torch.int64), torch.ones(2))
     assert len(taken) == 1
 
 

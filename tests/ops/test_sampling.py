@@ -1,4 +1,4 @@
-"""Sampling: noise by chi-square at fixed seeds, filters beside transformers' logits processors, penalties by hand."""
+"""Sampling: noise by chi-square at fixed seeds, filters beside transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import (
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -201,35 +200,6 @@ def test_ties_with_the_last_kept_token_stay() -> None:
         assert torch.isfinite(kept).tolist() == [[True, True, True, True, False]]
 
 
-def test_repetition_penalty_counts_prompt_and_output_as_transformers() -> None:
-    logits, ids = random_logits(3, 61), torch.randint(0, 61, (3, 12), generator=torch.Generator().manual_seed(4))
-    expected = RepetitionPenaltyLogitsProcessor(1.7)(ids, logits.clone())
-    ours = ops.apply_penalties(
-        logits, ids, torch.full((3,), 7), torch.full((3,), 12),
-        presence_S=torch.zeros(3), frequency_S=torch.zeros(3), repetition_S=torch.full((3,), 1.7),
-    )  # fmt: skip
-    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-6)
-
-
-def test_presence_and_frequency_penalties_count_output_only() -> None:
-    logits = torch.zeros(2, 8)
-    ids = torch.tensor([[5, 5, 1, 1, 2, 7], [3, 3, 3, 0, 0, 0]])  # row 0: prompt 5 5, output 1 1 2, then leftovers
-    ours = ops.apply_penalties(
-        logits, ids, torch.tensor([2, 3]), torch.tensor([5, 3]),
-        presence_S=torch.tensor([0.5, 0.5]), frequency_S=torch.tensor([0.25, 0.25]), repetition_S=torch.ones(2),
-    )  # fmt: skip
-    assert ours.tolist() == [[0.0, -1.0, -0.75, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 8]
-
-
-def test_neutral_penalties_change_nothing() -> None:
-    logits, ids = random_logits(2, 31), torch.randint(0, 31, (2, 9))
-    ours = ops.apply_penalties(
-        logits, ids, torch.tensor([4, 9]), torch.tensor([9, 9]),
-        presence_S=torch.zeros(2), frequency_S=torch.zeros(2), repetition_S=torch.ones(2),
-    )  # fmt: skip
-    assert torch.equal(ours, logits)
-
-
 def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
     logits = random_logits(4, 301)
     logprobs = torch.log_softmax(logits.double(), -1)
@@ -240,43 +210,3 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
     expected = logprobs.topk(5)
     assert torch.equal(ids, expected.indices)
     torch.testing.assert_close(values.double(), expected.values, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 130, 256])
-@pytest.mark.parametrize("num_words", [1, 4, 5, 9])
-def test_masks_keep_their_tokens_and_forbid_those_beyond_them(vocab: int, num_words: int) -> None:
-    """A model's logits may be padded beyond the tokenizer's tokens, or the other way round."""
-    logits = random_logits(7, vocab)
-    words = torch.randint(-(2**31), 2**31, (3, num_words), generator=torch.Generator().manual_seed(1))
-    rows = [5, 0, 3]
-    got = ops.apply_token_masks(logits, words.int(), torch.tensor(rows))
-    for row in range(7):
-        if row not in rows:
-            assert torch.equal(got[row], logits[row])
-            continue
-        for token_id in range(vocab):
-            word, bit = divmod(token_id, 32)
-            is_allowed = word < num_words and int(words[rows.index(row), word]) >> bit & 1
-            assert got[row, token_id] == (logits[row, token_id] if is_allowed else -math.inf)
-    assert torch.equal(logits, random_logits(7, vocab))
-
-
-def test_masked_tokens_stay_masked_behind_penalties_filters_and_noise() -> None:
-    logits = random_logits(64, 70)
-    mask = torch.zeros(64, 3, dtype=torch.int32)
-    mask[:, 1] = 0b1011  # tokens 32, 33 and 35
-    shaped = ops.apply_token_masks(logits, mask, torch.arange(64))
-    shaped = ops.apply_penalties(
-        shaped,
-        torch.tensor([[1, 33, 40]]).expand(64, -1),
-        torch.ones(64, dtype=torch.int64),
-        torch.full((64,), 3),
-        presence_S=torch.full((64,), -2.0),
-        frequency_S=torch.full((64,), -2.0),
-        repetition_S=torch.full((64,), 0.1),
-    )
-    temperature = torch.full((64,), 50.0)
-    shaped = ops.apply_min_p(ops.apply_temperature(shaped, temperature), torch.full((64,), 0.01))
-    shaped = ops.apply_top_k_top_p(shaped, torch.full((64,), 20), torch.full((64,), 0.99), max_top_k=20)
-    noise = ops.gumbel_noise(torch.arange(64), torch.zeros(64, dtype=torch.int64), 70)
-    assert set(ops.sample(shaped, temperature, noise).tolist()) == {32, 33, 35}

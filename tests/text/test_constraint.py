@@ -164,6 +164,34 @@ def _ids_reading(tokenizer: Tokenizer, text: str) -> list[int]:
     return [i for i, read in zip(ids, tokenizer.decode_batch([[i] for i in ids]), strict=True) if read == text]
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "text", "progress"),
+    [
+        ("regex", "[A-D]", "", "unfinished"),
+        ("regex", "[A-D]", "B", "closed"),
+        ("regex", "[0-9]{2,3}", "1", "unfinished"),
+        ("regex", "[0-9]{2,3}", "12", "whole"),
+        ("regex", "[0-9]{2,3}", "120", "closed"),
+        ("regex", "a?", "", "whole"),
+        ("grammar", 'start: "a" | "ab"', "a", "whole"),
+        ("grammar", 'start: "a" | "ab"', "ab", "closed"),
+        ("json", '{"type": "integer", "minimum": 1, "maximum": 5}', "3", "closed"),
+        ("json", '{"type": "integer"}', "3", "whole"),
+    ],
+)
+def test_how_far_an_output_has_come(tokenizer: Tokenizer, kind: str, value: str, text: str, progress: str) -> None:
+    made = constraint(tokenizer, kind, value)
+    for token_id in _spelling(made, tokenizer, text):
+        assert made.accept(token_id) is None
+    assert made.progress() == progress
+
+
+def test_an_output_whose_grammar_failed_is_not_whole(tokenizer: Tokenizer) -> None:
+    made = constraint(tokenizer, "regex", "a?")
+    assert made.accept(_ids_reading(tokenizer, "b")[0]) is not None
+    assert made.progress() == "unfinished"
+
+
 def test_all_ends_of_a_model_may_end_an_output(tokenizer: Tokenizer) -> None:
     ends = sorted([eos_of(tokenizer), *tokenizer.encode_batch(["<s>"], False)[0][-1:]])
     factory = token_constraint_factory(tokenizer, ends)

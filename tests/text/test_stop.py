@@ -1,7 +1,8 @@
-"""The oracle decodes everything after every token and searches it."""
+"""The oracle decodes everything after every token, behind a prompt, and searches it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,9 +23,17 @@ def tokenizer(kind: str) -> Tokenizer:
     return Tokenizer.from_dir({"byte level": byte_level, "metaspace": metaspace}[kind](Path(mkdtemp())))
 
 
+def text_of(kind: str, ids: list[int]) -> str:
+    """What the tokens add to the text of a prompt."""
+    prompt = tokenizer(kind).encode_batch(["Q"], False)[0]
+    before, text = tokenizer(kind).decode_batch([prompt, prompt + ids])
+    assert text.startswith(before)
+    return text[len(before) :]
+
+
 def first_match(kind: str, ids: list[int], stop: list[str]) -> int | None:
     """How many tokens there are when the decoded text first holds a stop string."""
-    texts = ((count, tokenizer(kind).decode_batch([ids[:count]])[0]) for count in range(1, len(ids) + 1))
+    texts = ((count, text_of(kind, ids[:count])) for count in range(1, len(ids) + 1))
     return next((count for count, text in texts if any(string in text for string in stop)), None)
 
 
@@ -49,7 +58,8 @@ def test_matches_at_the_token_where_the_whole_text_first_holds_a_stop_string(
     count, found = run_matcher(kind, ids, stop)
     assert count == first_match(kind, ids, stop)
     if found is not None:
-        assert found in stop and found in tokenizer(kind).decode_batch([ids[:count]])[0]
+        text = text_of(kind, ids[:count])
+        assert found in stop and text.find(found) == min(at for string in stop if (at := text.find(string)) >= 0)
 
 
 @settings(max_examples=150, deadline=None)
@@ -61,6 +71,13 @@ def test_random_bytes_and_special_tokens_neither_hide_nor_invent_a_match(data: s
     assert run_matcher("byte level", ids, stop)[0] == first_match("byte level", ids, stop)
 
 
+@pytest.mark.parametrize("kind", ["byte level", "metaspace"])
+def test_a_broken_character_at_the_start_hides_nothing_after_it(kind: str) -> None:
+    [ids] = tokenizer(kind).encode_batch(["Q日本日本x"], False)
+    for start in range(1, len(ids)):
+        assert run_matcher(kind, ids[start:], ["本"])[0] == first_match(kind, ids[start:], ["本"])
+
+
 def test_a_match_that_was_not_acted_on_is_not_reported_again() -> None:
     ids = tokenizer("byte level").encode_batch(["a###bcd###e"], False)[0]
     matcher = stop_matcher_factory(tokenizer("byte level"))(["###"])
@@ -70,6 +87,23 @@ def test_a_match_that_was_not_acted_on_is_not_reported_again() -> None:
 def test_of_two_stop_strings_that_one_token_completes_the_earlier_one_is_reported() -> None:
     ids = tokenizer("byte level").encode_batch(["the end"], False)[0]
     assert run_matcher("byte level", ids, ["nd", "end"])[1] == "end"
+
+
+def test_a_stop_string_that_one_token_completes_twice_counts_where_it_is_first() -> None:
+    class OneToken:
+        special_ids: frozenset[int] = frozenset()
+
+        def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+            return ["a#b#" * len(sequence) for sequence in sequences]
+
+    assert stop_matcher_factory(OneToken())(["b", "#"]).append(0) == "#"
+
+
+@pytest.mark.parametrize("stop", [" the", " ", " t"])
+def test_the_space_that_an_output_begins_with_counts_though_the_decoder_drops_it(stop: str) -> None:
+    [ids] = tokenizer("metaspace").encode_batch(["Q the"], False)
+    assert run_matcher("metaspace", ids[2:], [stop]) == (1, stop)
+    assert run_matcher("metaspace", tokenizer("metaspace").encode_batch(["Qthe"], False)[0][2:], [stop])[0] is None
 
 
 def test_the_tail_is_bounded_however_long_the_output_is() -> None:
@@ -85,4 +119,4 @@ def test_the_tail_is_bounded_however_long_the_output_is() -> None:
     matcher = stop_matcher_factory(Counting())(["never!"])
     for token_id in range(5000):
         assert matcher.append(token_id) is None
-    assert max(calls) <= len("never!") + 4 and len(calls) == 5000
+    assert max(calls) <= len("never!") + 4 and len(calls) == 5000 + 2, "two more at the first token"

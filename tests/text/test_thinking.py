@@ -105,6 +105,28 @@ def test_thoughts_are_free_until_their_budget_is_spent(tokenizer: Tokenizer) -> 
     assert allowed_tokens(made, tokenizer.vocab_size) is None
 
 
+@pytest.mark.parametrize(
+    ("output", "progress"),
+    [
+        ("", "unfinished"),
+        ("ye", "unfinished"),
+        ("yes", "closed"),
+        ("<think>", "unfinished"),
+        ("<think>yes", "unfinished"),
+        ("<think>a</think>", "unfinished"),
+        ("<think>a</think>ye", "unfinished"),
+        ("<think>a</think>yes", "closed"),
+    ],
+)
+def test_progress_is_that_of_the_answer(tokenizer: Tokenizer, output: str, progress: str) -> None:
+    before, ids = tokenizer.encode_batch(["Q", "Q" + output], False)
+    assert ids[: len(before)] == before, "what comes before it keeps a space away"
+    made = constraint(tokenizer, 50)
+    for token_id in ids[len(before) :]:
+        assert made.accept(token_id) is None
+    assert made.progress() == progress
+
+
 def test_thoughts_before_an_answer_cannot_end_the_output(tokenizer: Tokenizer) -> None:
     made = constraint(tokenizer, 4, prompt="<think>")
     allowed = allowed_tokens(made, tokenizer.vocab_size)

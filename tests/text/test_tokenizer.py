@@ -70,6 +70,35 @@ def test_any_text_equals_transformers(name: str, texts: list[str]) -> None:
     assert ours.decode_batch(ids) == [theirs.decode(row, skip_special_tokens=True) for row in ids]
 
 
+def cut_texts(name: str, text: str) -> list[str]:
+    """What the text reads when its output ends after each of its tokens."""
+    ours, _ = both(name)
+    [ids] = ours.encode_batch([text], False)
+    return ours.decode_batch([ids[:count] for count in range(len(ids) + 1)])
+
+
+@pytest.mark.parametrize("name", ["byte level", "metaspace, bos"])
+def test_an_output_that_is_cut_inside_a_character_loses_that_character_alone(name: str) -> None:
+    text = "The 日本語の説明 🎉🚀"
+    assert cut_texts(name, text)[-1] == text
+    for cut in cut_texts(name, text):
+        assert text.startswith(cut.removesuffix("\ufffd"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from([*"é本🎉".encode(), 0x41, 0xFF, 0xC0]), max_size=12), st.data())
+def test_byte_tokens_read_as_their_bytes_whatever_is_between_them(content: list[int], data: st.DataObject) -> None:
+    """Oracle: Python's decoder. Special tokens that are skipped part no bytes; those that are shown do."""
+    ours, theirs = both("metaspace, bos")
+    end = theirs.convert_tokens_to_ids("</s>")
+    at = data.draw(st.integers(0, len(content)))
+    ids = [theirs.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in content]
+    ids.insert(at, end)
+    before, after = bytes(content[:at]), bytes(content[at:])
+    assert ours.decode_batch([ids]) == [(before + after).decode(errors="replace")]
+    assert ours.decode_batch([ids], False) == ["</s>".join(part.decode(errors="replace") for part in (before, after))]
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_special_tokens_and_size_equal_transformers(name: str) -> None:
     ours, theirs = both(name)

@@ -28,6 +28,7 @@ _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "a section of keys and values",

@@ -150,7 +150,10 @@ class SamplingSpec(Section):
 
     @model_validator(mode="after")
     def _ranges(self) -> SamplingSpec:
-        SamplingParams(**self._plain_params({}))
+        values = self._plain_params({})
+        if self.max_tokens is None:  # the model's own may be what min_tokens needs: `launch.prepare` compares them
+            values["max_tokens"] = max(1, self.min_tokens)
+        SamplingParams(**values)
         return self
 
     @model_validator(mode="after")

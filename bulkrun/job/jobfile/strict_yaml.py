@@ -1,16 +1,20 @@
 """YAML without its traps: plain data, the place of every key in the file, and all problems at once. Knows no keys.
 
 YAML 1.1 reads NO as false, 12:30 as 750 and 010 as 8, and PyYAML takes the last of two equal keys: here each is a
-problem that says what to write instead. Dates stay text, 1e-3 is a number. Anchors work, but not to blow a file up.
+problem that says what to write instead. Dates stay text, 1e-3 is a number, 1e999 is none. Anchors work, but not to
+blow a file up.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import yaml
+
+from bulkrun.data.json_types import is_unicode
 
 Path = tuple[str | int, ...]
 
@@ -18,6 +22,7 @@ MAX_NODES = 100_000  # values in the file with every alias written out
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
 _TAG = "tag:yaml.org,2002:"
+_NOT_TEXT = "holds a NUL (\\0) or half a surrogate pair (\\ud800-\\udfff), which is not text"
 _TEXT_TAGS = {_TAG + name for name in ("str", "timestamp", "value", "merge")}
 
 
@@ -128,14 +133,20 @@ class _Builder:
         elif not isinstance(node, yaml.ScalarNode) or node.tag not in _TEXT_TAGS:
             shown = f"the key {node.value} is" if isinstance(node, yaml.ScalarNode) else "a key is"
             self._problem(node, path, f"{shown} not text; quote it")
+        elif not _is_text(node.value):
+            self._problem(node, path, f"a key {_NOT_TEXT}")
         else:
             return str(node.value)
         return None
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         text, tag = str(node.value), node.tag
-        if tag == _TAG + "str" and node.style is None and _FLOAT.fullmatch(text):
-            return float(text)  # 1e-3: a number to everyone but YAML 1.1
+        plain = tag == _TAG + "str" and node.style is None
+        if (plain or tag == _TAG + "float") and _FLOAT.fullmatch(text):  # 1e-3: a number to everyone but YAML 1.1
+            number = float(text)
+            return number if math.isfinite(number) else self._problem(node, path, f"{text:.40} is too large a number")
+        if not _is_text(text):
+            return self._problem(node, path, _NOT_TEXT)
         if tag in _TEXT_TAGS:
             return text
         if tag == _TAG + "null":
@@ -144,8 +155,6 @@ class _Builder:
             return text.lower() == "true"
         if tag == _TAG + "int" and _INT.fullmatch(text) and len(text) < 1000:
             return int(text)
-        if tag == _TAG + "float" and _FLOAT.fullmatch(text):
-            return float(text)
         return self._problem(node, path, _what_to_write(text, tag))
 
     def _mark(self, node: yaml.Node, path: Path) -> None:
@@ -155,6 +164,11 @@ class _Builder:
         mark = node.start_mark
         self._document.problems.append(Problem(mark.line + 1, mark.column + 1, key_name(path), what))
         return UNUSABLE
+
+
+def _is_text(text: str) -> bool:
+    """Whether files, templates and queries can hold it: YAML's escapes can write what no text is."""
+    return "\0" not in text and is_unicode(text)
 
 
 def _what_to_write(text: str, tag: str) -> str:

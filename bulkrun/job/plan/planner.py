@@ -30,7 +30,7 @@ from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
-from bulkrun.job.plan.rows import RowMaker
+from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.sizes import RowSizes
 from bulkrun.job.plan.spool import Spool
@@ -85,6 +85,7 @@ class PlanInput:
     ) -> None:
         self.prompt = describe_prompt(spec, dataset.schema.names)
         spec = detected_job(spec, dataset.schema.names)
+        check_id_column(spec.input.id, dataset.schema)
         self.spec = spec
         self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec))
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)

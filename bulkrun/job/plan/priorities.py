@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from bulkrun.data.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.plan.index import I64
 from bulkrun.job.prompts.templates import unknown_column
@@ -33,12 +35,13 @@ class Priorities:
 
     def of(self, rows: pa.RecordBatch) -> RowPriorities:
         """The priority of each row; 0 where there is no column, for null, and for a value that is no integer."""
-        values, errors = np.zeros(rows.num_rows, np.int64), dict[int, RowError]()
+        values = np.zeros(rows.num_rows, np.int64)
         if self._column is None:
-            return RowPriorities(values, errors)
-        for row, value in enumerate(rows.column(self._column).to_pylist()):
+            return RowPriorities(values, {})
+        read, errors = python_rows(rows.select([self._column]))
+        for row, value in enumerate(each[self._column] for each in read):
             if _is_priority(value):
-                values[row] = value
+                values[row] = int(value)
             elif value is not None:
                 errors[row] = RowError(
                     "bad_input", f"input.priority: column {self._column!r} is {value!r:.60}, not a 32-bit integer"
@@ -47,4 +50,6 @@ class Priorities:
 
 
 def _is_priority(value: Any) -> bool:
-    return type(value) is int and -_LARGEST <= value <= _LARGEST
+    """Whether it is an integer of 32 bits; what DuckDB sums up is a decimal without places."""
+    whole = type(value) is int or (isinstance(value, Decimal) and value == value.to_integral_value())
+    return whole and -_LARGEST <= value <= _LARGEST

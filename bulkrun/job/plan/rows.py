@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulkrun.data.batch import InputBatch
-from bulkrun.errors import InputError
+from bulkrun.errors import InputError, JobFileError
 from bulkrun.job.plan.index import I64, U64
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.shard_file import shard_schema
 from bulkrun.job.plan.sizes import RowSizes
 from bulkrun.job.prompts.builder import Prompt
 from bulkrun.job.prompts.fit import PromptFitter
+from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 
 
@@ -162,6 +163,15 @@ def _numbers(batch: InputBatch, first_row: int) -> list[str]:
     """What rows without an id are called: their numbers, those of the input that they were picked from if any."""
     rows = range(first_row, first_row + batch.rows.num_rows) if batch.numbers is None else batch.numbers.to_pylist()
     return [str(row) for row in rows]
+
+
+def check_id_column(name: str | None, schema: pa.Schema) -> None:
+    """Raise JobFileError for an id column that the input does not have, InputError for one that cannot name rows."""
+    if name is None:
+        return
+    if name not in schema.names:
+        raise JobFileError([f"input.id: {unknown_column(name, schema.names)}"])
+    id_texts(pa.nulls(0, schema.field(name).type), name)
 
 
 def id_texts(column: pa.Array, name: str) -> list[str | None]:

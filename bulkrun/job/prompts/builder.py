@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.data.json_types import is_unicode
+from bulkrun.data.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
 from bulkrun.job.prompts.conversations import Ask, conversation_maker
@@ -127,8 +128,9 @@ class PromptBuilder:
 
     def render(self, batch: InputBatch) -> list[RenderedPrompt | RowError]:
         """The prompt texts of a batch."""
-        rows = batch.rows.select(self._reads).to_pylist() if self._reads else [{}] * batch.rows.num_rows
-        return [batch.errors.get(index) or self._render_row(row) for index, row in enumerate(rows)]
+        rows, unreadable = python_rows(batch.rows.select(self._reads))
+        errors = unreadable | batch.errors
+        return [errors.get(index) or self._render_row(row) for index, row in enumerate(rows)]
 
     def encode(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
         """Tokenize the texts of one batch: those of each kind in one call."""
@@ -185,7 +187,7 @@ def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
     path = Path(spec.chat_template)
     try:
         source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
+    except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise JobFileError([f"prompt.chat_template: cannot read {spec.chat_template!r}: {reason}"]) from None
     return text.chat_renderer(source, name=str(path))

@@ -25,9 +25,15 @@ def is_openai_batch(prompt: PromptSpec, columns: Sequence[str]) -> bool:
     return not has_mapping(prompt) and set(BATCH_COLUMNS) <= set(columns)
 
 
-def json_text_columns(prompt: PromptSpec, columns: Sequence[str]) -> list[str]:
-    """The columns to read as JSON text: those of a batch line, as bodies differ in shape from line to line."""
-    return [name for name in columns if name in (*BATCH_COLUMNS, "method")] if is_openai_batch(prompt, columns) else []
+def json_text_columns(spec: JobSpec, columns: Sequence[str]) -> list[str]:
+    """The columns to read as JSON text, because their shapes differ from line to line.
+
+    Those of a batch line (bodies), and those with a row's own schema or stop strings: one type for all lines would give
+    a schema the keys of the others, and refuse or rewrite a string among lists.
+    """
+    batch = (*BATCH_COLUMNS, "method") if is_openai_batch(spec.prompt, columns) else ()
+    own = [spec.sampling.per_row.get(key) for key in ("structured_outputs", "stop")]
+    return [name for name in columns if name in (*batch, *own)]
 
 
 def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bulkrun.data.json_types import is_unicode
 from bulkrun.data.schema_check import check_schema
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
@@ -60,7 +62,7 @@ class Overrides:
             if row[column] is None:
                 continue
             try:
-                values[key] = _typed(key, row[column])
+                values[key] = sampling_value(key, row[column])
             except ValueError as problem:
                 return RowError("bad_input", f"column {column!r} (sampling.{key}): {problem}")
         values |= own
@@ -80,13 +82,15 @@ class Overrides:
         return RowSampling(overrides, params.max_tokens, params.greedy)
 
 
-def _typed(key: str, value: Any) -> int | float | str | list[str]:
+def sampling_value(key: str, value: Any) -> int | float | str | list[str]:
     """The value as the type that `key` has; text is read as a number (CSV columns are text). Raises ValueError."""
     if key == "stop":
         return _stop_strings(value)
     if key == "structured_outputs":
-        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        return value if isinstance(value, str) else _schema_text(value)
     kind = int if key in _WHOLE else float
+    if isinstance(value, Decimal):
+        value = _plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number")
     try:
@@ -98,6 +102,22 @@ def _typed(key: str, value: Any) -> int | float | str | list[str]:
     return number
 
 
+def _plain_number(value: Decimal) -> int | float:
+    """To DuckDB a literal 0.7 is a decimal, and a sum of integers is one with no places."""
+    return int(value) if value == value.to_integral_value() else float(value)
+
+
+def _schema_text(value: Any) -> str:
+    """A schema that came as an object. Its nulls are keys that other rows have: Arrow gives all rows all keys."""
+    return json.dumps(_without_nulls(value), separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _check_schema(text: str) -> None:
     """Raise ValueError, in the words of a sampling value, unless the text is a JSON schema."""
     try:
@@ -107,7 +127,23 @@ def _check_schema(text: str) -> None:
 
 
 def _stop_strings(value: Any) -> str | list[str]:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(string, str) and string for string in strings):
-        raise ValueError(f"{value!r} is not a non-empty string or a list of them")
-    return value if isinstance(value, str) else list(strings)
+    listed = _as_list(value) if isinstance(value, str) else value
+    strings = [value] if listed is None else listed
+    if not isinstance(strings, list) or not all(
+        isinstance(text, str) and text and is_unicode(text) for text in strings
+    ):
+        fix = "" if listed is value else f"; to stop at this very text, put it in a list: {json.dumps([value])}"
+        raise ValueError(f"{value!r} is not a non-empty string or a list of them{fix}")
+    return value if listed is None else strings
+
+
+def _as_list(text: str) -> list[Any] | None:
+    """The list that a text holds as JSON: how lists come where a column is text, as CSV's are and those of JSON lines
+    that have lists in some rows and strings in others. None for any other text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return listed if isinstance(listed, list) else None

@@ -17,15 +17,15 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, json_line
+from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, json_line, readable_rows
 from bulkrun.data.in_order import in_row_order
 from bulkrun.data.partitions import partition_columns
-from bulkrun.data.parts import read_part_columns, read_part_info, read_part_schema
-from bulkrun.data.schema import output_schema
+from bulkrun.data.parts import read_part_columns, read_part_info
 from bulkrun.errors import RunError
 from bulkrun.job.store.durable import disk_errors, read_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.views.export_schema import declared_schema
 from bulkrun.job.views.export_target import STDOUT, ExportOptions, check_targets, open_targets
 from bulkrun.job.views.openai_lines import BatchLines, LineMaker
 from bulkrun.job.work.finish import RunTotals, read_totals
@@ -94,7 +94,7 @@ class _Rows:
         self._only = options.only
         self._spill = None if options.path == STDOUT else options.path.parent
         self.num_read = 0
-        self.schema = self._declared()
+        self.schema = declared_schema(run)
         self.id_column = _id_column(record, self.schema.names)
         if options.format == "openai":
             wanted = {*_LINE_COLUMNS, *_RESULT_COLUMNS, *_ERROR_COLUMNS, self.id_column}
@@ -117,14 +117,6 @@ class _Rows:
                 for name, column in partition_columns(info.folder, info.partition_types, table.num_rows).items():
                     table = table.append_column(name, column)
                 yield table.select(self.schema.names).cast(self.schema)
-
-    def _declared(self) -> pa.Schema:
-        """The columns of the parts; those that are in folders' names come first."""
-        for path in self._parts.values():
-            types = read_part_info(path).partition_types
-            folders = [pa.field(name, pa.type_for_alias(kind)) for name, kind in types.items()]
-            return pa.schema([*folders, *read_part_schema(path)])
-        return output_schema(pa.schema([]))
 
     def _chosen(self, table: pa.Table) -> pa.Table:
         if self._only == "all":
@@ -163,7 +155,7 @@ def _write_lines(
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():
             report.rows += table.num_rows
-            yield from table.to_pylist()
+            yield from readable_rows(table)
 
     for lines in maker.lines(output_rows()):
         _write_pair(lines, options, streams, report)

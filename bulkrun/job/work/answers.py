@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
+from bulkrun.job.work.output_text import added_texts, output_texts, shared_length
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.job.work.thinking import Thoughts, split_thoughts
 from bulkrun.request import Completion, RowError, StructuredOutput, Thinking
@@ -56,7 +57,8 @@ class AnswerReader:
 
     def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
         """One record per answer, in their order."""
-        texts = answer_texts(self._decode, [answer.completion for answer in answers])
+        prompts = [answer.generation.request.prompt_token_ids for answer in answers]
+        texts = output_texts(self._decode, prompts, [answer.completion for answer in answers])
         return [self._record(answer, _unicode(text)) for answer, text in zip(answers, texts, strict=True)]
 
     def _record(self, answer: Answer, text: str) -> JournalRecord:
@@ -68,7 +70,8 @@ class AnswerReader:
             extra["reasoning"], response = self._split(answer, text, sampling.thinking)
             error = error or _no_answer(response, done)
         if sampling.structured_outputs is not None and error is None and response is not None:
-            extra["parsed"], error = self._parser(sampling.structured_outputs).parse(response, done.finish_reason)
+            parser = self._parser(sampling.structured_outputs)
+            extra["parsed"], error = parser.parse(response, done.finish_reason, done.progress)
         if error is not None and not response:
             response = None  # an empty text would look like an answer
         return JournalRecord(
@@ -98,16 +101,19 @@ class AnswerReader:
         if prompt_end.rstrip().endswith(thinking.end):
             return Thoughts(None, text)  # the template has ended the thoughts before they began
         if thinking.end in raw and thinking.end not in text:  # the markers are special tokens of this model
-            return self._split_at_token(token_ids, thinking)
+            return self._split_at_token(answer, text, thinking)
         in_prompt = prompt_end.rstrip().endswith(thinking.start)
         unseen = thinking.start not in text and raw.lstrip().startswith(thinking.start)
         return split_thoughts(text, thinking, began_before=in_prompt or unseen)
 
-    def _split_at_token(self, token_ids: Sequence[int], thinking: Thinking) -> Thoughts:
+    def _split_at_token(self, answer: Answer, text: str, thinking: Thinking) -> Thoughts:
+        """Split where the text, which may end before the tokens do (at a stop string), comes to the marker's token."""
+        token_ids = answer.completion.token_ids
         self._tokens.learn(token_ids)
         at = next((i for i, token_id in enumerate(token_ids) if self._tokens[token_id] == thinking.end), len(token_ids))
-        before, after = map(_unicode, self._decode([token_ids[:at], token_ids[at + 1 :]]))
-        return split_thoughts(before + thinking.end + after, thinking, began_before=True)
+        [thoughts] = added_texts(self._decode, [answer.generation.request.prompt_token_ids], [token_ids[:at]])
+        length = shared_length(text, _unicode(thoughts))
+        return split_thoughts(text[:length] + thinking.end + text[length:], thinking, began_before=True)
 
 
 def _no_answer(response: str | None, done: Completion) -> RowError | None:
@@ -119,29 +125,6 @@ def _no_answer(response: str | None, done: Completion) -> RowError | None:
         f"the output ended ({done.finish_reason}, {done.num_output_tokens} tokens) in its thoughts; raise "
         "sampling.max_tokens, or give the thoughts fewer with sampling.thinking.max_tokens",
     )
-
-
-def answer_texts(decode: Decode, completions: Sequence[Completion]) -> list[str]:
-    """The text of each completion; where a stop string ended the output, the text ends before it."""
-    if not completions:
-        return []
-    texts = decode([completion.token_ids for completion in completions])
-    stopped = [i for i, completion in enumerate(completions) if isinstance(completion.stop_reason, str)]
-    if stopped:
-        before = decode([completions[i].token_ids[:-1] for i in stopped])
-        for i, prefix in zip(stopped, before, strict=True):
-            texts[i] = cut_at_stop(texts[i], str(completions[i].stop_reason), len(prefix))
-    return texts
-
-
-def cut_at_stop(text: str, stop: str, without_last_token: int) -> str:
-    """`text` up to the stop string that its last token completed (`without_last_token`: characters before that).
-
-    An earlier occurrence did not end the output (min_tokens), so it is part of the answer.
-    """
-    first = max(0, without_last_token - len(stop) - 3)  # 3: half a character before the last token
-    at = text.find(stop, first)
-    return text if at < 0 else text[:at]
 
 
 def _unicode(text: str) -> str:

@@ -2,7 +2,7 @@
 
 A text is parsed as it is, never mended: one that was cut off is flagged. Regular expressions and grammars are the
 engine's to keep to (Python reads some of them differently, or takes forever); what is checked here is that the output
-came to its end. Knows no tokens and no files.
+came to its end, or to one that fits where its limit ended it. Knows no tokens and no files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jsonschema.validators import extend
 from referencing.exceptions import Unresolvable
 
 from bulkrun.data.json_schema import arrow_type, to_arrow_value
-from bulkrun.request import RowError, StructuredOutput
+from bulkrun.request import Progress, RowError, StructuredOutput
 
 _MAX_SHOWN = 80
 # A JSON value that ends with one of these is whole when it parses; a number may be the start of a longer one.
@@ -57,23 +57,27 @@ class OutputParser:
             self._validator = _validator_class()(schema, registry=referencing.Registry())
             self._column = arrow_type(schema) if column is None else column
 
-    def parse(self, text: str, finish_reason: str) -> tuple[Any, RowError | None]:
-        """The value for the column `parsed` (None for other kinds than `json`), or why the text is no answer."""
+    def parse(self, text: str, finish_reason: str, progress: Progress | None = None) -> tuple[Any, RowError | None]:
+        """The value for the column `parsed` (None for other kinds than `json`), or why the text is no answer.
+
+        `progress` says where an output that its limit ended stands. A regex that it fits is kept to though it could
+        have gone on; a number that could have is taken for cut, since half of it would be another value.
+        """
         try:
             if self._structured.kind == "json":
-                return self._parse_json(text, finish_reason), None
-            self._check_text(text, finish_reason)
+                return self._parse_json(text, finish_reason, progress), None
+            self._check_text(text, finish_reason, progress)
         except ValueError as problem:
             return None, RowError("invalid_schema", str(problem))
         return None, None
 
-    def _check_text(self, text: str, finish_reason: str) -> None:
+    def _check_text(self, text: str, finish_reason: str, progress: Progress | None) -> None:
         if self._choices and text not in self._choices:
             _refuse(f"{_cut(repr(text))} is none of the choices", finish_reason)
-        if not self._choices and finish_reason == "length":
+        if not self._choices and finish_reason == "length" and progress not in ("whole", "closed"):
             _refuse(f"the output does not come to the end of its {self._structured.kind}", finish_reason)
 
-    def _parse_json(self, text: str, finish_reason: str) -> Any:
+    def _parse_json(self, text: str, finish_reason: str, progress: Progress | None) -> Any:
         try:
             value = json.loads(text, parse_constant=_no_constant)
             problem = best_match(self._validator.iter_errors(value))
@@ -85,7 +89,7 @@ class OutputParser:
             _refuse(f"not valid JSON: {broken}", finish_reason)
         if problem is not None:
             _refuse(f"does not fit the schema: at {problem.json_path}: {_cut(problem.message)}", finish_reason)
-        if finish_reason == "length" and not text.rstrip().endswith(_CLOSED):
+        if finish_reason == "length" and progress != "closed" and not text.rstrip().endswith(_CLOSED):
             _refuse("the JSON may go on", finish_reason)
         return to_arrow_value(value, self._column)
 

@@ -93,6 +93,17 @@ inline f32x16 rounded(f32x16 x) {
 template <>
 inline f32x16 rounded<float>(f32x16 x) { return x; }
 
+// Whether a comparison holds for any of the sixteen.
+inline bool any(i32x16 holds) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
+#else
+    int32_t some = 0;
+    for (int i = 0; i < LANES; i++) some |= holds[i];
+    return some != 0;
+#endif
+}
+
 inline f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 inline float sum(f32x16 x) {

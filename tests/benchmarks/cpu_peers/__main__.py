@@ -12,11 +12,13 @@ import datetime
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.benchmarks.checkpoints import SHAPES
 from tests.benchmarks.cpu_peers.agreement import check_agreement
 from tests.benchmarks.cpu_peers.environments import PEERS, Workplace, set_up
+from tests.benchmarks.cpu_peers.peer import Sampling
 from tests.benchmarks.cpu_peers.results import ratios, summary, table
 from tests.benchmarks.cpu_peers.runner import Comparison, run_in_turn
 from tests.benchmarks.cpu_peers.workloads import TIMED
@@ -34,7 +36,7 @@ def main() -> None:
 
 def compare(place: Workplace, args: argparse.Namespace) -> None:
     """Check, run, print; the JSON line also goes to history.jsonl with `--record`."""
-    comparison = Comparison(args.model, args.workload, args.dtype, args.threads, args.peers)
+    comparison = Comparison(args.model, args.workload, args.dtype, args.threads, args.peers, Sampling.of(args))
     before = machine()
     agreement = {} if args.no_check else check_agreement(place, comparison)
     runs = run_in_turn(place, comparison, args.rounds)
@@ -48,6 +50,7 @@ def compare(place: Workplace, args: argparse.Namespace) -> None:
         "workload": args.workload,
         "dtype": args.dtype,
         "threads": args.threads,
+        "sampling": asdict(comparison.sampling),
         "times_as_fast_as": ratios(summaries),
         "peers": summaries,
         "float32_agreement": agreement,
@@ -69,6 +72,7 @@ def _arguments() -> argparse.Namespace:
     run.add_argument("--workload", choices=TIMED, default="small")
     run.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     run.add_argument("--threads", type=int, default=2)
+    Sampling.add_arguments(run)
     run.add_argument("--rounds", type=int, default=3)
     run.add_argument("--no-check", action="store_true", help="do not compare tokens in float32 first")
     run.add_argument("--record", action="store_true", help="append the result to history.jsonl")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.benchmarks.cpu_peers.environments import Workplace
+from tests.benchmarks.cpu_peers.peer import GREEDY
 from tests.benchmarks.cpu_peers.runner import Comparison, run_peer_process
 
 _ORACLE = "static"
@@ -22,7 +23,7 @@ _ORACLE = "static"
 
 def check_agreement(place: Workplace, comparison: Comparison) -> dict[str, str]:
     """For each peer how many outputs are the oracle's, as `12/12`. Exits where ours are not all."""
-    comparison = replace(comparison, workload="agree", dtype="float32")
+    comparison = replace(comparison, workload="agree", dtype="float32", sampling=GREEDY)
     expected = _tokens(place, comparison, _ORACLE)
     if expected is None:
         sys.exit("transformers does not run; nothing to compare with")

@@ -24,6 +24,34 @@ _WARM_UP_REQUESTS, _WARM_UP_TOKENS = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen: temperature 0 greedily; top_p 1 and top_k 0 filter nothing."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Its fields as options."""
+        for name in ("temperature", "top_p", "top_k"):
+            default = getattr(cls(), name)
+            parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Sampling:
+        """From a parsed command line."""
+        return cls(args.temperature, args.top_p, args.top_k)
+
+    def arguments(self) -> list[str]:
+        """The command line that it is read from."""
+        return [f"--temperature={self.temperature}", f"--top-p={self.top_p}", f"--top-k={self.top_k}"]
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What a peer is told. `model` is in the peer's own format; `dtype` bfloat16 or float32."""
 
@@ -33,6 +61,7 @@ class Options:
     threads: int
     first_alone: bool
     tokens_out: Path | None
+    sampling: Sampling
 
     @classmethod
     def parse(cls) -> Options:
@@ -44,7 +73,11 @@ class Options:
         parser.add_argument("--threads", type=int, required=True)
         parser.add_argument("--first-alone", action="store_true", help="finish request 0 before the others are sent")
         parser.add_argument("--tokens-out", type=Path, help="write the output tokens there, as a JSON list of lists")
-        return cls(**vars(parser.parse_args()))
+        Sampling.add_arguments(parser)
+        args = parser.parse_args()
+        return cls(
+            args.model, args.work, args.dtype, args.threads, args.first_alone, args.tokens_out, Sampling.of(args)
+        )
 
 
 class CpuClock:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.cpu_peers.peer import Generate, Options, run_peer
+from tests.benchmarks.cpu_peers.peer import GREEDY, Generate, Options, Sampling, run_peer
 from tests.benchmarks.work import Work, longest_output_first
 
 if TYPE_CHECKING:
@@ -21,16 +22,16 @@ def load(options: Options) -> Generate:
     from bulkrun.engine.llm_engine import LLMEngine
 
     engine = LLMEngine.from_model_dir(options.model, device="cpu", dtype=options.dtype)
-    return lambda work: run_engine(engine, work)
+    return lambda work: run_engine(engine, work, options.sampling)
 
 
-def run_engine(engine: LLMEngine, work: Sequence[Work]) -> list[list[int]]:
-    """Greedy output tokens of every request."""
+def run_engine(engine: LLMEngine, work: Sequence[Work], sampling: Sampling = GREEDY) -> list[list[int]]:
+    """Output tokens of every request."""
     from bulkrun.request import Request, SamplingParams
 
     for i in longest_output_first(work):
-        params = SamplingParams(max_tokens=work[i].num_output_tokens, temperature=0.0, ignore_eos=True)
-        engine.add_request(Request(str(i), work[i].prompt_token_ids, params))
+        params = SamplingParams(max_tokens=work[i].num_output_tokens, ignore_eos=True, **asdict(sampling))
+        engine.add_request(Request(str(i), work[i].prompt_token_ids, params, seed=i))
     outputs: list[list[int]] = [[] for _ in work]
     while engine.has_unfinished():
         for completion in engine.step():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.cpu_peers.peer import Generate, Options, run_peer
+from tests.benchmarks.cpu_peers.peer import Generate, Options, Sampling, run_peer
 from tests.benchmarks.work import Work, longest_output_first
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def load(options: Options) -> Generate:
     def generate(work: list[Work]) -> list[list[int]]:
         order = longest_output_first(work)
         prompts = [Tensor(np.array([work[i].prompt_token_ids], dtype=np.int64)) for i in order]
-        results = pipeline.generate(prompts, [_greedy(work[i].num_output_tokens) for i in order])
+        results = pipeline.generate(prompts, [_config(work[i].num_output_tokens, options.sampling) for i in order])
         outputs: list[list[int]] = [[] for _ in work]
         for i, result in zip(order, results, strict=True):
             outputs[i] = list(result.m_generation_ids[0])
@@ -46,13 +46,17 @@ def load(options: Options) -> Generate:
     return generate
 
 
-def _greedy(num_tokens: int) -> GenerationConfig:
+def _config(num_tokens: int, sampling: Sampling) -> GenerationConfig:
     from openvino_genai import GenerationConfig
 
     config = GenerationConfig()
     config.max_new_tokens = num_tokens
     config.ignore_eos = True
-    config.do_sample = False
+    config.do_sample = sampling.temperature > 0
+    if config.do_sample:
+        config.temperature, config.top_p = sampling.temperature, sampling.top_p
+        if sampling.top_k:
+            config.top_k = sampling.top_k
     return config
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tests.benchmarks.cpu_peers.peer import Generate, Options, run_peer
 
 BATCH_SIZE = 8  # larger ones are slower on a CPU: more padding, and attention over it
@@ -16,7 +18,10 @@ def load(options: Options) -> Generate:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = load_transformers(options.model, options.dtype)
-    return lambda work: run_static(model, work, BATCH_SIZE)
+    sampling = options.sampling
+    if sampling.temperature == 0:
+        return lambda work: run_static(model, work, BATCH_SIZE)
+    return lambda work: run_static(model, work, BATCH_SIZE, do_sample=True, **asdict(sampling))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ time from 3.5 to 3.0 s on small work (anchors), and a compile cache that lasts f
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tests.benchmarks.cpu_peers.peer import Generate, Options, run_peer
 from tests.benchmarks.work import Work, longest_output_first
 
@@ -30,7 +32,9 @@ def load(options: Options) -> Generate:
     def generate(work: list[Work]) -> list[list[int]]:
         order = longest_output_first(work)
         params = [
-            SamplingParams(temperature=0.0, max_tokens=work[i].num_output_tokens, ignore_eos=True, detokenize=False)
+            SamplingParams(
+                max_tokens=work[i].num_output_tokens, ignore_eos=True, detokenize=False, **asdict(options.sampling)
+            )
             for i in order
         ]
         prompts = [{"prompt_token_ids": work[i].prompt_token_ids} for i in order]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.cpu_peers.environments import Workplace
+from tests.benchmarks.cpu_peers.peer import GREEDY, Sampling
 from tests.benchmarks.cpu_peers.results import Result
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -24,6 +25,7 @@ class Comparison:
     dtype: str
     threads: int
     peers: Sequence[str]
+    sampling: Sampling = GREEDY
 
 
 def run_in_turn(place: Workplace, comparison: Comparison, rounds: int) -> dict[str, list[Result]]:
@@ -74,5 +76,6 @@ def _arguments(place: Workplace, comparison: Comparison, peer: str) -> Iterator[
     yield from ("--model", str(place.model(peer, comparison.shape, comparison.dtype)))
     yield from ("--work", str(place.work(comparison.shape, comparison.workload)))
     yield from ("--dtype", comparison.dtype, "--threads", str(comparison.threads))
+    yield from comparison.sampling.arguments()
     if peer == "openvino" and comparison.workload == "shared-prefix":
         yield "--first-alone"

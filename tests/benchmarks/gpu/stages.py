@@ -199,7 +199,7 @@ _OPS_PREDICTED = {
     "decode shared_prefix": Prediction("rival_over_ours", 8.0, 2.0),
     "decode": Prediction("share_of_ceiling", 0.85, 0.85),
     "prefill": Prediction("tflop_s", 400, 400),
-    "gumbel_sample": Prediction("rival_over_ours", 20),
+    "draw_tokens": Prediction("rival_over_ours", 20),
     "apply_top_k_top_p": Prediction("rival_over_ours", 5),
     "rms_norm": Prediction("share_of_ceiling", 0.85),
     "add_rms_norm": Prediction("share_of_ceiling", 0.85),

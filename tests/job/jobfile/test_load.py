@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.load import job_schema, load_job
+from bulkrun.job.jobfile.load import job_of, job_schema, load_job
 from bulkrun.job.jobfile.spec import JobSpec
 
 GOOD = """\
@@ -117,6 +118,11 @@ run:
         ("max_tokens: 64", "per_row: {top: x}", "10:1: sampling: per_row: 'top' cannot be set per row"),
         ("checkpoint_every: 5", 'checkpoint_every: "5"', '14:3: run.checkpoint_every: "5" is not a number; remove'),
         ("checkpoint_every: 5", "checkpoint_every: .inf", "14:21: run.checkpoint_every: YAML does not read .inf"),
+        ("checkpoint_every: 5", "checkpoint_every: 1e999", "14:21: run.checkpoint_every: 1e999 is too large a number"),
+        ("checkpoint_every: 5", "walltime: -1.5e400", "14:13: run.walltime: -1.5e400 is too large a number"),
+        ("name: summarize", 'name: "a\\0"', "1:7: name: holds a NUL"),
+        ("bundled:tiny", '"\\ud800"', "2:8: model: holds a NUL (\\0) or half a surrogate pair"),
+        ("model: bundled:tiny", '"\\udfff": x\nmodel: m', "2:1: a key holds a NUL (\\0) or half a surrogate pair"),
         ("output: {path: out/summaries}", "output: out", '11:1: output: "out" is not a section of keys and values'),
         ("bundled:tiny", "[a]", "2:1: model: a list is not text"),
         ("model: bundled:tiny", "1: x\nmodel: m", "2:1: the key 1 is not text; quote it"),
@@ -230,6 +236,22 @@ def test_the_last_of_two_overrides_wins_and_a_whole_section_can_be_set(folder: P
 )
 def test_a_wrong_override_says_set_and_the_key(folder: Path, override: str, problem: str) -> None:
     assert any(line.startswith(problem) for line in problems(GOOD, override))
+
+
+def test_text_and_numbers_of_an_override_are_read_as_strictly(folder: Path) -> None:
+    assert problems(GOOD, "engine.batching_window_s=1e999") == [
+        "--set engine.batching_window_s: 1e999 is too large a number"
+    ]
+    assert "--set input.sql: holds a NUL" in problems(GOOD, 'input.sql="\\ud800"')[0]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("key", ["run.checkpoint_every", "run.walltime", "run.row_timeout", "ray.cpus", "ray.gpus"])
+def test_a_job_from_python_has_finite_numbers(key: str, value: float) -> None:
+    section, name = key.split(".")
+    job = {"name": "x", "model": "m", "input": {"path": "a"}, "output": {"path": "o"}, section: {name: value}}
+    with pytest.raises(JobFileError, match=rf"^{key}: (Infinity|NaN) is not a finite number"):
+        job_of(job)
 
 
 def test_an_override_mends_a_problem_of_the_file(folder: Path) -> None:

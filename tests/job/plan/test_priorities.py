@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bulkrun.errors import JobFileError
@@ -65,3 +68,17 @@ def test_a_priority_that_is_no_integer_is_an_error_of_its_row(value: object, tmp
 def test_a_column_that_is_not_there_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match=r"input\.priority: the input has no column 'urgancy'; did you mean 'urg"):
         make_plan(tmp_path / "run", job(_table(tmp_path, [1]), input={"priority": "urgancy"}))
+
+
+def test_a_sum_of_duckdb_is_a_priority_though_it_is_a_decimal(tmp_path: Path) -> None:
+    path, sums = tmp_path / "in.parquet", [Decimal(7), Decimal("-1"), None]
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "p": pa.array(sums, pa.decimal128(38, 0))}), path)
+    make_plan(tmp_path / "run", job(path, input={"priority": "p"}))
+    assert [row["priority"] for row in read_rows(tmp_path / "run")] == [7, -1, 0]
+
+
+def test_a_priority_that_python_cannot_hold_is_an_error_of_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"], "p": pa.array([None, 10**8], pa.date32())}), path)
+    make_plan(tmp_path / "run", job(path, input={"priority": "p", "columns": ["text"]}))
+    assert [row["error_code"] for row in read_rows(tmp_path / "run")] == [None, "bad_input"]

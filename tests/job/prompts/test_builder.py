@@ -123,6 +123,17 @@ def test_a_lone_surrogate_is_bad_input_not_a_crash_of_its_batch() -> None:
     assert code(bad) == "bad_input" and "fine" in text(good)
 
 
+def test_a_value_that_python_cannot_hold_is_bad_input_of_its_row_where_the_prompt_reads_it() -> None:
+    days = pa.array([0, 10**8], pa.date32())
+    batch = InputBatch(Position(0, 0), pa.RecordBatch.from_pydict({"a": ["x", "y"], "day": days}))
+    reads, ignores = (
+        PromptBuilder(job("x", prompt={"template": template}), ["a", "day"], CharacterCodec()).build(batch)
+        for template in ("{{ a }} {{ day }}", "{{ a }}")
+    )
+    assert text(reads[0]) == "x 1970-01-01" and code(reads[1]) == "bad_input"
+    assert [text(prompt) for prompt in ignores] == ["x", "y"]
+
+
 def test_rows_that_could_not_be_read_keep_their_own_error() -> None:
     error = RowError("bad_input", "in.jsonl:2: broken")
     batch = batch_of([{"a": "x"}, {"a": None}, {"a": "y"}], errors={1: error})
@@ -155,6 +166,8 @@ def test_a_chat_template_file_is_used_and_a_missing_or_broken_one_is_named(tmp_p
     assert tokenizer.decode_batch([prompt.token_ids], skip_special_tokens=False) == ["<s>fox<|im_end|>"]
     with pytest.raises(ModelError, match=r"bad\.jinja, line 1"):
         builder(bad)
+    with pytest.raises(JobFileError, match=r"prompt\.chat_template: cannot read '\\x00': embedded null byte"):
+        PromptBuilder(job("x", prompt={"column": "a", "chat_template": "\0"}), ["a"], tokenizer)
     with pytest.raises(JobFileError, match=r"prompt\.chat_template: cannot read .*missing\.jinja.*: No such file"):
         builder(tmp_path / "missing.jinja")
 

@@ -39,7 +39,7 @@ def test_an_explicit_mapping_always_wins(prompt: dict[str, Any]) -> None:
     columns = [*BATCH, "messages", "prompt", "text"]
     spec = job("x.jsonl", prompt=prompt)
     assert detected_job(spec, columns) is spec
-    assert json_text_columns(spec.prompt, columns) == []
+    assert json_text_columns(spec, columns) == []
     assert "detected" not in describe_prompt(spec, columns)
 
 
@@ -79,7 +79,13 @@ def test_what_was_detected_is_said() -> None:
 
 
 def test_only_the_columns_of_batch_lines_are_read_as_json_text() -> None:
-    prompt = job("x", prompt={}).prompt
+    spec = job("x", prompt={})
     for columns in itertools.permutations([*BATCH, "extra"]):
-        assert json_text_columns(prompt, columns) == [name for name in columns if name != "extra"]
-    assert json_text_columns(prompt, ["custom_id", "body", "text"]) == []
+        assert json_text_columns(spec, columns) == [name for name in columns if name != "extra"]
+    assert json_text_columns(spec, ["custom_id", "body", "text"]) == []
+
+
+def test_so_are_columns_with_schemas_and_stop_strings_of_rows() -> None:
+    own = {"structured_outputs": "shape", "stop": "ends", "temperature": "heat"}
+    spec = job("x", prompt={"column": "text"}, sampling={"per_row": own})
+    assert json_text_columns(spec, ["ends", "text", "heat", "shape", "body"]) == ["ends", "shape"]

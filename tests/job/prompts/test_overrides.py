@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bulkrun.data.reader import open_input
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.prompts.overrides import Overrides, RowSampling
 from bulkrun.request import RowError
+from tests.job.plan.planning import job, write_jsonl
 
 ALL = {"max_tokens": "m", "temperature": "t", "top_k": "k", "stop": "s", "seed": "seed", "min_tokens": "min"}
 NONE = dict.fromkeys(ALL.values())
@@ -36,6 +42,7 @@ def test_values_are_compact_json_and_equal_values_give_equal_text() -> None:
     [
         ("m", 0),
         ("m", 2.5),
+        ("m", Decimal("2.5")),
         ("m", "many"),
         ("m", True),
         ("m", math.inf),
@@ -54,6 +61,51 @@ def test_a_bad_value_is_bad_input_that_names_column_and_value(column: str, value
     assert isinstance(error, RowError) and error.code == "bad_input"
     assert repr(column) in error.message
     assert repr(value) in error.message or repr(float(value)) in error.message
+
+
+@pytest.mark.parametrize(
+    ("value", "stop"),
+    [
+        ("file", "file"),
+        ('["file","zzz"]', ["file", "zzz"]),
+        (' ["a"]', ["a"]),
+        ('["[1]"]', ["[1]"]),
+        ("[]", []),
+        ("[", "["),
+        ("[a]", "[a]"),
+        ("[" * 10**5, "[" * 10**5),
+        ('"quoted"', '"quoted"'),
+    ],
+)
+def test_stop_strings_come_as_a_list_also_where_the_column_is_text(value: str, stop: str | list[str]) -> None:
+    sampling = of_row(s=value)
+    assert isinstance(sampling, RowSampling)
+    assert json.loads(sampling.overrides or "") == {"stop": stop}
+
+
+@pytest.mark.parametrize("value", ['["a",""]', "[1]", "[null]", '["\\ud800"]'])
+def test_a_list_that_holds_no_stop_strings_is_bad_input_also_as_text(value: str) -> None:
+    error = of_row(s=value)
+    assert isinstance(error, RowError)
+    assert error.code == "bad_input"
+    assert f"put it in a list: {json.dumps([value])}" in error.message
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("t", Decimal("0.7"), 0.7),
+        ("t", Decimal("1.00"), 1.0),
+        ("m", Decimal(40), 40),
+        ("m", Decimal("4E+1"), 40),
+        ("seed", Decimal(2**100), 2**100),
+    ],
+)
+def test_decimals_are_numbers(column: str, value: Decimal, expected: float) -> None:
+    """What DuckDB makes of the literal 0.7 and of sum()."""
+    sampling = of_row(**{column: value})
+    assert isinstance(sampling, RowSampling)
+    assert list(json.loads(sampling.overrides or "").values()) == [expected]
 
 
 def test_a_row_that_asks_for_noise_is_not_greedy_and_one_that_asks_for_none_is() -> None:
@@ -87,6 +139,21 @@ def test_a_rows_own_schema_may_be_text_or_a_value_and_is_kept_as_text() -> None:
     assert json.loads(as_text.overrides or "")["structured_outputs"] == '{"type":"integer"}'
 
 
+def test_keys_that_only_other_rows_schemas_have_are_no_part_of_a_schema() -> None:
+    """Parquet's structs have all keys of all rows, null where a row has them not."""
+    merged = {"type": "object", "properties": {"a": {"type": "integer"}, "b": None}, "required": ["a"], "items": None}
+    sampling = schema_of_row(merged)
+    assert isinstance(sampling, RowSampling), sampling
+    schema = json.loads(json.loads(sampling.overrides or "")["structured_outputs"])
+    assert schema == {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def test_a_schema_with_a_value_that_json_does_not_have_is_its_rows_bad_input() -> None:
+    error = schema_of_row({"type": "integer", "maximum": Decimal(10)})
+    assert isinstance(error, RowError)
+    assert error.code == "bad_input"
+
+
 @pytest.mark.parametrize("value", ["{", '{"type": "strin"}', 7, "[]", '{"$ref": "http://127.0.0.1:9/x"}', "[" * 10**5])
 def test_a_rows_own_schema_that_cannot_be_used_is_that_rows_bad_input(value: Any) -> None:
     error = schema_of_row(value)
@@ -94,3 +161,18 @@ def test_a_rows_own_schema_that_cannot_be_used_is_that_rows_bad_input(value: Any
     assert error.code == "bad_input"
     assert "column 'schema' (sampling.structured_outputs)" in error.message
     assert len(error.message) < 400
+
+
+def test_rows_of_json_lines_keep_the_shapes_that_they_have(tmp_path: Path) -> None:
+    """Not merged into one struct, and a string among lists is no mistake."""
+    own = [{"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in "ab" * 10]
+    stops: list[Any] = [["x", "y"]] * 19 + ["z"]
+    path = write_jsonl(tmp_path / "in.jsonl", [{"s": s, "schema": o} for s, o in zip(stops, own, strict=True)])
+    spec = job(path, sampling={"per_row": {"stop": "s", "structured_outputs": "schema"}})
+    with open_input(str(path), json_text=partial(json_text_columns, spec)) as dataset:
+        [batch] = dataset.batches()
+    overrides = Overrides(spec.sampling, dataset.schema.names)
+    sampled = [overrides.of_row(row) for row in batch.rows.to_pylist()]
+    read = [json.loads(each.overrides or "") for each in sampled if isinstance(each, RowSampling)]
+    assert [values["stop"] for values in read] == stops
+    assert [json.loads(values["structured_outputs"]) for values in read] == own

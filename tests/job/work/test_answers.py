@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulkrun.job.store.journal import JournalRecord
-from bulkrun.job.work.answers import Answer, AnswerReader, cut_at_stop
+from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.request import Completion, Request, RowError, SamplingParams, StructuredOutput, Thinking, TokenLogprob
 
@@ -50,20 +50,6 @@ def record(
 def thinking(output: tuple[int, ...], finish_reason: str = "stop", **options: object) -> JournalRecord:
     sampling = SamplingParams(thinking=THINKING)
     return record(output, finish_reason, columns=["reasoning"], sampling=sampling, **options)  # type: ignore[arg-type]
-
-
-@given(st.text("abX", max_size=12), st.sampled_from(["X", "aX", "bb"]), st.text("ab", max_size=2))
-def test_text_ends_before_the_stop_string_that_the_last_token_completed(head: str, stop: str, rest: str) -> None:
-    """Oracle: the engine stopped at the first occurrence that ends inside the last token."""
-    text = head + stop + rest
-    before = len(head) + len(stop) - 1  # the last token begins with the stop string's last character
-    cut = cut_at_stop(text, stop, before)
-    assert text.startswith(cut + stop) and len(cut) <= len(head) and len(cut) >= before - len(stop) - 3
-
-
-def test_an_earlier_occurrence_that_did_not_stop_is_kept() -> None:
-    assert cut_at_stop("one\n\ntwo and three\n\n", "\n\n", without_last_token=18) == "one\n\ntwo and three"
-    assert cut_at_stop("no stop here", "zz", 5) == "no stop here"
 
 
 def test_a_lone_surrogate_does_not_reach_parquet() -> None:
@@ -130,6 +116,14 @@ def test_markers_that_are_special_tokens_separate_too() -> None:
     assert (cut.extra["reasoning"], cut.response, cut.error_code) == ("hm", None, "no_answer")
     begun = thinking(ids("hm"), "length", prompt=(1, 901, 10))
     assert (begun.extra["reasoning"], begun.error_code) == ("hm", "no_answer")
+
+
+def test_a_stop_string_ends_the_answer_after_special_markers_too() -> None:
+    made = thinking((901, *ids("hm"), 902, *ids("\nyes\nQ")), stop_reason="\nQ")
+    assert (made.extra["reasoning"], made.response) == ("hm", "yes")
+    assert thinking((901, *ids("hm"), 902, *ids("Q")), stop_reason="Q").response == ""
+    within = thinking((901, *ids("hm\nQ")), stop_reason="\nQ")
+    assert (within.extra["reasoning"], within.response, within.error_code) == ("hm", None, "no_answer")
 
 
 def test_a_failure_inside_the_thoughts_keeps_them_and_its_own_code() -> None:
@@ -200,4 +194,4 @@ def test_a_token_keeps_the_space_that_its_tokenizer_drops_at_the_start_of_a_text
     answer = Answer(Generation(Request("0:0", [1]), 0, (0,), 0), done)
     [made, _] = reader.records([answer, answer])
     assert [entry["token"] for entry in made.extra["logprobs"]] == [" w5", " w6"]
-    assert calls == [2, 4], "one call for the texts, one for the tokens, none for tokens that are known"
+    assert calls == [4, 4], "one call for prompts and texts, one for the tokens, none for tokens that are known"

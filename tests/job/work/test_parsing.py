@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.job.work.parsing import OutputParser
-from bulkrun.request import StructuredOutput
+from bulkrun.request import Progress, StructuredOutput
 
 SCHEMA = {
     "type": "object",
@@ -120,6 +120,19 @@ def test_a_cut_output_of_a_regex_or_grammar_is_flagged(kind: Any) -> None:
     assert value is None
     assert error is not None
     assert "raise sampling.max_tokens" in error.message
+
+
+@pytest.mark.parametrize("kind", ["regex", "grammar"])
+@pytest.mark.parametrize(("progress", "fits"), [("closed", True), ("whole", True), ("unfinished", False)])
+def test_a_regex_or_grammar_that_fits_at_the_limit_is_an_answer(kind: Any, progress: Progress, fits: bool) -> None:
+    _, error = OutputParser(StructuredOutput(kind, "[0-9]{2,4}")).parse("12", "length", progress)
+    assert (error is None) == fits
+
+
+def test_a_number_that_nothing_can_follow_is_an_answer() -> None:
+    rating = parser({"type": "integer", "minimum": 1, "maximum": 5})
+    assert rating.parse("3", "length", "closed") == (3, None)
+    assert rating.parse("3", "length", "whole")[1] is not None
 
 
 @settings(max_examples=200, deadline=None)

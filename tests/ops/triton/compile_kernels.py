@@ -63,7 +63,8 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
     for num_outputs in (4096, 14336):
         ops.invariant_linear(rows, [torch.zeros(num_outputs, 4096, dtype=dtype)], None, None)
     logits_SV = torch.zeros(4, 128_256)
-    ops.gumbel_sample(logits_SV, torch.ones(4), index, index)
+    ops.draw_tokens(logits_SV.to(dtype), torch.ones(4), index, index)
+    ops.draw_tokens(logits_SV, torch.ones(4), index, index, top_k_S=index)
     ops.apply_top_k_top_p(logits_SV, index, torch.ones(4))
     ops.apply_token_masks(logits_SV, torch.zeros(4, 4008, dtype=torch.int32), index)
     for query_lens, contexts in (([1, 1, 60], [600, 700, 60]), ([1, 1], [90, 80])):

@@ -1,0 +1,64 @@
+"""Arrow rows as Python values, for prompts and whoever else looks into them.
+
+Arrow's times reach further than Python's: to nanoseconds, far beyond the year 9999, into time zones that this machine
+does not know. Nanoseconds are cut to microseconds; any other value that Python cannot hold is its row's error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from bulkrun.request import RowError
+
+# What pyarrow raises for a value that Python cannot hold: out of range, or (an ArrowInvalid) in an unknown time zone.
+_UNREADABLE = (ValueError, OverflowError, KeyError)
+
+
+def python_rows(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[int, RowError]]:
+    """Each row as column -> value, and why rows could not be read whole: what is unreadable in them is null."""
+    rows = _in_microseconds(rows)
+    try:
+        return rows.to_pylist(), {}
+    except _UNREADABLE:
+        return _value_by_value(rows)
+
+
+def _value_by_value(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[int, RowError]]:
+    read: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
+    errors: dict[int, RowError] = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        for index, value in enumerate(column):
+            try:
+                read[index][name] = value.as_py()
+            except _UNREADABLE:
+                read[index][name] = None
+                errors.setdefault(index, RowError("bad_input", _why(name, column.type)))
+    return read, dict(sorted(errors.items()))
+
+
+def _why(name: str, type_: pa.DataType) -> str:
+    return (
+        f"column {name!r}: a {type_} that cannot be read: out of range (years 1 to 9999), or in a time zone that this "
+        "machine does not know; CAST it in input.sql"
+    )
+
+
+def _in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
+    fields = [field.with_type(_microseconds(field.type)) for field in rows.schema]
+    if all(field.type == own.type for field, own in zip(fields, rows.schema, strict=True)):
+        return rows
+    columns = [column.cast(field.type, safe=False) for column, field in zip(rows.columns, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _microseconds(type_: pa.DataType) -> pa.DataType:
+    """The type with microseconds for nanoseconds, also inside structs and lists."""
+    if pa.types.is_timestamp(type_) and type_.unit == "ns":
+        return pa.timestamp("us", type_.tz)
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_microseconds(field.type)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_microseconds(type_.value_type)))
+    return {pa.duration("ns"): pa.duration("us"), pa.time64("ns"): pa.time64("us")}.get(type_, type_)

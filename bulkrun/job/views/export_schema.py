@@ -1,0 +1,30 @@
+"""The columns of a run's results, also where it finished without one row and has no part that tells.
+
+Then the input's columns are not known (their types were nowhere written down), only those that the job adds.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from bulkrun.data.parts import read_part_info, read_part_schema
+from bulkrun.data.schema import output_schema
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
+from bulkrun.job.work.finish import read_totals
+from bulkrun.job.work.result_columns import extra_fields
+
+
+def declared_schema(run: RunDir) -> pa.Schema:
+    """The columns of the parts; those that are in folders' names come first."""
+    for path in run.parts().values():
+        types = read_part_info(path).partition_types
+        folders = [pa.field(name, pa.type_for_alias(kind)) for name, kind in types.items()]
+        return pa.schema([*folders, *read_part_schema(path)])
+    return output_schema(pa.schema([]), extra_fields(JobSpec.model_validate(read_record(run).job)))
+
+
+def schema_without_rows(run: RunDir) -> pa.Schema | None:
+    """The columns of a finished run, for which no rows means none; None while it is not finished."""
+    return None if read_totals(run) is None else declared_schema(run)

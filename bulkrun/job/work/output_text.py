@@ -1,0 +1,54 @@
+"""The text of outputs: what their tokens add to the text of the prompt, up to the stop string that ended them.
+
+Some tokenizers (Llama 2, Mistral) drop the space that a text begins with. An output goes on a text, so it is decoded
+behind the last tokens of its prompt and keeps its space, as in vLLM. Knows the tokenizer as a function, and no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bulkrun.job.work.logprobs import Decode
+from bulkrun.request import Completion
+
+_CONTEXT_TOKENS = 8  # special tokens, which have no text, are fewer at the end of a prompt
+
+Tokens = Sequence[int]
+
+
+def output_texts(decode: Decode, prompts: Sequence[Tokens], completions: Sequence[Completion]) -> list[str]:
+    """The text of each completion; where a stop string ended the output, the text ends before it."""
+    texts = added_texts(decode, prompts, [completion.token_ids for completion in completions])
+    stopped = [i for i, completion in enumerate(completions) if isinstance(completion.stop_reason, str)]
+    without_last = [completions[i].token_ids[:-1] for i in stopped]
+    before = added_texts(decode, [prompts[i] for i in stopped], without_last)
+    for i, prefix in zip(stopped, before, strict=True):
+        texts[i] = cut_at_stop(texts[i], str(completions[i].stop_reason), prefix)
+    return texts
+
+
+def added_texts(decode: Decode, prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> list[str]:
+    """What the tokens of each output read after its prompt."""
+    if not outputs:
+        return []
+    ends: list[Tokens] = [tuple(prompt[-_CONTEXT_TOKENS:]) for prompt in prompts]
+    decoded = decode([*ends, *((*end, *output) for end, output in zip(ends, outputs, strict=True))])
+    before, texts = decoded[: len(ends)], decoded[len(ends) :]
+    return [text[shared_length(text, end) :] for text, end in zip(texts, before, strict=True)]
+
+
+def cut_at_stop(text: str, stop: str, before: str) -> str:
+    """`text` up to the stop string that its last token completed; `before` is the text without that token.
+
+    An earlier occurrence did not end the output (min_tokens), so it is part of the answer.
+    """
+    at = text.find(stop, max(0, shared_length(text, before) - len(stop) + 1))
+    return text if at < 0 else text[:at]
+
+
+def shared_length(text: str, start: str) -> int:
+    """How many characters of `start` the text begins with: not all, where `start` ends inside a character."""
+    if text.startswith(start):
+        return len(start)
+    pairs = enumerate(zip(text, start, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), len(text))

@@ -1,0 +1,88 @@
+"""What a model's generation_config.json suggests is judged like what a job file says, before anything runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulkrun.errors import JobFileError, ModelError
+from bulkrun.job.jobfile.load import job_of
+from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.launch.prepare import BUNDLED_ROOT, prepare
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with one row of input, and the bundled model under ./model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    shutil.copytree(BUNDLED_ROOT / "tiny", tmp_path / "model")
+    return tmp_path
+
+
+def prepared(defaults: dict[str, Any], **sampling: Any) -> SamplingSpec:
+    Path("model/generation_config.json").write_text(json.dumps(defaults))
+    job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
+    spec = prepare(job_of({**job, "sampling": sampling})).spec
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec, "a run is recorded and read back"
+    return spec.sampling
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "taken"),
+    [
+        ("top_k", 50.0, 50),
+        ("top_k", 0, 0),
+        ("temperature", "0.7", 0.7),
+        ("temperature", 1, 1.0),
+        ("top_p", 1, 1.0),
+        ("max_new_tokens", 2048.0, 2048),
+    ],
+)
+def test_a_default_that_plainly_means_a_value_is_that_value(key: str, given: Any, taken: float) -> None:
+    sampling = prepared({"do_sample": True, key: given})
+    value = getattr(sampling, key.replace("max_new", "max"))
+    assert (value, type(value)) == (taken, type(taken))
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("top_p", 0.0),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", True),
+        ("top_k", 50.5),
+        ("temperature", "warm"),
+        ("temperature", float("nan")),
+        ("temperature", [0.7]),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", -1),
+    ],
+)
+def test_a_default_that_cannot_be_used_names_file_key_value_and_what_to_set(key: str, given: Any) -> None:
+    own = key.replace("max_new", "max")
+    defaults = {"do_sample": True, key: given}
+    with pytest.raises(ModelError) as caught:
+        prepared(defaults)
+    said = str(caught.value)
+    assert said.startswith(f"model/generation_config.json: {key}: ")
+    assert repr(given) in said or repr(float(given)) in said
+    assert f"set sampling.{own} in the job file" in said
+    assert getattr(prepared(defaults, **{own: 1}), own) == 1, "the job's own value makes the model's no matter"
+
+
+def test_min_tokens_are_compared_with_the_models_max_tokens_where_the_job_has_none() -> None:
+    assert prepared({"max_new_tokens": 2048}, min_tokens=300).max_tokens == 2048
+    with pytest.raises(
+        JobFileError, match=r"sampling\.min_tokens: 50 is more than max_tokens, 20 \(max_new_tokens in "
+    ):
+        prepared({"max_new_tokens": 20}, min_tokens=50)
+    with pytest.raises(
+        JobFileError, match=r"300 is more than max_tokens, 256 \(the default, .*; set sampling\.max_tok"
+    ):
+        prepared({}, min_tokens=300)
