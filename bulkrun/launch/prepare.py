@@ -78,8 +78,8 @@ class PreparedJob:
         """Look at the files again. Raises ResumeError when they are no longer those that the run was entered with."""
         known, found = record.identity["input"].get("files") or [], _facts(map(_look_again, self.files))
         if self.files and found != known:
-            pairs = zip(self.files, found, strict=True)
-            changed = next((str(file.path) for file, facts in pairs if facts not in known), "the list of files")
+            pairs = zip(self.files, found, known, strict=False)
+            changed = next((str(file.path) for file, now, before in pairs if now != before), "the list of files")
             raise ResumeError(
                 f"input.path: {changed} changed since the run began; give it an input that stays as it is, and start "
                 "anew with --fresh"
