@@ -158,6 +158,8 @@ def _say_where(queued: Queued, quiet: bool, as_json: bool) -> NoReturn:
 
 
 def _print_summary(done: Submitted) -> None:
+    from bulkrun.job.store.durable import read_json
+
     totals, root = done.totals, done.run.root
     if done.changes:
         note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
@@ -172,9 +174,18 @@ def _print_summary(done: Submitted) -> None:
         note(f"  {saved}")
     for code, rows_with in totals.errors.items():
         note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
+    if done.changes is None:
+        _warn_of_undeclared((read_json(done.run.plan_complete) or {}).get("undeclared_columns", {}))
     deep = "" if all(path.parent == root for path in done.run.parts().values()) else "**/"
     note(f"results  {_results_place(done)}/{deep}*.parquet ({totals.parts} parts)")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def _warn_of_undeclared(columns: dict[str, int]) -> None:
+    from bulkrun.job.plan.report import undeclared_lines
+
+    for line in undeclared_lines(columns):
+        note(f"  {line}")
 
 
 def _results_place(done: Submitted) -> str:
@@ -244,6 +255,7 @@ def _print_plan(report: PlanReport) -> None:
         "shards": f"{count(counters.shards)} in {count(report.windows)} windows",
     }
     print_facts(facts)
+    _warn_of_undeclared(counters.undeclared_columns)
     histogram = report.histogram()
     top = max((rows for _, _, rows in histogram), default=0)
     if top:

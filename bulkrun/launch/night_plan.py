@@ -5,14 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from bulkrun.data.subset import open_subset, write_subset
+from bulkrun.data.subset import open_subset
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.diff import Wanted
 from bulkrun.job.update.gate import check_settings
 from bulkrun.job.work.finish import read_totals
-from bulkrun.launch.nightly import compare
+from bulkrun.launch.nightly import compare, night_input, write_input
 from bulkrun.launch.prepare import PreparedJob
 from bulkrun.launch.update import prepare_as_of
 
@@ -33,9 +33,10 @@ def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | Non
     drop = prepared.spec.run.on_vanished == "drop"
     with tempfile.TemporaryDirectory(prefix="bulkrun-") as name, prepared.open_dataset() as dataset:
         folder = Path(name)
-        changes = compare(prepared, dataset, totals, wanted.key_salt, Wanted(drop_vanished=drop), folder)
+        source = night_input(prepared, dataset)
+        changes = compare(source, run, totals, wanted.key_salt, Wanted(drop_vanished=drop), folder)
         subset = folder / "input.subset"
-        write_subset(subset, dataset.schema, dataset.batches(), changes.read_picks(), changes.rows)
+        write_input(source.dataset, changes, subset)
         return changes.counts, _plan_of(prepared, subset)
 
 

@@ -10,14 +10,17 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from bulkrun.data.parts import read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
 from bulkrun.data.subset import write_subset
 from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.durable import remove_tree
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record, refuse_live_workers
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
+from bulkrun.job.update.fitting import fit_dataset
 from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed
 from bulkrun.job.update.hold import hold
 from bulkrun.job.update.settle import is_settling, settle_run, settle_update
@@ -81,14 +84,19 @@ def _night(
         open_run(run.staged, staged_record(run, wanted, wanted.job), resume_anyway=True)
         return finish_update(run, view, drain)
     view.phase("comparing the input with the results")
-    changes = _stage(record, prepared, wanted, totals, request)
+    changes = _stage(record, prepared, wanted, totals, request, view)
     if not changes.rows and not changes.dropped:
         return Submitted(run, totals, worked=False, changes=changes.counts)
     return finish_update(run, view, drain)
 
 
 def _stage(
-    record: RunRecord, prepared: PreparedJob, wanted: RunRecord, totals: RunTotals, request: dict[str, object]
+    record: RunRecord,
+    prepared: PreparedJob,
+    wanted: RunRecord,
+    totals: RunTotals,
+    request: dict[str, object],
+    view: View,
 ) -> Changes:
     """Compare, and stage what is to run; where nothing is, nothing is left behind."""
     run = prepared.run
@@ -97,7 +105,10 @@ def _stage(
         salt = wanted.key_salt
         assert salt is not None, "the job is incremental"
         asked = Wanted(everything=bool(request["full_refresh"]), drop_vanished=request["on_vanished"] == "drop")
-        changes = compare(prepared, dataset, totals, salt, asked, staged.tmp)
+        source = night_input(prepared, dataset)
+        changes = compare(source, run, totals, salt, asked, staged.tmp)
+        for line in undeclared_lines(source.dataset.undeclared_columns):
+            view.phase(line)
         if not changes.rows and not changes.dropped:
             remove_tree(staged.root)
             return changes
@@ -105,22 +116,35 @@ def _stage(
         close_staging(
             run,
             replace(update, dropped=changes.dropped, record=asdict(wanted)),
-            partial(_write_input, dataset, prepared.spec.run.limit, changes),
+            partial(write_input, source.dataset, changes, limit=prepared.spec.run.limit),
+            partial(prepared.check_input, wanted),
         )
     return changes
 
 
-def compare(
-    prepared: PreparedJob, dataset: Dataset, totals: RunTotals, salt: str, wanted: Wanted, folder: Path
-) -> Changes:
-    """How the input differs from the results of the job's run; `folder` is for temporary files.
+def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:
+    """The input of a night as it is compared and run, its values such that the columns of the results hold them.
 
     Raises ResumeError when the columns of today's results would not be those of the results there.
     """
-    source = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
     parts = prepared.run.parts()
+    source = PlanInput(prepared.spec, fit_results(prepared, dataset), prepared.tokenizer, prepared.max_model_len)
     check_columns_fit(parts, output_schema(source.passthrough, extra_fields(prepared.spec)))
-    return find_changes(source, list(parts.values()), salt, first_row(totals), wanted, folder)
+    return source
+
+
+def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
+    """The rows with an error where a value does not fit into the results that are there."""
+    parts, columns = prepared.run.parts(), prepared.spec.input.columns
+    if not parts:
+        return dataset
+    named = dataset.schema.names if columns is None else columns
+    return fit_dataset(dataset, named, read_part_schema(parts[min(parts)]))
+
+
+def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted: Wanted, folder: Path) -> Changes:
+    """How the input differs from the results of the run; `folder` is for temporary files."""
+    return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
 
 
 def first_row(totals: RunTotals) -> int:
@@ -137,5 +161,6 @@ def new_update(
     return Update(request, totals.generation + 1, rows, begin, begin + new, first_part, counts)
 
 
-def _write_input(dataset: Dataset, limit: int | None, changes: Changes, path: Path) -> None:
+def write_input(dataset: Dataset, changes: Changes, path: Path, *, limit: int | None = None) -> None:
+    """The rows that are to run, as an input of their own."""
     write_subset(path, dataset.schema, dataset.batches(limit=limit), changes.read_picks(), changes.rows)

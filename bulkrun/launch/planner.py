@@ -74,6 +74,7 @@ def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Work
             time.sleep(_LOOK_AGAIN_S)
             continue
         with prepared.open_dataset(run.sql_snapshot) as dataset:
+            prepared.check_input(record)  # with input.sql, after the rows were fixed
             Planner(
                 run,
                 JobSpec.model_validate(record.job),
@@ -81,6 +82,7 @@ def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Work
                 prepared.tokenizer,
                 max_model_len=prepared.max_model_len,
                 should_stop=should_stop,
+                check_input=lambda: None if prepared.spec.input.sql else prepared.check_input(record),
             ).plan()
 
 

@@ -6,8 +6,8 @@ Loads no torch. Knows how facts become a run's record; knows no engine.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
@@ -17,8 +17,9 @@ from typing import Any
 import bulkrun
 from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.reader import Dataset, open_input
+from bulkrun.data.remote import RemotePath
 from bulkrun.data.subset import open_subset
-from bulkrun.errors import InputError, JobFileError, ModelError
+from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.detect import json_text_columns
@@ -71,12 +72,18 @@ class PreparedJob:
 
     def input_facts(self) -> dict[str, Any]:
         """What tells these input files from any others, wherever they are."""
-        return {"files": [[file.size, file.mtime_ns, file.fingerprint()] for file in self.files]}
+        return {"files": _facts(self.files)}
 
     def check_input(self, record: RunRecord) -> None:
-        """Raise InputError when the files are no longer those that the run was entered with."""
-        if self.files and self.input_facts()["files"] != record.identity["input"].get("files"):
-            raise InputError("input.path: the files changed since the run began; give it an input that stays as it is")
+        """Look at the files again. Raises ResumeError when they are no longer those that the run was entered with."""
+        known, found = record.identity["input"].get("files") or [], _facts(map(_look_again, self.files))
+        if self.files and found != known:
+            pairs = zip(self.files, found, known, strict=False)
+            changed = next((str(file.path) for file, now, before in pairs if now != before), "the list of files")
+            raise ResumeError(
+                f"input.path: {changed} changed since the run began; give it an input that stays as it is, and start "
+                "anew with --fresh"
+            )
 
     def record(self, job_file: Path | None) -> RunRecord:
         """What a new run of this job would be recorded as."""
@@ -163,6 +170,22 @@ def versions() -> dict[str, str]:
     """What made the results: bulkrun, Python and the packages that matter."""
     packages = {name: version(name) for name in _VERSIONS_OF}
     return {"bulkrun": bulkrun.__version__, "python": platform.python_version(), **packages}
+
+
+def _facts(files: Iterable[InputFile]) -> list[list[Any]]:
+    return [[file.size, file.mtime_ns, file.fingerprint()] for file in files]
+
+
+def _look_again(file: InputFile) -> InputFile:
+    """The file as it is now. Raises InputError when it is gone; an object says itself that it changed."""
+    if isinstance(file.path, RemotePath):
+        file.path.check_unchanged()
+        return file
+    try:
+        stat = file.path.stat()
+    except OSError as error:
+        raise InputError(f"{file.path}: cannot be read any more: {error.strerror or error}") from error
+    return replace(file, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
 
 
 def _find_input(spec: JobSpec) -> list[InputFile]:

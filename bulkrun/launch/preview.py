@@ -10,7 +10,7 @@ from bulkrun.data.batch import InputBatch
 from bulkrun.data.schema import output_schema, passthrough_schema
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.partitions import Partitions
-from bulkrun.job.plan.planner import dry_plan
+from bulkrun.job.plan.planner import PlanInput, dry_plan
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.rows import check_id_column, fit_prompt, id_texts
@@ -76,9 +76,9 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
     prepared = prepare(spec)
     with prepared.open_dataset() as dataset:
         builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
+        used = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len).dataset
+        batches = list(used.batches(limit=num_rows))
         id_column = detected_job(spec, dataset.schema.names).input.id
-        check_id_column(id_column, dataset.schema)
-        batches = list(dataset.batches(limit=num_rows))
         fitter = fitter_of(prepared.spec, prepared.max_model_len, builder.frame())
     prompts = [fit_prompt(fitter, prompt) for batch in batches for prompt in builder.build(batch)]
     return _generate(prepared, _row_ids(batches, id_column), prompts)

@@ -13,6 +13,7 @@ from bulkrun.data.reader import Dataset
 from bulkrun.data.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
@@ -31,7 +32,7 @@ from bulkrun.job.update.staging import (
     staged_record,
 )
 from bulkrun.job.work.finish import RunTotals, read_totals
-from bulkrun.launch.nightly import compare, new_update
+from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
 from bulkrun.launch.prepare import PreparedJob
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import drain_on_signal
@@ -117,7 +118,8 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str,
             close_staging(
                 run,
                 update,
-                lambda path: write_subset(path, dataset.schema, dataset.batches(), picks.read(), picks.rows),
+                partial(_write_input, again, dataset, picks),
+                partial(as_it_was.check_input, wanted),
             )
         else:
             discard(run)
@@ -131,6 +133,13 @@ class _Picks(NamedTuple):
     read: Callable[[], Iterable[pa.RecordBatch]]
 
 
+def _write_input(prepared: PreparedJob, dataset: Dataset, picks: _Picks, path: Path) -> None:
+    """The rows that are to run with the columns that this retry reads: its prompt may be another."""
+    dataset = fit_results(prepared, dataset)
+    rows = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len).dataset
+    write_subset(path, rows.schema, rows.batches(), picks.read(), picks.rows)
+
+
 def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
     rows = failed_rows(run, codes)
     return _Picks(len(rows), partial(picks_of, rows))
@@ -142,7 +151,8 @@ def _by_id(
     """In an incremental run a row's number is not its place in today's input: its id finds it there."""
     assert record.key_salt is not None, "the run is incremental"
     wanted = Wanted(failed_only=True, codes=codes)
-    changes = compare(prepared, dataset, totals, record.key_salt, wanted, prepared.run.staged.tmp)
+    source = night_input(prepared, dataset)
+    changes = compare(source, prepared.run, totals, record.key_salt, wanted, prepared.run.staged.tmp)
     return _Picks(changes.rows, changes.read_picks)
 
 

@@ -96,7 +96,7 @@ def test_input_that_changes_between_submit_and_planning_is_noticed(
 
     monkeypatch.setattr(run, "open_run", enter_then_change)
     changed = submit(store)
-    assert changed.exit_code == 2 and "the files changed since the run began" in changed.stderr
+    assert changed.exit_code == 4 and "0.parquet changed since the run began" in changed.stderr
     assert not rows_in_bucket(store)
 
 

@@ -7,18 +7,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bulkrun.errors import InputError, ResumeError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.update import merge
+from bulkrun.job.update.staging import is_merging
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
+from bulkrun.launch import nightly
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
-from tests.launch.nights import Nights
+from tests.launch.nights import Nights, Silent
 
 
 @pytest.fixture
@@ -194,6 +198,89 @@ def test_other_columns_are_refused_with_the_difference(nights: Nights) -> None:
     nights.write([{**row, "lang": "en"} for row in rows_of(4)])
     with pytest.raises(ResumeError, match="lang: none -> string"):
         nights.submit()
+
+
+def scored(count: int, *scores: float) -> list[dict[str, Any]]:
+    return [{**row, "score": score} for row, score in zip(rows_of(count), scores, strict=True)]
+
+
+UNFIT = 2**53 + 1  # no double is equal to it
+
+
+def test_a_value_that_the_results_cannot_hold_is_its_rows_error_before_anything_runs(nights: Nights) -> None:
+    nights.write(scored(2, 1.5, 2.0))
+    nights.submit()
+    nights.write(scored(4, 7, 2, UNFIT, 3))
+    done = nights.submit()
+    assert (done.exit_code, nights.ran) == (3, 1) and done.totals.errors == {"bad_input": 1}
+    results = nights.results()
+    assert [results[f"r{row}"]["score"] for row in range(4)] == [1.5, 2.0, None, 3.0]
+    assert (
+        f"'score': Integer value {UNFIT}" in results["r2"]["error_message"]
+        and "double" in results["r2"]["error_message"]
+    )
+    assert results["r3"]["response"] == nights.expected("r3", "text 3")
+    assert not nights.submit().worked and nights.retry("sampling.max_tokens=4").totals.errors
+    nights.write(scored(4, 7, 2, 4, 3))
+    assert nights.submit().exit_code == 0 and nights.ran == 1
+    assert nights.results()["r2"]["score"] == 4.0
+    whole(nights)
+
+
+def test_a_merge_that_met_a_value_without_a_place_goes_on(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    nights.write(scored(2, 1.5, 2.0))
+    nights.submit()
+    nights.write(scored(4, 1, 2, UNFIT, 3))
+    with monkeypatch.context() as before:  # as it was: found when all was computed
+        before.setattr(nightly, "fit_dataset", lambda dataset, columns, there: dataset)
+        before.setattr(merge, "fit_table", lambda table, schema: table.cast(schema))
+        with pytest.raises((pa.ArrowInvalid, ValueError)):
+            nights.submit()
+    assert is_merging(RunDir(nights.out))
+    done = nights.submit()
+    assert (nights.ran, done.totals.errors) == (0, {"bad_input": 1})
+    row = nights.results()["r2"]
+    assert (row["score"], row["response"]) == (None, nights.expected("r2", "text 2"))
+    nights.submit()
+    whole(nights)
+
+
+def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(5))
+
+    def compare_then_change(*args: Any, **options: Any) -> Any:
+        changes = compare(*args, **options)
+        nights.write(rows_of(5, start=1))
+        return changes
+
+    compare = nightly.compare
+    with monkeypatch.context() as meanwhile, pytest.raises(ResumeError, match=r"rows\.jsonl changed"):
+        meanwhile.setattr(nightly, "compare", compare_then_change)
+        nights.submit()
+    assert nights.ran == 0
+    assert nights.submit().changes == {"new": 3, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 1}
+    whole(nights)
+
+
+def test_a_column_that_nobody_reads_fails_no_row_and_late_ones_are_told(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulkrun.data.jsonl.SAMPLE_LINES", 16)
+    told: list[str] = []
+    monkeypatch.setattr(Silent, "phase", lambda view, text: told.append(text))
+    nights.settings["input__columns"] = ["id", "nest"]
+    rows = [{**row, "odd": 1, "nest": {"a": 1}} for row in rows_of(18)]
+    nights.write(rows)
+    nights.submit()
+    nights.write([*rows, {"id": "r18", "text": "text 18", "odd": 0.5, "nest": {"a": 1, "late": 2}}])
+    done = nights.submit()
+    assert (done.exit_code, nights.ran) == (0, 1)
+    assert [text for text in told if "'nest.late' is not in the output" in text]
+    whole(nights)
 
 
 def test_results_that_have_no_keys_are_not_taken_for_a_night(nights: Nights) -> None:

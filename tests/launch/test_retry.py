@@ -224,6 +224,36 @@ def test_an_incremental_run_finds_its_failed_rows_by_id_and_the_night_after_leav
     whole(nights)
 
 
+@pytest.mark.parametrize("on_vanished", ["keep", "drop"])
+def test_large_parts_are_put_together_by_reference(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, on_vanished: str
+) -> None:
+    monkeypatch.setattr("bulkrun.job.update.merge._COPIED_BYTES", 0)
+    nights.settings |= {"run__incremental": True, "run__on_vanished": on_vanished}
+    nights.write(rows_of(20))
+    fail_requests(nights, "3:0", "4:0", "9:0")
+    nights.submit()
+    fail_requests(nights)
+    assert nights.retry().totals.errors == {}
+    nights.write(rows_of(20)[6:])
+    nights.submit()
+    left = range(6 if on_vanished == "drop" else 0, 20)
+    expected = {f"r{row}": nights.expected(f"r{row}", f"text {row}") for row in left}
+    assert {name: row["response"] for name, row in nights.results().items()} == expected
+    whole(nights)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_another_prompt_may_read_a_column_that_the_first_one_did_not(nights: Nights, incremental: bool) -> None:
+    nights.settings |= {"input__columns": ["id"], "run__incremental": incremental}
+    nights.write([{**row, "more": f"more {number}"} for number, row in enumerate(rows_of(5))])
+    fail_requests(nights, "3:0")
+    nights.submit()
+    fail_requests(nights)
+    assert nights.retry("prompt.template=Say {{ more }}").exit_code == 0
+    assert nights.results()["r3"]["response"] == nights.expected("r3", "more 3")
+
+
 def test_partition_folders_keep_their_rows(nights: Nights) -> None:
     nights.settings |= {"output__partition_by": ["lang"]}
     nights.write([{**row, "lang": "en" if number % 2 else "de"} for number, row in enumerate(rows_of(12))])

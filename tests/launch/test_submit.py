@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
-from bulkrun.errors import RunError
+from bulkrun.data.reader import Dataset, open_input
+from bulkrun.errors import ResumeError, RunError
+from bulkrun.job.jobfile.load import load_job
+from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.launch.planner import PlannerProcess
+from bulkrun.job.store.run_record import open_run
+from bulkrun.job.store.workers import Worker
+from bulkrun.launch.planner import PlannerProcess, plan_run
+from bulkrun.launch.prepare import prepare
 
 JOB = """\
 name: try
@@ -85,6 +94,74 @@ def test_a_changed_input_is_noticed(folder: Path) -> None:
     result = submit()
     assert result.exit_code == 4
     assert "input.files" in result.stderr
+
+
+def replace_input(folder: Path) -> None:
+    """Other contents of the same length, at the same time."""
+    path = folder / "rows.jsonl"
+    stat, text = path.stat(), path.read_text()
+    path.write_text(text.replace("pass", "pasS"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def planned(folder: Path, *settings: str) -> None:
+    """Plan the job as the planner's process does, in this one."""
+    prepared = prepare(load_job(folder / "job.yaml", settings))
+    record = open_run(prepared.run, prepared.record(None))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        plan_run(prepared.run, record, prepared, Worker.this_process())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_input_that_changes_while_it_is_planned_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_then_replace(path: Path, document: dict[str, Any]) -> bool:
+        if path.name == "window-00001.json":
+            replace_input(folder)
+        return write_new_json(path, document)
+
+    monkeypatch.setattr("bulkrun.job.plan.planner.write_new_json", write_then_replace)
+    with pytest.raises(ResumeError, match=r"rows\.jsonl changed since the run began"):
+        planned(folder, "run.window_rows=2")
+    assert sorted(path.name for path in (folder / "out/.bulkrun/plan").glob("w*")) == [
+        "window-00000.json",
+        "window-00001.json",
+    ]
+    assert submit("run.window_rows=2").exit_code == 4
+    assert submit("run.window_rows=2", flags=("--fresh",)).exit_code == 0
+
+
+def test_the_rows_of_a_query_stay_when_the_input_changes_after_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_then_replace(path: Path, document: dict[str, Any]) -> bool:
+        replace_input(folder)
+        return write_new_json(path, document)
+
+    monkeypatch.setattr("bulkrun.job.plan.planner.write_new_json", write_then_replace)
+    planned(folder, "run.window_rows=2", "input.sql=SELECT * FROM input")
+
+
+def test_an_input_that_changes_while_a_query_reads_it_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_then_replace(*args: Any, **options: Any) -> Dataset:
+        dataset = open_input(*args, **options)
+        replace_input(folder)
+        return dataset
+
+    monkeypatch.setattr("bulkrun.launch.prepare.open_input", open_then_replace)
+    with pytest.raises(ResumeError, match=r"rows\.jsonl changed since the run began"):
+        planned(folder, "input.sql=SELECT * FROM input")
+
+
+def test_columns_that_come_too_late_for_the_output_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"name": f"f{i}", "source": "pass"} | ({"note": "n"} if i > 20_000 else {}) for i in range(20_003)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = "column 'note' is not in the output: it first comes after the sample"
+    done = submit()
+    assert done.exit_code == 0 and told in done.stderr and "2 times" in done.stderr
+    shown = CliRunner().invoke(main, ["plan", "job.yaml"], catch_exceptions=False)
+    assert told in shown.stderr
 
 
 def test_a_torn_parquet_file_is_named_before_anything_runs(folder: Path) -> None:

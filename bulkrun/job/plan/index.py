@@ -24,7 +24,8 @@ class WindowIndex:
     """One entry per row of the window.
 
     `lengths`: prompt tokens, 0 for a row with an error. `outputs`: expected output tokens of all samples. `nbytes`:
-    bytes of the row in a shard. `identity` [rows, 2]: rows with equal entries may be answered by one generation.
+    bytes of the row in a shard and its results. `identity` [rows, 2]: rows with equal entries may be answered by one
+    generation.
     `prefixes` [rows, levels + 1]: hash of the first 2**level blocks; the whole prompt's hash where it is shorter, and
     in the last column.
     """

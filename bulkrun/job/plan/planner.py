@@ -26,11 +26,13 @@ from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
+from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
 from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
+from bulkrun.job.plan.sizes import RowSizes
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement, Window
 from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
@@ -60,8 +62,14 @@ def _ignore(rows: int) -> None:
     """The progress callback of a caller that shows none."""
 
 
+def _trust() -> None:
+    """The check of an input that nobody can change."""
+
+
 class PlanInput:
     """What planning needs of the input, ready to stream: the same for a real plan and a dry one.
+
+    `dataset` has the columns alone that prompts, results, ids and priorities are made of.
 
     Raises JobFileError or InputError for what is wrong before the first row (unknown columns, templates).
     """
@@ -79,15 +87,18 @@ class PlanInput:
         spec = detected_job(spec, dataset.schema.names)
         check_id_column(spec.input.id, dataset.schema)
         self.spec = spec
-        self.dataset = dataset
         self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec))
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)
+        # A value of a column that nobody reads is nobody's error.
+        used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}
+        self.dataset = dataset.select([name for name in dataset.schema.names if name in used])
+        self._stream = InputStream(self.dataset, all_columns=spec.input.columns is None)
         fitter = fitter_of(spec, max_model_len, self._prompts.frame())
         self._maker = RowMaker(
             self.passthrough,
             fitter,
             max_model_len,
-            spec.sampling.generations,
+            RowSizes.of(spec.sampling),
             spec.input.id,
             Priorities(spec.input.priority, dataset.schema.names),
             needs_ids=spec.run.incremental,
@@ -104,12 +115,13 @@ class PlanInput:
     def read_window(self, at: PlanPoint, keep: Callable[[pa.RecordBatch], None]) -> tuple[Window, Position]:
         """Read the window that begins at `at`; where the next one begins. Raises Interrupted when told to stop."""
         window, position = Window(at.row, self._maker, self._partitions, keep), at.position
-        for batch, prompts in self._prompts.stream(self.dataset.batches(at.position, self.rows_wanted(at))):
+        for batch, prompts in self._prompts.stream(self._stream.take(at.position, self.rows_wanted(at))):
             if self._should_stop():
                 raise Interrupted("planning was stopped; run the same command again and it goes on")
             window.add(batch, prompts)
             position = batch.next
             self._progress(at.row + window.rows)
+        window.note_undeclared(self._stream.take_undeclared())
         return window, position
 
     def arrange(self, window: Window) -> Arrangement:
@@ -123,7 +135,8 @@ class Planner:
     """Plans one run into `run.plan`.
 
     `max_model_len` is in tokens. `progress` is called with the number of rows planned so far; `should_stop` is asked
-    between batches.
+    between batches; `check_input` raises when the files changed: asked after each window is read, before any of it is
+    published.
     """
 
     def __init__(
@@ -136,15 +149,17 @@ class Planner:
         *,
         progress: Callable[[int], None] = _ignore,
         should_stop: Callable[[], bool] = lambda: False,
+        check_input: Callable[[], None] = _trust,
     ) -> None:
         self._run = run
+        self._check_input = check_input
         self._input = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
 
     def plan(self) -> PlanReport:
         """Plan what is not planned yet; the report over the whole plan.
 
         Raises Interrupted when told to stop, InputError when the input breaks or ids repeat that must not, RunError
-        when the run directory cannot be written or holds the shards of another plan.
+        when the run directory cannot be written or holds the shards of another plan, and what `check_input` raises.
         """
         if (complete := read_json(self._run.plan_complete)) is not None:
             return PlanReport.from_json(complete)
@@ -171,6 +186,7 @@ class Planner:
             return None
         with Spool(folder, shard_schema(self._input.passthrough)) as spool:
             window, position = self._input.read_window(at, spool.append)
+            self._check_input()
             if not window.rows:
                 return None
             arrangement = self._input.arrange(window)
@@ -200,8 +216,7 @@ class Planner:
             )
 
     def _report(self, markers: list[dict[str, Any]]) -> PlanReport:
-        counters = [Counters(**{name: marker[name] for name in Counters.__dataclass_fields__}) for marker in markers]
-        total = Counters.total(counters)
+        total = Counters.total([Counters.of(marker) for marker in markers])
         samples = total.rows * self._input.spec.sampling.n
         return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers), self._input.prompt)
 

@@ -6,7 +6,7 @@ Pure data; drawing it is the command line's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy.typing as npt
 # Upper borders (exclusive) of the token histogram: two buckets per octave; the last bucket is open.
 HISTOGRAM_BORDERS = tuple(border for octave in range(2, 21) for border in (2**octave, 3 * 2 ** (octave - 1)))
 
+_SHOWN_COLUMNS = 5
+
 
 @dataclass
 class Counters:
@@ -23,6 +25,7 @@ class Counters:
 
     `prompt_tokens` counts every row, `unique_prompt_tokens` identical prompts once, and `shared_prefix_tokens` is how
     many of those a prefix cache saves at least. `expected_output_tokens` takes `max_tokens` for every generation.
+    `undeclared_columns`: keys that first come after the sample of the input -> how often; their values are dropped.
     """
 
     rows: int = 0
@@ -37,7 +40,13 @@ class Counters:
     truncated: int = 0
     empty: int = 0
     errors: dict[str, int] = field(default_factory=dict)
+    undeclared_columns: dict[str, int] = field(default_factory=dict)
     token_histogram: list[int] = field(default_factory=lambda: [0] * (len(HISTOGRAM_BORDERS) + 1))
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Counters:
+        """The counters in a document; one of an earlier version may lack some."""
+        return cls(**{name: document[name] for name in cls.__dataclass_fields__ if name in document})
 
     def add_errors(self, codes: Sequence[str]) -> None:
         """Count error rows by code."""
@@ -82,9 +91,8 @@ class PlanReport:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> PlanReport:
         """The report that `to_json` wrote."""
-        counters = Counters(**{name: document[name] for name in Counters.__dataclass_fields__})
         totals = {name: document[name] for name in ("windows", "samples", "duplicate_ids")}
-        return cls(counters, **totals, prompt=document.get("prompt", ""))
+        return cls(Counters.of(document), **totals, prompt=document.get("prompt", ""))
 
     def histogram(self) -> list[tuple[int, int | None, int]]:
         """(from, to exclusive or None, prompts) of the histogram from its first to its last bucket in use."""
@@ -92,6 +100,17 @@ class PlanReport:
         used = [bucket for bucket, count in enumerate(counts) if count]
         lows, highs = (1, *HISTOGRAM_BORDERS), (*HISTOGRAM_BORDERS, None)
         return [(lows[b], highs[b], counts[b]) for b in range(min(used), max(used) + 1)] if used else []
+
+
+def undeclared_lines(columns: Mapping[str, int]) -> list[str]:
+    """What a user should know of keys that came too late, a line each for the first of them."""
+    lines = [
+        f"column {name!r} is not in the output: it first comes after the sample of lines that declares the columns, "
+        f"{times:,} times; put a line that has it at the start of an input file"
+        for name, times in list(columns.items())[:_SHOWN_COLUMNS]
+    ]
+    more = len(columns) - len(lines)
+    return [*lines, f"and so with {more:,} more columns"] if more else lines
 
 
 def _added(name: str, total: Any, value: Any) -> Any:

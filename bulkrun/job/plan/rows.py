@@ -22,12 +22,11 @@ from bulkrun.errors import InputError, JobFileError
 from bulkrun.job.plan.index import I64, U64
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.shard_file import shard_schema
+from bulkrun.job.plan.sizes import RowSizes
 from bulkrun.job.prompts.builder import Prompt
 from bulkrun.job.prompts.fit import PromptFitter
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
-
-_FIXED_ROW_BYTES = 64  # row, order, offsets and validity of the columns that every shard has
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class PlannedRows:
 
 
 class RowMaker:
-    """Makes the shard rows of one job: `num_samples` generations each, `id_column` names rows (None: their number).
+    """Makes the shard rows of one job: `sizes` measures them, `id_column` names them (None: their number).
 
     With `needs_ids` a row whose id is null is an error row.
     """
@@ -61,7 +60,7 @@ class RowMaker:
         passthrough: pa.Schema,
         fitter: PromptFitter,
         max_model_len: int,
-        num_samples: int,
+        sizes: RowSizes,
         id_column: str | None,
         priorities: Priorities,
         needs_ids: bool = False,
@@ -70,7 +69,7 @@ class RowMaker:
         self._passthrough = passthrough
         self._fitter = fitter
         self._max_model_len = max_model_len
-        self._num_samples = num_samples
+        self._sizes = sizes
         self._id_column = id_column
         self._priorities = priorities
         self._needs_ids = needs_ids
@@ -85,6 +84,7 @@ class RowMaker:
         fitted = [p if isinstance(p, RowError) else ranked.errors.get(row, p) for row, p in enumerate(fitted)]
         tokens, lengths = _flat([prompt.token_ids if isinstance(prompt, Prompt) else [] for prompt in fitted])
         payload = _struct(batch.rows, self._passthrough)
+        outputs = np.array([self._expected_output(prompt) for prompt in fitted], np.int64)
         pairs = list(zip(prompts, fitted, strict=True))
         return PlannedRows(
             table=self._table(
@@ -92,8 +92,8 @@ class RowMaker:
             ),
             tokens=tokens,
             lengths=lengths,
-            outputs=np.array([self._expected_output(prompt) for prompt in fitted], np.int64),
-            nbytes=_row_bytes(payload) + 4 * lengths + _FIXED_ROW_BYTES,
+            outputs=outputs,
+            nbytes=self._sizes.of_rows(payload, lengths, outputs),
             variants=np.array([_variant(prompt) for prompt in fitted], np.uint64),
             mergeable=np.array([isinstance(prompt, Prompt) and prompt.sampling.greedy for prompt in fitted], np.bool_),
             error_codes=[prompt.code for prompt in fitted if isinstance(prompt, RowError)],
@@ -111,7 +111,7 @@ class RowMaker:
         if isinstance(prompt, RowError):
             return 0
         room = self._max_model_len - len(prompt.token_ids)
-        return self._num_samples * min(prompt.sampling.max_tokens, room)
+        return self._sizes.generations * min(prompt.sampling.max_tokens, room)
 
     def _table(
         self,
@@ -204,29 +204,3 @@ def _text_hash(text: str) -> int:
 def _variant(prompt: Prompt | RowError) -> int:
     """A number for the row's own sampling values: 0 when it has none."""
     return _text_hash(prompt.sampling.overrides) if isinstance(prompt, Prompt) and prompt.sampling.overrides else 0
-
-
-def _row_bytes(array: pa.Array) -> I64:
-    """Bytes that each entry takes in Arrow's memory, about: strings and lists by their own length."""
-    kind = array.type
-    if pa.types.is_struct(kind):
-        return sum((_row_bytes(child) for child in array.flatten()), np.ones(len(array), np.int64))
-    if (
-        pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_large_binary(kind)
-    ):
-        return _filled(pc.binary_length(array)) + 8
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = _filled(pc.list_value_length(array))
-        until: I64 = np.concatenate([[0], np.cumsum(_row_bytes(array.flatten()))])
-        ends = np.cumsum(lengths)
-        sizes: I64 = until[ends] - until[ends - lengths] + 8
-        return sizes
-    return np.full(len(array), -(-array.nbytes // max(1, len(array))), np.int64)
-
-
-def _filled(lengths: pa.Array) -> I64:
-    filled: I64 = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return filled

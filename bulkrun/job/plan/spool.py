@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -32,9 +33,10 @@ class Spool:
         self._folder = folder
         self._schema = schema
         self._chunk: list[pa.RecordBatch] = []
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
         options = pa.ipc.IpcWriteOptions(compression="lz4")
-        self._writer = pa.ipc.new_file(self._file, schema, options=options)
+        with self._writing():
+            self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
+            self._writer = pa.ipc.new_file(self._file, schema, options=options)
 
     def __enter__(self) -> Spool:
         return self
@@ -42,8 +44,14 @@ class Spool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._writer.close()
-        self._file.close()
+        # Closing writes what is buffered: on a full disk it fails again, and must not hide what came of the first time.
+        with suppress(OSError):
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return disk_errors("writing the rows to plan", self._folder)
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows, in input order, with the columns of `schema`."""
@@ -55,25 +63,31 @@ class Spool:
     def shards(self, shard_of_row: I64, num_shards: int) -> Iterator[tuple[int, pa.Table]]:
         """Each shard's number (from 0) and its rows in input order; `shard_of_row` is per row of the window."""
         self._flush()
-        self._writer.close()
+        with self._writing():
+            self._writer.close()
+            self._file.flush()
         for start in range(0, num_shards, MAX_OPEN_SHARDS):
             yield from self._deal(shard_of_row, start, min(start + MAX_OPEN_SHARDS, num_shards))
 
     def _flush(self) -> None:
         if self._chunk:
-            with disk_errors("writing the rows to plan", self._folder):
+            with self._writing():
                 self._writer.write_table(pa.Table.from_batches(self._chunk).combine_chunks())
             self._chunk = []
 
     def _deal(self, shard_of_row: I64, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
         """One pass over the spool for the shards from `start` to `stop`."""
-        piles = [_Pile(self._folder, self._schema) for _ in range(start, stop)]
+        piles = list[_Pile]()
         try:
+            with self._writing():
+                piles += [_Pile(self._folder, self._schema) for _ in range(start, stop)]
             for rows, shard, batch in self._rows_by_shard(shard_of_row, start, stop):
-                with disk_errors("writing the rows to plan", self._folder):
+                with self._writing():
                     piles[shard - start].append(batch.slice(rows.start, len(rows)))
             for shard, pile in enumerate(piles, start):
-                yield shard, pile.read()
+                with self._writing():
+                    table = pile.read()
+                yield shard, table
         finally:
             for pile in piles:
                 pile.close()
@@ -111,5 +125,8 @@ class _Pile:
             return reader.read_all().combine_chunks()
 
     def close(self) -> None:
-        self._writer.close()
-        self._file.close()
+        """Give it up: what is read was read."""
+        with suppress(OSError):
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()

@@ -71,6 +71,10 @@ class Window:
         self._keep(rows.table)
         self.rows += len(prompts)
 
+    def note_undeclared(self, columns: dict[str, int]) -> None:
+        """Keys that the sample of the input did not show -> how often they come in this window."""
+        self._counters.undeclared_columns = columns
+
     def _placed(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> Sequence[Prompt | RowError]:
         """Note each row's folder; rows that cannot have the one they ask for become error rows."""
         placed = self._partitions.of(batch.rows)

@@ -58,11 +58,14 @@ def fsync_dir(path: Path) -> None:
 
 
 def make_dirs(path: Path, mode: int = 0o777) -> None:
-    """Create a directory and its missing parents, durably; `mode` is that of the last one."""
+    """Create a directory and its missing parents, durably; `mode` is that of the last one.
+
+    Where a link leads nowhere, the directory is made that it names.
+    """
     if path.is_dir():
         return
     with disk_errors("creating the directory", path):
-        _make_dirs(path, mode)
+        _make_dirs(path.resolve(), mode)
 
 
 def _make_dirs(path: Path, mode: int) -> None:

@@ -238,17 +238,18 @@ def _short(value: Any) -> str:
 def move_aside(run: RunDir) -> Path | None:
     """Rename the whole directory of a run to a dated sibling; None when there is no run.
 
-    Raises RunError when a worker is alive in it.
+    A link to it stays: the new run goes where the old one was. Raises RunError when a worker is alive in it.
     """
     if not run.state.is_dir():
         return None
     refuse_live_workers(run)
     stamp = datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    aside = run.root.with_name(f"{run.root.name}.{stamp}.{secrets.token_hex(2)}")
-    with disk_errors("moving the old results aside", run.root):
-        run.root.rename(aside)
+    root = run.root.resolve()
+    aside = root.with_name(f"{root.name}.{stamp}.{secrets.token_hex(2)}")
+    with disk_errors("moving the old results aside", root):
+        root.rename(aside)
         fsync_dir(aside.parent)
-    log_event(RunDir(aside), "-", "moved_aside", moved_from=run.root.name)
+    log_event(RunDir(aside), "-", "moved_aside", moved_from=root.name)
     return aside
 
 

@@ -74,11 +74,12 @@ def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema) -> None:
 
 
 def _fits(new: pa.Field, old: pa.Field) -> bool:
-    """Whether values of the new type go into a column of the old one as they are."""
+    """Whether values of the new type go into a column of the old one, but for single ones (`fitting`)."""
     if new.type == old.type:
         return True
     try:
         united = pa.unify_schemas([pa.schema([old]), pa.schema([new])], promote_options="permissive")
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        pa.nulls(0, new.type).cast(old.type)
+    except (pa.ArrowTypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     return bool(united.field(0).type == old.type)

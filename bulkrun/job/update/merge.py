@@ -27,11 +27,13 @@ from bulkrun.job.store.durable import publish_new, remove_tree, replace_json, sw
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document
+from bulkrun.job.update.fitting import fit_table
 from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
 I64 = npt.NDArray[np.int64]
+_COPIED_BYTES = 2**30
 
 
 def merge(run: RunDir) -> RunTotals:
@@ -122,10 +124,10 @@ class _Merge:
 
     def _staged_table(self, shard: int, targets: Targets, schema: pa.Schema) -> pa.Table:
         """A staged part with the columns of the results, its rows numbered as in the results."""
-        table = pa.concat_tables(read_part_columns(self.run.staged.part(shard)))
+        table = fit_table(pa.concat_tables(read_part_columns(self.run.staged.part(shard))), schema)
         picks = table["row"]
         given = {"row": targets.rows.take(picks), ROW_KEY: targets.keys.take(picks)}
-        columns = [given[field.name] if field.name in given else table[field.name].cast(field.type) for field in schema]
+        columns = [given.get(name, table[name]) for name in schema.names]
         return pa.Table.from_arrays(columns, schema=schema).combine_chunks()
 
     def _publish_new_rows(self, shard: int, staged: pa.Table) -> None:
@@ -217,7 +219,15 @@ def _replaced(old: pa.Table, fresh: pa.Table, keep_success: npt.NDArray[np.bool_
             take[at] = old.num_rows + index
     gone = set(dropped)
     take = [source for source, (row, _) in zip(take, _keys(old), strict=True) if row not in gone]
-    return pa.concat_tables([old, fresh]).combine_chunks().take(pa.array(take, pa.int64()))
+    return _taken(pa.concat_tables([old, fresh]), np.array(take, np.int64))
+
+
+def _taken(table: pa.Table, places: I64) -> pa.Table:
+    """The rows at these places; large ones by reference, as a part with many samples may exceed what an array holds."""
+    if table.nbytes <= _COPIED_BYTES:
+        return table.combine_chunks().take(pa.array(places))
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    return pa.concat_tables([table.slice(run[0], len(run)) for run in runs if len(run)] or [table.slice(0, 0)])
 
 
 def _keys(table: pa.Table) -> Iterator[tuple[int, int]]:

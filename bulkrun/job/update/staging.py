@@ -67,12 +67,18 @@ def open_staging(run: RunDir, record: RunRecord) -> RunDir:
     return run.staged
 
 
-def close_staging(run: RunDir, update: Update, write_input: Callable[[Path], None]) -> None:
-    """Write the staged run's input and then what it is for: from here on it is continued, not begun again."""
+def close_staging(
+    run: RunDir, update: Update, write_input: Callable[[Path], None], check_input: Callable[[], None]
+) -> None:
+    """Write the staged run's input and then what it is for: from here on it is continued, not begun again.
+
+    Its rows are picked by place, so `check_input` raises when the files changed since they were compared.
+    """
     staged = run.staged
     tmp = temporary(staged.subset)
     write_input(tmp)
     swap_in(tmp, staged.subset)
+    check_input()
     replace_json(staged.state / _UPDATE, asdict(update))
 
 

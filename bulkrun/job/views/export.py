@@ -150,7 +150,7 @@ def _write_lines(
     rows: _Rows, record: RunRecord, options: ExportOptions, streams: dict[Path, IO[bytes]], report: ExportReport
 ) -> None:
     created = int(datetime.fromisoformat(record.created).timestamp())
-    maker = LineMaker(record.run_id, record.job["model"], created, rows.id_column)
+    maker = LineMaker(record.run_id, record.job["model"], created, rows.id_column, record.job["sampling"])
 
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():

@@ -25,10 +25,15 @@ class BatchLines(NamedTuple):
 
 
 class LineMaker:
-    """Makes the lines of one run. `id_column` names requests (None: the row's number), `created` is in Unix seconds."""
+    """Makes the lines of one run. `id_column` names requests (None: the row's number), `created` is in Unix seconds.
 
-    def __init__(self, run_id: str, model: str, created: int, id_column: str | None) -> None:
+    `sampling` is that of the job: it says which of `reasoning` and `logprobs` the model made; else the input did.
+    """
+
+    def __init__(self, run_id: str, model: str, created: int, id_column: str | None, sampling: Row) -> None:
         self._run_id, self._model, self._created, self._id_column = run_id, model, created, id_column
+        made_by = {"reasoning": "thinking", "logprobs": "logprobs"}
+        self._foreign = {name for name, key in made_by.items() if sampling.get(key) is None}
 
     def lines(self, rows: Iterable[Row]) -> Iterator[BatchLines]:
         """The lines of all requests; `rows` are output rows in input order, samples of one request together."""
@@ -42,10 +47,12 @@ class LineMaker:
         return None if value is None else str(value)
 
     def _request(self, samples: Sequence[Row]) -> BatchLines:
+        custom_id = self._custom_id(samples[0])
+        samples = [{name: row[name] for name in row if name not in self._foreign} for row in samples]
         good = [row for row in samples if row["error_code"] is None]
         failed = [row for row in samples if row["error_code"] is not None]
         digest = blake2b(f"{self._run_id}|{samples[0]['row']}".encode(), digest_size=12).hexdigest()
-        head = {"id": f"batch_req_{digest}", "custom_id": self._custom_id(samples[0])}
+        head = {"id": f"batch_req_{digest}", "custom_id": custom_id}
         output = {**head, **_success(digest, self._completion(digest, good))} if good else None
         return BatchLines(output, {**head, **_failure(digest, failed, len(samples))} if failed else None)
 

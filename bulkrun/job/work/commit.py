@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.partitions import folder_values
@@ -28,6 +29,8 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, check_not_replaced
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
+
+_COPIED_BYTES = 64 * 2**20  # of a column's values, repeated for the samples
 
 
 @dataclass(frozen=True)
@@ -139,13 +142,21 @@ def build_table(
         "error_message": [record.error_message for record in records],
         **{field.name: [record.extra.get(field.name) for record in records] for field in extra},
     }
-    repeat = pa.array([index for index in range(rows.num_rows) for _ in range(samples)], pa.int64())
-    passthrough = rows["passthrough"].combine_chunks().take(repeat)
+    passthrough = rows["passthrough"].combine_chunks()
     fields = list(rows.schema.field("passthrough").type)
     schema = output_schema(pa.schema(fields), extra)
-    columns = passthrough.flatten() if fields else []
+    columns = [_repeated(column, samples) for column in passthrough.flatten()] if fields else []
     columns += [pa.array(results[name], schema.field(name).type) for name in schema.names[len(fields) :]]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _repeated(column: pa.Array, samples: int) -> pa.Array | pa.ChunkedArray:
+    """Each value `samples` times. Large ones by reference: copies may be more than memory, or than an array, holds."""
+    if samples == 1:
+        return column
+    if samples * column.nbytes <= _COPIED_BYTES:
+        return column.take(pa.array(np.repeat(np.arange(len(column)), samples)))
+    return pa.chunked_array([column.slice(row, 1) for row in range(len(column)) for _ in range(samples)], column.type)
 
 
 def _publish(run: RunDir, planned: ShardInfo, identity: RunIdentity, table: pa.Table, cost: Spent) -> None:

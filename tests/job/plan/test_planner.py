@@ -7,6 +7,8 @@ import random
 import socket
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data.files import InputFile, open_stream
 from bulkrun.data.reader import open_input
-from bulkrun.errors import InputError, Interrupted, JobFileError, RunError
-from bulkrun.job.plan.planner import dry_plan
-from bulkrun.job.plan.report import PlanReport
+from bulkrun.errors import InputError, Interrupted, JobFileError, ResumeError, RunError
+from bulkrun.job.plan.planner import Planner, dry_plan
+from bulkrun.job.plan.report import PlanReport, undeclared_lines
 from bulkrun.job.store.run_dir import RunDir
 from tests.job.plan.planning import (
     BOS,
@@ -371,3 +374,105 @@ def test_a_row_larger_than_a_shard_may_be_is_a_shard_of_its_own(
     shards = [[row["passthrough"]["blob"] for row in rows] for _, rows in read_shards(tmp_path / "run")]
     assert all(sum(map(len, blobs)) <= 50_000 or len(blobs) == 1 for blobs in shards)
     assert sum(map(len, shards)) == 400
+
+
+@pytest.mark.parametrize("left", [3, 0])
+def test_nothing_of_a_window_is_published_when_the_input_changed_while_it_was_read(tmp_path: Path, left: int) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"row {row}"} for row in range(9)])
+    looks: list[int] = []
+
+    def check_input() -> None:
+        looks.append(len(list(RunDir(tmp_path / "run").plan.glob("shard-*"))))
+        if len(looks) == 3:
+            raise ResumeError("the input changed")
+        if len(looks) == 2:
+            write_jsonl(path, [{"text": "other"}] * (6 + left))
+
+    with pytest.raises(ResumeError):
+        make_plan(tmp_path / "run", job(path, run={"window_rows": 3}), check_input=check_input)
+    assert looks == [0, 1, 2] and len(plan_bytes(tmp_path / "run")) == 4, "two shards and two markers"
+
+
+def test_a_column_that_nobody_reads_fails_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.data.jsonl.SAMPLE_LINES", 16)
+    rows = [{"text": f"t{row}", "key": row, "rank": 1, "own": 5, "odd": 1 if row < 16 else 0.5} for row in range(20)]
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
+    given = {"path": str(path), "columns": [], "id": "key", "priority": "rank"}
+    spec = job(path, input=given, sampling={"per_row": {"max_tokens": "own"}})
+    assert make_plan(tmp_path / "run", spec).counters.errors == {}
+    planned = read_rows(tmp_path / "run")
+    assert [row["row_id"] for row in planned] == [str(row) for row in range(20)]
+    assert {(row["priority"], row["overrides"]) for row in planned} == {(1, '{"max_tokens":5}')}
+    for template, errors in (("constant", 0), ("{{ odd }}", 4), ("{{ row.text }}", 4)):
+        whole = job(path, input=given, prompt={"template": template})
+        assert make_plan(tmp_path / template[:5], whole).counters.errors.get("bad_input", 0) == errors
+
+
+def late_columns(count: int) -> list[dict[str, Any]]:
+    """Rows with keys that come after the first 16."""
+    late = ({"note": "n", "deep": {"a": 1, "b": 2}} if row % 3 == 0 and row > 16 else {} for row in range(count))
+    return [{"text": f"t{row}", "deep": {"a": 1}, **more} for row, more in enumerate(late)]
+
+
+@pytest.mark.parametrize("window_rows", [7, 1000])
+def test_columns_that_come_after_the_sample_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_rows: int
+) -> None:
+    monkeypatch.setattr("bulkrun.data.jsonl.SAMPLE_LINES", 16)
+    path = write_jsonl(tmp_path / "in.jsonl", late_columns(60))
+    spec = job(path, run={"window_rows": window_rows})
+    report = make_plan(tmp_path / "run", spec)
+    assert report.counters.undeclared_columns == {"deep.b": 14, "note": 14}
+    assert json.loads(RunDir(tmp_path / "run").plan_complete.read_text())["undeclared_columns"]["note"] == 14
+    with open_input(str(path)) as dataset:
+        assert dry_plan(spec, dataset, CharacterCodec(), 10_000) == report
+    chosen = job(path, input={"path": str(path), "columns": ["deep"]})
+    assert make_plan(tmp_path / "chosen", chosen).counters.undeclared_columns == {"deep.b": 14}
+
+
+def test_what_is_said_of_late_columns_names_them_and_is_bounded() -> None:
+    lines = undeclared_lines({f"c{number}": 1000 + number for number in range(9)})
+    assert "column 'c0' is not in the output" in lines[0] and "1,000 times" in lines[0]
+    assert len(lines) == 6 and lines[-1] == "and so with 4 more columns" and undeclared_lines({}) == []
+
+
+def test_markers_of_an_earlier_version_are_continued(table: Path, tmp_path: Path) -> None:
+    spec = job(table, run={"window_rows": 1000})
+    report = make_plan(tmp_path / "run", spec)
+    plan = RunDir(tmp_path / "run").plan
+    for name in ("complete.json", "window-00002.json", "window-00001.json"):
+        (plan / name).unlink()
+    marker = json.loads((plan / "window-00000.json").read_text())
+    del marker["undeclared_columns"]
+    (plan / "window-00000.json").write_text(json.dumps(marker))
+    assert make_plan(tmp_path / "run", spec) == report
+
+
+def test_all_windows_together_open_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"{name} {row}"} for row in range(50)]) for name in "ab"]
+    opened: list[Path] = []
+
+    @contextmanager
+    def counted(file: InputFile) -> Iterator[Any]:
+        opened.append(Path(str(file.path)))
+        with open_stream(file) as stream:
+            yield stream
+
+    with open_input(list(map(str, paths))) as dataset:
+        monkeypatch.setattr("bulkrun.data.jsonl.open_stream", counted)
+        spec = job(tmp_path / "*.jsonl", run={"window_rows": 7})
+        Planner(RunDir(tmp_path / "run"), spec, dataset, CharacterCodec(), 10_000).plan()
+    assert opened == paths
+
+
+def test_a_plan_of_text_files_that_was_stopped_and_continued_equals_an_unbroken_one(tmp_path: Path) -> None:
+    rows = [{"text": f"t{row % 90}", "tags": ["x"] * (row % 4), "pay": "p" * (row % 50)} for row in range(4000)]
+    path = write_jsonl(tmp_path / "in.jsonl", [row if number % 7 else {"text": 5} for number, row in enumerate(rows)])
+    spec = job(path, run={"window_rows": 900})
+    unbroken = make_plan(tmp_path / "unbroken", spec)
+    for _ in range(9):
+        allowed = iter([False, True])
+        with suppress(Interrupted):
+            make_plan(tmp_path / "run", spec, should_stop=lambda steps=allowed: next(steps, True))
+    assert make_plan(tmp_path / "run", spec) == unbroken
+    assert plan_bytes(tmp_path / "run") == plan_bytes(tmp_path / "unbroken")

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import errno
+import random
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +59,30 @@ def test_a_full_disk_is_a_run_error_that_says_what_to_do(tmp_path: Path, monkeyp
         spool.append(batch(range(10)))
         with pytest.raises(RunError, match="free some space"):
             next(spool.shards(np.zeros(10, np.int64), 1))
+
+
+def test_a_disk_that_fills_while_rows_are_buffered_is_said_once_and_well(tmp_path: Path) -> None:
+    """Every file is limited, so a close fails as the write before it did."""
+    text = "".join(random.Random(1).choices("abcdefgh", k=50_000))
+    rows = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([{"text": text}], SCHEMA.field(1).type)], schema=SCHEMA)
+    for limit in range(0, 80_000, 2000):
+        with (
+            file_size_limit(limit),
+            pytest.raises(RunError, match=r"to plan failed|fitted"),
+            Spool(tmp_path, SCHEMA) as s,
+        ):
+            s.append(rows)
+            next(s.shards(np.zeros(1, np.int64), 1))
+            raise RunError("it fitted")
+
+
+@contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    """Writes beyond it fail with EFBIG."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -145,6 +145,20 @@ def test_fresh_keeps_the_old_results_beside_the_new(tmp_path: Path) -> None:
     assert results(aside) == before and results(out) == []
 
 
+def test_fresh_follows_a_link_to_another_disk(tmp_path: Path) -> None:
+    disk, out = tmp_path / "disk/results", tmp_path / "out"
+    disk.mkdir(parents=True)
+    out.symlink_to(disk)
+    start(out, make_rows(9), job(out))
+    before = results(out)
+    open_run(RunDir(out), wanted(out, {"sampling.temperature": 0.5}), fresh=True)
+    (aside,) = [path for path in disk.parent.iterdir() if path.name.startswith("results.")]
+    assert out.is_symlink() and disk.is_dir() and results(aside) == before and results(out) == []
+    assert move_aside(RunDir(out)) is not None and not disk.exists()
+    open_run(RunDir(out), wanted(out))
+    assert disk.is_dir(), "a kill between the two renames leaves a link that leads nowhere"
+
+
 def test_a_worker_that_was_away_does_not_write_into_the_run_that_replaced_its_own(tmp_path: Path) -> None:
     """It is frozen, taken for dead, the run is started anew with --fresh, and then it wakes up."""
     out, rows = tmp_path / "out", make_rows(60, error_every=0, duplicate_every=0)

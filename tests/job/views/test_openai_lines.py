@@ -29,8 +29,11 @@ def row(number: int = 0, sample: int = 0, response: str | None = "Hi", code: str
     }
 
 
-def lines(*rows: Any, id_column: str | None = "custom_id") -> list[BatchLines]:
-    return list(LineMaker("run", "model", 1_700_000_000, id_column).lines(rows))
+BOTH = {"thinking": {}, "logprobs": 1}
+
+
+def lines(*rows: Any, id_column: str | None = "custom_id", sampling: dict[str, Any] = BOTH) -> list[BatchLines]:
+    return list(LineMaker("run", "model", 1_700_000_000, id_column, sampling).lines(rows))
 
 
 def test_a_chat_body_is_the_official_chat_completion() -> None:
@@ -111,3 +114,12 @@ def test_a_line_that_could_not_be_read_has_no_custom_id_and_a_run_without_ids_ha
     torn = row(7, response=None, code="bad_input", custom_id=None)
     assert [each.error["custom_id"] for each in lines(torn) if each.error] == [None]
     assert [each.error["custom_id"] for each in lines(torn, id_column=None) if each.error] == ["7"]
+
+
+@pytest.mark.parametrize("id_column", ["custom_id", "logprobs"])
+def test_columns_of_the_input_are_not_taken_for_the_models(id_column: str) -> None:
+    given = row(logprobs=0.5, reasoning="the input's")
+    [(output, _)] = lines(given, id_column=id_column, sampling={"thinking": None, "logprobs": None})
+    assert output is not None and output["custom_id"] == str(given[id_column])
+    [choice] = output["response"]["body"]["choices"]
+    assert choice["logprobs"] is None and "reasoning_content" not in choice["message"]

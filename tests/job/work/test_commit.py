@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,7 +16,7 @@ from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
-from bulkrun.job.work.commit import RunIdentity, commit_shard
+from bulkrun.job.work.commit import RunIdentity, build_table, commit_shard
 from bulkrun.job.work.finish import finish_run, read_totals
 from tests.job.small_runs import PASSTHROUGH, Row, enter, job, results, write_plan
 
@@ -137,3 +138,24 @@ def test_rivals_finish_with_one_success_file(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(finished) == 6 and len(set(finished)) == 1
+
+
+def test_large_values_are_repeated_for_the_samples_without_being_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = []
+    for name, limit in (("copied", 2**20), ("referred", 0)):
+        monkeypatch.setattr("bulkrun.job.work.commit._COPIED_BYTES", limit)
+        run, _, identity = opened(tmp_path / name, n=3)
+        journal_rows(run, 0, "a", list(range(5)), samples=3)
+        commit_shard(run, 0, identity)
+        tables.append(pq.read_table(run.part(0)))
+    assert tables[0].equals(tables[1])
+    assert tables[0]["doc"].to_pylist() == [f"text {row}" for row in range(5) for _ in range(3)]
+
+
+def test_samples_of_more_text_than_one_array_holds_make_a_table() -> None:
+    nested = pa.StructArray.from_arrays([pa.array(["x" * 2**20] * 50)], fields=[pa.field("doc", pa.string())])
+    rows = pa.table({"row": range(50), "passthrough": nested})
+    outcomes = [(row, sample, JournalRecord((row,), sample)) for row in range(50) for sample in range(60)]
+    assert build_table(rows, outcomes, samples=60)["doc"].nbytes > 2**31
