@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.data.duck import locked_connection, quoted
+from bulkrun.data.duck import locked_connection, no_glob, quoted
 from bulkrun.data.parts import read_part_columns
 from bulkrun.data.subset import PICK_SCHEMA
 from bulkrun.errors import InputError
@@ -153,12 +153,12 @@ class _Batches:
 
 def _load(connection: duckdb.DuckDBPyConnection, today: Path, results: Path) -> None:
     """The tables `today` and `results`, one row for each input row, with `who` it is."""
-    given = f"read_parquet({quoted(str(today))})"
+    given = f"read_parquet({quoted(no_glob(str(today)))})"
     connection.execute(f"CREATE TEMP TABLE today AS SELECT *, {_WHO.format(order='position')} AS who FROM {given}")
     connection.execute(
         "CREATE TEMP TABLE samples AS SELECT row, any_value(id) AS id, any_value(key) AS key, "
         "bool_or(code IS NOT NULL) AS failed, min(code) AS code, list(DISTINCT code) AS codes "
-        f"FROM read_parquet({quoted(str(results))}) GROUP BY row"
+        f"FROM read_parquet({quoted(no_glob(str(results)))}) GROUP BY row"
     )
     connection.execute(f"CREATE TEMP TABLE results AS SELECT *, {_WHO.format(order='row')} AS who FROM samples")
 
