@@ -116,52 +116,18 @@ static float bound_of_kth(const T* row, long size, long k) {
     return maxima[k - 1];
 }
 
-// What the tokens weigh, and those at most so far below the likeliest one.
-struct Mass {
-    static constexpr int LEVELS = 6;
-    static constexpr float DEPTHS[LEVELS] = {1, 2, 4, 6, 9, 13};
-    double total = 0, within[LEVELS] = {};
-
-    // How far below the likeliest token the last ones of the nucleus may lie.
-    float depth_of_nucleus(long size, float top_p) const {
-        for (int level = 0; level < LEVELS; level++)
-            if (within[level] > total * top_p * (1 + 1e-5)) return DEPTHS[level];
-        // all tokens beyond weigh less than 1 - p together
-        return (float)(std::log((double)size / ((1.0 - top_p) * total)) + 1e-3);
-    }
-};
-constexpr float Mass::DEPTHS[];
-
-// Of tokens that are `least` or more above the likeliest one, in the scaled logits.
-template <class T>
-static Mass mass_of(const T* row, long size, float highest, float inverse, float least) {
-    constexpr long RUN = 64 * LANES;  // numbers summed in float
-    Mass mass;
-    for (long first = 0; first < size; first += RUN) {
-        f32x16 part = {}, within[Mass::LEVELS] = {};
-        for (long i = first; i < std::min(first + RUN, size); i += LANES) {
-            const f32x16 x = (numbers(row, i, size) - highest) * inverse;
-            const f32x16 weight = x >= least ? exp2_of<float>(x * LOG2_E) : f32x16{};
-            part += weight;
-            for (int level = 0; level < Mass::LEVELS; level++)
-                within[level] += x >= -Mass::DEPTHS[level] ? weight : f32x16{};
-        }
-        mass.total += sum(part);
-        for (int level = 0; level < Mass::LEVELS; level++) mass.within[level] += sum(within[level]);
-    }
-    return mass;
-}
-
-// Tokens whose logit is at least `bound` and at least `least` when scaled, in order.
+// Tokens whose logit is at least `bound`, of those at least `least` when scaled, whose scaled logit lies less than
+// `near` and at most `far` below the likeliest one's, in order.
 template <class T>
 static std::vector<Candidate> collect(const T* row, long size, float highest, float temperature, float bound,
-                                      float least) {
+                                      float least, float near, float far) {
     std::vector<Candidate> found;
     for (long i = 0; i < size; i += LANES) {
-        const f32x16 logit = numbers(row, i, size);
-        if (!any(logit >= bound)) continue;
-        const f32x16 x = logit / temperature, weight = exp2_of<float>((logit - highest) / temperature * LOG2_E);
-        const i32x16 is_in = (logit >= bound) & (x >= least) & (x != LEAST);
+        const f32x16 logit = numbers(row, i, size), below = (highest - logit) * (1.0f / temperature);
+        const i32x16 may_be_in = (logit >= bound) & (below > near) & (below <= far);
+        if (!any(may_be_in)) continue;
+        const f32x16 x = logit / temperature, weight = exp2_of<float>(below * -LOG2_E);
+        const i32x16 is_in = may_be_in & (x >= least) & (x != LEAST);
         for (int lane = 0; lane < LANES; lane++)
             if (is_in[lane]) found.push_back({x[lane], weight[lane], (int32_t)i + lane});
     }
@@ -191,35 +157,82 @@ static float least_within(Candidate* first, Candidate* last, double limit) {
     }
 }
 
-// One of the tokens that the filters leave.
+// Depths below the likeliest token, in scaled logits, and what the tokens down to each weigh.
+struct Levels {
+    static constexpr int NUM = 6;
+    float depth[NUM];
+    double weight[NUM], total;
+};
+
+// Weighs the tokens that are at most `deepest` below the likeliest one.
 template <class T>
-static int64_t draw_filtered(const T* row, long size, float highest, const Filters& f, const Noise& noise,
-                             bool* is_valid) {
-    const bool has_k = f.top_k > 0 && f.top_k < size, has_p = f.top_p < 1.0f;
-    const float inverse = 1.0f / f.temperature, top = highest / f.temperature;
-    float least = f.min_p > 0.0f ? top + std::log(f.min_p) : LEAST, bound = LEAST;
-    double total = 0;
-    if (has_k) {
-        bound = bound_of_kth(row, size, f.top_k);
-    } else if (has_p) {
-        const Mass mass = mass_of(row, size, highest, inverse, f.min_p > 0.0f ? std::log(f.min_p) : LEAST);
-        least = std::max(least, top - mass.depth_of_nucleus(size, f.top_p));
-        total = mass.total;
+static void weigh(const T* row, long size, float highest, float temperature, float deepest, Levels& levels) {
+    constexpr long RUN = 64 * LANES;  // numbers summed in float
+    const float inverse = 1.0f / temperature;
+    levels.total = 0;
+    for (double& one : levels.weight) one = 0;
+    for (long first = 0; first < size; first += RUN) {
+        f32x16 all = {}, within[Levels::NUM] = {};
+        for (long i = first; i < std::min(first + RUN, size); i += LANES) {
+            const f32x16 below = (highest - numbers(row, i, size)) * inverse;
+            const f32x16 weight = below <= deepest ? exp2_of<float>(below * -LOG2_E) : f32x16{};
+            all += weight;
+            for (int level = 0; level < Levels::NUM; level++)
+                within[level] += below <= levels.depth[level] ? weight : f32x16{};
+        }
+        levels.total += sum(all);
+        for (int level = 0; level < Levels::NUM; level++) levels.weight[level] += sum(within[level]);
     }
-    const float raw = least * f.temperature;
-    bound = std::max(bound, raw - 1e-6f * std::fabs(raw) - 1e-6f);
-    std::vector<Candidate> some = collect(row, size, highest, f.temperature, bound, least);
+}
+
+// The scaled logit of the last token of the nucleus, of the tokens that min_p leaves. Where it lies is narrowed down by
+// weighing; the few tokens around it are then looked at one by one.
+template <class T>
+static float least_of_nucleus(const T* row, long size, float highest, const Filters& f, float least) {
+    const float deepest = f.min_p > 0.0f ? -std::log(f.min_p) : -LEAST;
+    Levels levels = {{1, 2, 4, 6, 9, 13}, {}, 0};
+    weigh(row, size, highest, f.temperature, deepest, levels);
+    const double limit = std::max(levels.total * f.top_p, 1e-30);
+    // whatever lies deeper than `far` weighs less than 1 - p together
+    float near = -1, far = (float)(std::log((double)size / ((1.0 - f.top_p) * levels.total)) + 1e-3);
+    double above = 0, down_to_far = levels.total;
+    for (int round = 0;; round++) {
+        for (int level = 0; level < Levels::NUM && levels.depth[level] < far; level++) {
+            if (levels.weight[level] >= limit) {
+                far = levels.depth[level], down_to_far = levels.weight[level];
+                break;
+            }
+            near = levels.depth[level], above = levels.weight[level];
+        }
+        const double most_between = (down_to_far - above) * std::exp(far);  // tokens, if all were the lightest
+        if (round == 3 || most_between <= size / 64.0) break;
+        for (int level = 0; level < Levels::NUM; level++)
+            levels.depth[level] = near + (far - near) * (float)(level + 1) / (Levels::NUM + 1);
+        weigh(row, size, highest, f.temperature, deepest, levels);
+    }
+    std::vector<Candidate> some = collect(row, size, highest, f.temperature, LEAST, least, near, far);
+    if (some.empty()) return highest / f.temperature - far;  // rounding, in a nucleus of all there is
+    return least_within(some.data(), some.data() + some.size(), limit - above);
+}
+
+// One of the k likeliest tokens, or of the nucleus of these.
+template <class T>
+static int64_t draw_of_likeliest(const T* row, long size, float highest, const Filters& f, float least,
+                                 const Noise& noise, bool* is_valid) {
+    const float bound = bound_of_kth(row, size, f.top_k);
+    std::vector<Candidate> some = collect(row, size, highest, f.temperature, bound, least, LEAST, -LEAST);
     Candidate *first = some.data(), *last = first + some.size();
-    if (has_k && (long)some.size() > f.top_k) {
+    least = LEAST;
+    if ((long)some.size() > f.top_k) {
         std::nth_element(first, first + f.top_k - 1, last, [](auto& a, auto& b) { return a.x > b.x; });
-        least = std::max(least, first[f.top_k - 1].x);
+        least = first[f.top_k - 1].x;
     }
-    if (has_p && !some.empty()) {
-        if (has_k) total = weight_of(first, first + std::min<long>(f.top_k, some.size()));
+    if (f.top_p < 1.0f) {
+        const double total = weight_of(first, first + std::min<long>(f.top_k, some.size()));
         least = std::max(least, least_within(first, last, std::max(total * f.top_p, 1e-30)));
     }
     if ((long)some.size() > size / 64) {  // then sixteen at a time is faster
-        float smallest = top;
+        float smallest = highest / f.temperature;
         for (const Candidate& one : some) smallest = std::min(smallest, one.x);
         return draw_from(row, size, f.temperature, std::max(least, smallest), noise, is_valid);
     }
@@ -231,13 +244,17 @@ static int64_t draw_filtered(const T* row, long size, float highest, const Filte
 
 template <class T>
 static int64_t draw(const T* row, long size, const Filters& f, const Noise& noise, bool* is_valid) {
-    const bool is_filtered = f.min_p > 0.0f || (f.top_k > 0 && f.top_k < size) || f.top_p < 1.0f;
-    if (f.temperature != 0.0f && !is_filtered) return draw_from(row, size, f.temperature, LEAST, noise, is_valid);
+    const bool has_k = f.top_k > 0 && f.top_k < size, has_p = f.top_p < 1.0f, has_min = f.min_p > 0.0f;
+    if (f.temperature != 0.0f && !has_k && !has_p && !has_min)
+        return draw_from(row, size, f.temperature, LEAST, noise, is_valid);
     const Highest highest = highest_of(row, size);
     *is_valid = highest.is_valid;
     if (!highest.is_valid) return 0;
     if (f.temperature == 0.0f) return first_place(row, size, highest.number);
-    return draw_filtered(row, size, highest.number, f, noise, is_valid);
+    float least = has_min ? highest.number / f.temperature + std::log(f.min_p) : LEAST;
+    if (has_k) return draw_of_likeliest(row, size, highest.number, f, least, noise, is_valid);
+    if (has_p) least = std::max(least, least_of_nucleus(row, size, highest.number, f, least));
+    return draw_from(row, size, f.temperature, least, noise, is_valid);
 }
 
 #define DRAW_TOKENS(T, T_NAME)                                                                                    \
