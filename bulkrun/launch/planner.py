@@ -82,7 +82,7 @@ def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Work
                 prepared.tokenizer,
                 max_model_len=prepared.max_model_len,
                 should_stop=should_stop,
-                check_input=lambda: None if prepared.spec.input.sql else prepared.check_input(record),
+                check_input=lambda files: None if prepared.spec.input.sql else prepared.check_files(record, files),
             ).plan()
 
 

@@ -79,11 +79,18 @@ class PreparedJob:
         known, found = record.identity["input"].get("files") or [], _facts(map(_look_again, self.files))
         if self.files and found != known:
             pairs = zip(self.files, found, known, strict=False)
-            changed = next((str(file.path) for file, now, before in pairs if now != before), "the list of files")
-            raise ResumeError(
-                f"input.path: {changed} changed since the run began; give it an input that stays as it is, and start "
-                "anew with --fresh"
-            )
+            raise _changed(next((file.path for file, now, before in pairs if now != before), "the list of files"))
+
+    def check_files(self, record: RunRecord, numbers: range) -> None:
+        """The same for some of the files alone: this is asked for every window of a plan.
+
+        An object needs no look: it is read as it was found, or not at all.
+        """
+        known = record.identity["input"].get("files") or []
+        some = slice(numbers.start, numbers.stop)
+        for file, before in zip(self.files[some], known[some], strict=False):
+            if not isinstance(file.path, RemotePath) and _facts([_look_again(file)]) != [before]:
+                raise _changed(file.path)
 
     def record(self, job_file: Path | None) -> RunRecord:
         """What a new run of this job would be recorded as."""
@@ -174,6 +181,13 @@ def versions() -> dict[str, str]:
 
 def _facts(files: Iterable[InputFile]) -> list[list[Any]]:
     return [[file.size, file.mtime_ns, file.fingerprint()] for file in files]
+
+
+def _changed(what: object) -> ResumeError:
+    return ResumeError(
+        f"input.path: {what} changed since the run began; give it an input that stays as it is, and start anew with "
+        "--fresh"
+    )
 
 
 def _look_again(file: InputFile) -> InputFile:
