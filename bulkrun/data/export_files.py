@@ -18,11 +18,11 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bulkrun.data.python_rows import NOT_IN_PYTHON
+
 _FORMULA_STARTS = ("=", "+", "-", "@")
 _GROUP_ROWS = 65536
 _GROUP_BYTES = 64 * 2**20
-# What pyarrow raises for a value that Python does not have, and (an ArrowInvalid) for a time zone that nobody knows.
-_NOT_IN_PYTHON = (ValueError, OverflowError, KeyError)
 _TICKS_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -93,7 +93,7 @@ def readable_rows(table: pa.Table) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = table.to_pylist()
         return rows
-    except _NOT_IN_PYTHON:
+    except NOT_IN_PYTHON:
         columns = [[_readable(value) for value in column] for column in table.columns]
         return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
 
@@ -101,7 +101,7 @@ def readable_rows(table: pa.Table) -> list[dict[str, Any]]:
 def _readable(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
-    except _NOT_IN_PYTHON:
+    except NOT_IN_PYTHON:
         if isinstance(value, pa.StructScalar):
             return {name: _readable(inner) for name, inner in value.items()}
         if isinstance(value, pa.MapScalar):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from bulkrun.request import RowError
 
 # What pyarrow raises for a value that Python cannot hold: out of range, or (an ArrowInvalid) in an unknown time zone.
-_UNREADABLE = (ValueError, OverflowError, KeyError)
+NOT_IN_PYTHON = (ValueError, OverflowError, KeyError)
 
 
 def python_rows(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[int, RowError]]:
@@ -21,7 +21,7 @@ def python_rows(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[int, R
     rows = _in_microseconds(rows)
     try:
         return rows.to_pylist(), {}
-    except _UNREADABLE:
+    except NOT_IN_PYTHON:
         return _value_by_value(rows)
 
 
@@ -32,7 +32,7 @@ def _value_by_value(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[in
         for index, value in enumerate(column):
             try:
                 read[index][name] = value.as_py()
-            except _UNREADABLE:
+            except NOT_IN_PYTHON:
                 read[index][name] = None
                 errors.setdefault(index, RowError("bad_input", _why(name, column.type)))
     return read, dict(sorted(errors.items()))

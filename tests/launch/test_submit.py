@@ -141,6 +141,7 @@ def test_the_rows_of_a_query_stay_when_the_input_changes_after_them(
 
     monkeypatch.setattr("bulkrun.job.plan.planner.write_new_json", write_then_replace)
     planned(folder, "run.window_rows=2", "input.sql=SELECT * FROM input")
+    assert json.loads((folder / "out/.bulkrun/plan/complete.json").read_text())["rows"] == 6
 
 
 def test_an_input_that_changes_while_a_query_reads_it_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
