@@ -64,14 +64,11 @@ def apply_top_k_top_p(
     return logits_SV.masked_fill(logits_SV < sorted_SC.gather(1, num_kept_S1 - 1), _NEG_INF)
 
 
-def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch.Tensor | None) -> torch.Tensor:
+def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch.Tensor) -> torch.Tensor:
     """The chosen token of each row, int64 [S]: argmax(logits + Gumbel noise) draws from softmax(logits).
 
-    logits_SV: penalized, scaled and filtered. Rows of temperature 0 take the plain argmax, without noise; where all
-    rows are greedy, `noise_SV` may be None.
+    logits_SV: penalized, scaled and filtered. Rows of temperature 0 take the plain argmax, without noise.
     """
-    if noise_SV is None:
-        return logits_SV.argmax(-1)
     is_random_S1 = (temperature_S != 0).to(logits_SV.dtype)[:, None]
     return torch.addcmul(logits_SV, noise_SV, is_random_S1).argmax(-1)
 

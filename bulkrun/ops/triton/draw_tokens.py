@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.sampling import apply_min_p, apply_temperature
+from bulkrun.ops.draw_tokens import filtered
 from bulkrun.ops.triton.sampling import apply_top_k_top_p
 
 _TILE = 4096  # logits per program
@@ -31,14 +31,8 @@ def draw_tokens(
     """As the reference; of equal sums the first token wins, and `max_top_k` saves nothing."""
     if min_p_S is None and top_k_S is None and top_p_S is None:
         return _draw(logits_SV, temperature_S, seed_S, position_S, is_scaled=False)
-    scaled_SV = apply_temperature(logits_SV.float(), temperature_S)
-    if min_p_S is not None:
-        scaled_SV = apply_min_p(scaled_SV, min_p_S)
-    if top_k_S is not None or top_p_S is not None:
-        top_k_S = torch.zeros_like(seed_S) if top_k_S is None else top_k_S
-        top_p_S = torch.ones_like(temperature_S) if top_p_S is None else top_p_S
-        scaled_SV = apply_top_k_top_p(scaled_SV, top_k_S, top_p_S)
-    token_S, _ = _draw(scaled_SV, temperature_S, seed_S, position_S, is_scaled=True)
+    filtered_SV = filtered(logits_SV, temperature_S, min_p_S, top_k_S, top_p_S, apply_top_k_top_p)
+    token_S, _ = _draw(filtered_SV, temperature_S, seed_S, position_S, is_scaled=True)
     return token_S, logits_SV.max(dim=-1).values.isfinite()
 
 
