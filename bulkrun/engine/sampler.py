@@ -172,7 +172,9 @@ def _penalize(logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRo
 def _with_logprobs(
     sampled: SampledTokens, logits_SV: torch.Tensor, seqs: list[Sequence], k: int, staging: HostStaging
 ) -> SampledTokens:
-    (index_A,) = staging.send([i for i, seq in enumerate(seqs) if seq.request.sampling.logprobs is not None])
-    k = min(k, logits_SV.shape[-1])
-    chosen, values, ids = ops.token_logprobs(logits_SV[index_A], sampled.token_ids[index_A], k)
+    asking, token_A = [i for i, seq in enumerate(seqs) if seq.request.sampling.logprobs is not None], sampled.token_ids
+    if len(asking) < len(seqs):
+        (index_A,) = staging.send(asking)
+        logits_SV, token_A = logits_SV[index_A], token_A[index_A]
+    chosen, values, ids = ops.token_logprobs(logits_SV, token_A, min(k, logits_SV.shape[-1]))
     return replace(sampled, chosen_logprobs=chosen, top_logprobs=values, top_token_ids=ids)

@@ -28,7 +28,6 @@ from bulkrun.ops.sampling import (
     apply_temperature,
     gumbel_noise,
     sample,
-    token_logprobs,
 )
 from bulkrun.ops.sampling import apply_top_k_top_p as _apply_top_k_top_p
 from bulkrun.ops.shape_logits import apply_penalties as _apply_penalties
@@ -37,6 +36,7 @@ from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 from bulkrun.ops.step_inputs import StepBuffers
 from bulkrun.ops.step_inputs import append_tokens as _append_tokens
 from bulkrun.ops.step_inputs import step_inputs as _step_inputs
+from bulkrun.ops.token_logprobs import token_logprobs as _token_logprobs
 
 add_rms_norm = by_device(_add_rms_norm)
 append_tokens = by_device(_append_tokens, has_triton=False)
@@ -55,6 +55,7 @@ quantize_rows = by_device(_quantize_rows)
 rms_norm = by_device(_rms_norm)
 silu_mul = by_device(_silu_mul)
 step_inputs = by_device(_step_inputs)
+token_logprobs = by_device(_token_logprobs)
 
 __all__ = [
     "NULL_BLOCK",

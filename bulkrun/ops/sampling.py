@@ -1,4 +1,4 @@
-"""From logits to tokens, all on the device: temperature, filters, stateless noise, log-probabilities.
+"""From logits to tokens, all on the device: temperature, filters, stateless noise.
 
 Order (vLLM's): token masks -> penalties -> temperature -> min_p -> top_k -> top_p -> draw. Every function works row by
 row, so that a row's result never depends on the rows beside it. Logits are float32 [S, V]. Knows no request, no policy.
@@ -71,19 +71,6 @@ def sample(logits_SV: torch.Tensor, temperature_S: torch.Tensor, noise_SV: torch
     """
     is_random_S1 = (temperature_S != 0).to(logits_SV.dtype)[:, None]
     return torch.addcmul(logits_SV, noise_SV, is_random_S1).argmax(-1)
-
-
-def token_logprobs(
-    logits_SV: torch.Tensor, token_S: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Natural log-probabilities under the raw logits: each row's token's, float32 [S], and the k likeliest ones'.
-
-    Those are float32 [S, k], descending, with their ids, int64 [S, k].
-    """
-    ids_Sk = logits_SV.topk(k, dim=-1).indices
-    # not by a logsumexp, which shares a sum out by the number of rows and threads
-    logprobs_SV = logits_SV.log_softmax(-1, dtype=torch.float32)
-    return logprobs_SV.gather(1, token_S[:, None]).squeeze(1), logprobs_SV.gather(1, ids_Sk), ids_Sk
 
 
 def _mix64(x: torch.Tensor) -> torch.Tensor:

@@ -113,6 +113,8 @@ def sampling_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     seeds, ones = torch.arange(rows, device=device), torch.ones(rows, device=device)
     drawn = (logits.bfloat16(), ones, seeds, seeds)
     yield _beside_reference("draw_tokens", ops.draw_tokens, drawn, 2 * logits.numel())
+    told = (logits.bfloat16(), seeds, 5)
+    yield _beside_reference("token_logprobs", ops.token_logprobs, told, 2 * logits.numel())
     cut = (logits, torch.full_like(seeds, 50), 0.9 * ones)
     yield _beside_reference("apply_top_k_top_p", ops.apply_top_k_top_p, cut, 8 * logits.numel())
     masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab // 32)), dtype=torch.int32, device=device)

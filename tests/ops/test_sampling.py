@@ -197,15 +197,3 @@ def test_ties_with_the_last_kept_token_stay() -> None:
     for max_top_k in (None, 2):
         kept = ops.apply_top_k_top_p(logits, torch.tensor([2]), torch.ones(1), max_top_k=max_top_k)
         assert torch.isfinite(kept).tolist() == [[True, True, True, True, False]]
-
-
-def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
-    logits = random_logits(4, 301)
-    logprobs = torch.log_softmax(logits.double(), -1)
-    tokens = torch.tensor([0, 300, 7, 150])
-    chosen, values, ids = ops.token_logprobs(logits, tokens, 5)
-    assert chosen.dtype == torch.float32
-    torch.testing.assert_close(chosen.double(), logprobs[torch.arange(4), tokens], atol=1e-5, rtol=0)
-    expected = logprobs.topk(5)
-    assert torch.equal(ids, expected.indices)
-    torch.testing.assert_close(values.double(), expected.values, atol=1e-5, rtol=0)

@@ -4,8 +4,6 @@
 // Nothing as long as the vocabulary is written, and nothing is sorted. Noise has two logarithms, but is never above
 // -log(u): only tokens that could win by that bound get theirs. What filters may leave is collected first.
 
-#include <vector>
-
 #include "logits.h"
 
 constexpr float LN_2 = 0.693147180559945309f;
@@ -98,22 +96,6 @@ static int64_t draw_from(const T* row, long size, float temperature, float least
     }
     *is_valid = std::isfinite(largest(most)) && !any(is_nan);
     return winner.token;
-}
-
-// No more than the k-th largest number: of more than k groups of numbers the k-th largest maximum.
-template <class T>
-static float bound_of_kth(const T* row, long size, long k) {
-    const long vectors = (size + LANES - 1) / LANES, chunks = std::min(vectors, 4 * k / LANES + 1);
-    std::vector<float> maxima(chunks * LANES);
-    for (long chunk = 0; chunk < chunks; chunk++) {
-        f32x16 most = broadcast(LEAST);
-        for (long v = vectors * chunk / chunks; v < vectors * (chunk + 1) / chunks; v++)
-            most = larger(most, numbers(row, v * LANES, size));
-        store(&maxima[chunk * LANES], most);
-    }
-    if (k > (long)maxima.size()) return LEAST;
-    std::nth_element(maxima.begin(), maxima.begin() + k - 1, maxima.end(), std::greater<float>());
-    return maxima[k - 1];
 }
 
 // Tokens whose logit is at least `bound`, of those at least `least` when scaled, whose scaled logit lies less than

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <vector>
 
 #include "vector.h"
 
@@ -51,4 +53,20 @@ static int64_t first_place(const T* row, long size, float number) {
             if (x[lane] == number) return i + lane;
     }
     return 0;
+}
+
+// No more than the k-th largest number: of more than k groups of numbers the k-th largest maximum.
+template <class T>
+static float bound_of_kth(const T* row, long size, long k) {
+    const long vectors = (size + LANES - 1) / LANES, chunks = std::min(vectors, 4 * k / LANES + 1);
+    std::vector<float> maxima(chunks * LANES);
+    for (long chunk = 0; chunk < chunks; chunk++) {
+        f32x16 most = broadcast(LEAST);
+        for (long v = vectors * chunk / chunks; v < vectors * (chunk + 1) / chunks; v++)
+            most = larger(most, numbers(row, v * LANES, size));
+        store(&maxima[chunk * LANES], most);
+    }
+    if (k > (long)maxima.size()) return LEAST;
+    std::nth_element(maxima.begin(), maxima.begin() + k - 1, maxima.end(), std::greater<float>());
+    return maxima[k - 1];
 }

@@ -200,6 +200,7 @@ _OPS_PREDICTED = {
     "decode": Prediction("share_of_ceiling", 0.85, 0.85),
     "prefill": Prediction("tflop_s", 400, 400),
     "draw_tokens": Prediction("rival_over_ours", 20),
+    "token_logprobs": Prediction("rival_over_ours", 5),
     "apply_top_k_top_p": Prediction("rival_over_ours", 5),
     "rms_norm": Prediction("share_of_ceiling", 0.85),
     "add_rms_norm": Prediction("share_of_ceiling", 0.85),

@@ -66,6 +66,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
     ops.draw_tokens(logits_SV.to(dtype), torch.ones(4), index, index)
     ops.draw_tokens(logits_SV, torch.ones(4), index, index, top_k_S=index)
     ops.apply_top_k_top_p(logits_SV, index, torch.ones(4))
+    ops.token_logprobs(logits_SV.to(dtype), index, 5)
     ops.apply_token_masks(logits_SV, torch.zeros(4, 4008, dtype=torch.int32), index)
     for query_lens, contexts in (([1, 1, 60], [600, 700, 60]), ([1, 1], [90, 80])):
         case = make_case(query_lens, contexts, (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu")
