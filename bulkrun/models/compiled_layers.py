@@ -7,7 +7,7 @@ import torch
 from bulkrun.models.config import DecoderConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.decoder_layer import DecoderLayer
-from bulkrun.models.layers import HeadQKNorm, Linear
+from bulkrun.models.layers import HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
 from bulkrun.models.rope import RopeConfig
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, Matrix, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL
@@ -18,8 +18,7 @@ _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more 
 def compile_layers(model: Decoder) -> LayerStack | None:
     """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
     config = model.config
-    is_plain = config.norms == "pre" and config.qk_norm != "projection" and config.moe is None
-    if model.device.type != "cpu" or not is_plain or not _are_suitable_linears(model):
+    if model.device.type != "cpu" or config.moe is not None or not _are_suitable_linears(model):
         return None
     sizes, layers = _sizes(config), [_as_layer(module) for module in model.layers]
     if not can_stack(sizes, model.dtype, model.norm.weight.dtype):
@@ -68,18 +67,25 @@ def _sizes(config: DecoderConfig) -> StackSizes:
 
 
 def _weights(layer: DecoderLayer, rope: RopeConfig | None, ropes: list[RopeConfig]) -> LayerWeights:
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp, qk_norm = layer.attention, layer.mlp, layer.attention.qk_norm
     return LayerWeights(
-        input_norm=layer.input_norm.weight,
+        input_norm=_norm(layer.input_norm),
         qkv=_matrix(attention.qkv_proj),
-        qk_norm=attention.qk_norm.weight if isinstance(attention.qk_norm, HeadQKNorm) else None,
+        qk_norm=qk_norm.weight if isinstance(qk_norm, HeadQKNorm) else None,
+        projection_norms=(qk_norm.q.weight, qk_norm.k.weight) if isinstance(qk_norm, ProjectionQKNorm) else None,
         o=_matrix(attention.o_proj),
-        mlp_norm=layer.mlp_norm.weight,
+        attention_out_norm=_norm(layer.attention_out),
+        mlp_norm=_norm(layer.mlp_norm),
         gate_up=_matrix(mlp.gate_up_proj),
         down=_matrix(mlp.down_proj),
+        mlp_out_norm=_norm(layer.mlp_out),
         sliding_window=attention.sliding_window,
         rotary=None if rope is None else ropes.index(rope),
     )
+
+
+def _norm(module: torch.nn.Module) -> torch.Tensor | None:
+    return module.weight if isinstance(module, RMSNorm) else None
 
 
 def _matrix(linear: Linear) -> Matrix:

@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-SHAPES = ("llama-20m", "qwen3-0.6b")
+SHAPES = ("llama-20m", "qwen3-0.6b", "gemma3-270m")
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -45,6 +45,10 @@ def _model(shape: str) -> transformers.PreTrainedModel:
     if shape == "llama-20m":
         sizes = _sizes(hidden=384, intermediate=1024, layers=8, heads=6, kv_heads=2, head_dim=64, vocab=8192)
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **special, tie_word_embeddings=False))
+    if shape == "gemma3-270m":  # the body of Gemma 3 270M, with a vocabulary cut down as below
+        sizes = _sizes(hidden=640, intermediate=2048, layers=18, heads=4, kv_heads=1, head_dim=256, vocab=16384)
+        config = transformers.Gemma3TextConfig(**sizes, **special, sliding_window=512, query_pre_attn_scalar=256)
+        return transformers.Gemma3ForCausalLM(config)
     assert shape == "qwen3-0.6b", f"no shape {shape}"
     # the body of Qwen3-0.6B; its vocabulary of 151,936 is cut down to what can be trained here
     sizes = _sizes(hidden=1024, intermediate=3072, layers=28, heads=16, kv_heads=8, head_dim=128, vocab=16384)
@@ -73,7 +77,8 @@ def _randomize(model: transformers.PreTrainedModel) -> None:
         if parameter.ndim == 2:
             parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5, generator=generator)
     final_norm = model.model.norm.weight
-    final_norm.mul_(torch.randint(0, 2, final_norm.shape, generator=generator) * 2 - 1)
+    signs = torch.randint(0, 2, final_norm.shape, generator=generator) * 2 - 1
+    final_norm.copy_(signs - 1 if model.config.model_type == "gemma3_text" else signs)  # Gemma adds 1 to its gains
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

@@ -25,8 +25,9 @@ pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compi
 STACKED = [
     "llama_tied", "llama_mqa", "llama_biases", "llama_head_dim_80", "llama_rope_yarn", "mistral_sliding",
     "qwen2_sliding", "qwen3_sliding", "gemma", "phi3_partial_rotary", "smollm3_sliding", "granite_biases_tied",
+    "gemma2", "gemma3", "olmo2", "olmo3",
 ]  # fmt: skip
-NOT_STACKED = ["qwen3_moe", "mixtral", "gemma2", "gemma3", "olmo2", "olmo3"]
+NOT_STACKED = ["qwen3_moe", "mixtral"]
 DTYPES = [torch.float32, torch.bfloat16]
 BLOCK_SIZE = 8
 # either way is so far from the truth; rounding to bf16 at the same places, sums in another order
@@ -80,7 +81,7 @@ def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, t
 
 
 @pytest.mark.parametrize("sizes", [(64, 48), (64, 80), (64, 40), (48, 64), (48, 80), (96, 96)], ids=str)
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma", "gemma3", "olmo2"])
 def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
     variant: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -110,8 +111,9 @@ def test_any_number_of_tokens_and_threads_equals_transformers(num_threads: int, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_two_threads_give_the_bits_of_one(dtype: torch.dtype, tmp_path: Path) -> None:
-    model, tokens, before = load(tmp_path, "qwen3", dtype), random_tokens(77, seed=1), torch.get_num_threads()
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2"])
+def test_two_threads_give_the_bits_of_one(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, tokens, before = load(tmp_path, variant, dtype), random_tokens(77, seed=1), torch.get_num_threads()
     logits = []
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)

