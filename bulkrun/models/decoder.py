@@ -14,7 +14,7 @@ from bulkrun import ops
 from bulkrun.models.config import DecoderConfig
 from bulkrun.models.decoder_layer import DecoderLayer, Rotary
 from bulkrun.models.kv_cache import KVCache
-from bulkrun.models.layers import Linear, RMSNorm, empty_parameter
+from bulkrun.models.layers import Linear, RMSNorm, SparseMLP, empty_parameter
 from bulkrun.models.rope import RopeConfig
 from bulkrun.models.rotary_frequencies import rotary_frequencies
 from bulkrun.models.rotary_table import RotaryTable
@@ -114,7 +114,7 @@ class Decoder(nn.Module):
     def pack_weights(self) -> None:
         """Lay every matrix out for this device's fastest product (a tied head becomes a second copy)."""
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | SparseMLP):
                 module.pack()
 
     def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,8 @@ class InvariantLinear(nn.Module):
 
 
 class InvariantSparseMLP(nn.Module):
-    """In the place of a `SparseMLP`, on a CPU: expert by expert, each one's tokens padded to whole tiles."""
+    """In the place of a `SparseMLP`, on a CPU, where its experts are not one call of our own: expert by expert, each
+    one's tokens padded to whole tiles."""
 
     def __init__(self, sparse: SparseMLP, workers: TileWorkers | None) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
             module.paged_attention = partial(ops.invariant_attention, workers=workers)
         for name, child in list(module.named_children()):
             if isinstance(child, SparseMLP):
-                setattr(module, name, InvariantSparseMLP(child, workers))
+                setattr(module, name, _invariant_experts(child, workers))
             elif isinstance(child, Linear):
                 setattr(module, name, InvariantLinear(child, workers))
     if workers is None:
@@ -179,6 +180,21 @@ def _stack_of_panels(model: Decoder) -> LayerStack | None:
             module.pack()
     stack = compile_layers(model)
     return stack if stack is not None and stack.takes_any_width else None
+
+
+def _invariant_experts(sparse: SparseMLP, workers: TileWorkers | None) -> SparseMLP | InvariantSparseMLP:
+    """As it is where its experts can be packed, but with all threads: a token's bits depend on that token alone."""
+    assert workers is not None, "on a GPU mixtures are refused"
+    sparse.pack()
+    if not sparse.is_packed:
+        return InvariantSparseMLP(sparse, workers)
+    sparse.fused_experts = partial(_experts_of_all_threads, workers)
+    return sparse
+
+
+def _experts_of_all_threads(workers: TileWorkers, *args: torch.Tensor) -> torch.Tensor:
+    with workers.all_together():
+        return ops.fused_experts(*args)
 
 
 def _check(model: Decoder) -> None:

@@ -115,12 +115,15 @@ class MLP(nn.Module):
 class SparseMLP(nn.Module):
     """A mixture of experts: a router picks a few gated MLPs for each token."""
 
+    EXPERT_WEIGHTS = ("gate_up_weight", "down_weight")
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         assert config.moe is not None, "only sparse layers have experts"
-        self.moe = config.moe
+        self.moe, self.hidden_size = config.moe, config.hidden_size
         experts, size = config.moe.num_experts, config.moe.intermediate_size
         self.router = Linear(config.hidden_size, experts)
+        self.fused_experts = ops.fused_experts  # `make_invariant` puts another op of its contract here
         self.gate_up_weight = empty_parameter(experts, 2 * size, config.hidden_size)
         self.down_weight = empty_parameter(experts, config.hidden_size, size)
 
@@ -128,4 +131,15 @@ class SparseMLP(nn.Module):
         """[T, E] -> [T, E]."""
         moe = self.moe
         weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
-        return ops.fused_experts(x_TE, self.gate_up_weight, self.down_weight, weights_Tk, ids_Tk)
+        return self.fused_experts(x_TE, self.gate_up_weight, self.down_weight, weights_Tk, ids_Tk)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the experts are laid out for a product of our own."""
+        return self.gate_up_weight.ndim == ops.PACKED_EXPERTS_NDIM
+
+    def pack(self, *names: str) -> None:
+        """Lay these weights of the experts, or all, out for this device's fastest product."""
+        for name in names or self.EXPERT_WEIGHTS:
+            packed = ops.pack_experts(getattr(self, name).data, self.hidden_size, self.moe.intermediate_size)
+            setattr(self, name, nn.Parameter(packed, requires_grad=False))

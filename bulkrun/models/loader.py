@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from bulkrun.models.dummy_weights import fill_with_random_weights
 from bulkrun.models.host_memory import available_ram_bytes, untouched_zeros
 from bulkrun.models.invariant import make_invariant, refuse_invariance
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.models.layers import Linear
+from bulkrun.models.layers import Linear, SparseMLP
 from bulkrun.models.quantization import quantize_projections, refuse_quantization, store_quantized
 from bulkrun.models.read_ahead import read_tensors, release_pinned
 from bulkrun.models.tensor_names import Target, targets
@@ -127,7 +128,7 @@ def _fill(model: Decoder, files: list[Path], path: Path, *, pack: bool) -> None:
     wanted = dict(targets(model))
     stored = _find(wanted, files, model.config, path)
     unfilled = Counter(_memory(target.view) for target in wanted.values())
-    linears = {_memory(module.weight): module for module in model.modules() if pack and isinstance(module, Linear)}
+    packers = _packers(model) if pack else {}
     is_on_host = model.device.type == "cpu"
 
     def place(one: StoredTensor) -> torch.Tensor | None:
@@ -140,10 +141,21 @@ def _fill(model: Decoder, files: list[Path], path: Path, *, pack: bool) -> None:
         _store(tensor, target)
         memory = _memory(target.view)
         unfilled[memory] -= 1
-        if not unfilled[memory] and memory in linears:
-            linears[memory].pack()
+        if not unfilled[memory] and memory in packers:
+            packers[memory]()
     if not is_on_host:
         release_pinned(model.device)
+
+
+def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
+    """What lays each matrix out, by its memory."""
+    packers: dict[int, Callable[[], None]] = {}
+    for module in model.modules():
+        if isinstance(module, Linear):
+            packers[_memory(module.weight)] = module.pack
+        elif isinstance(module, SparseMLP):
+            packers |= {_memory(getattr(module, name)): partial(module.pack, name) for name in module.EXPERT_WEIGHTS}
+    return packers
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -16,7 +16,7 @@ from bulkrun.ops.invariant_attention import is_invariant_attention
 from bulkrun.ops.invariant_linear import invariant_linear as _invariant_linear
 from bulkrun.ops.invariant_linear import is_invariant_linear, make_panels
 from bulkrun.ops.linear import linear, pack_linear_weight
-from bulkrun.ops.moe import fused_experts, route_top_k
+from bulkrun.ops.moe import PACKED_EXPERTS_NDIM, fused_experts, pack_experts, route_top_k
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
 from bulkrun.ops.paged_attention import copy_kv, store_kv
 from bulkrun.ops.paged_attention import paged_attention as _paged_attention
@@ -59,6 +59,7 @@ token_logprobs = by_device(_token_logprobs)
 
 __all__ = [
     "NULL_BLOCK",
+    "PACKED_EXPERTS_NDIM",
     "AttentionMetadata",
     "StepBuffers",
     "add_rms_norm",
@@ -83,6 +84,7 @@ __all__ = [
     "linear",
     "make_panels",
     "norm_rotary_store",
+    "pack_experts",
     "pack_linear_weight",
     "paged_attention",
     "quantize_rows",

@@ -1,7 +1,8 @@
 """Mixture of experts: which experts a token goes to, and the experts' gated MLPs over the tokens they got.
 
-This is the contract and the pure-torch reference, which is also what runs on a CPU: tokens are sorted by expert and go
-through torch's grouped product, which reads the weights of the experts that were chosen, each once. Knows no model.
+This is the contract and the pure-torch reference: tokens are sorted by expert and go through torch's grouped product,
+which reads the weights of the experts that were chosen, each once. On a CPU with AVX-512 weights are laid out in panels
+of our own (`cpu.fused_experts`). Knows no model.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from bulkrun.ops.cpu.fused_experts import can_pack_experts, pack_experts_
+from bulkrun.ops.cpu.fused_experts import fused_experts as _packed_experts
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 
 _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # torch 2.9 has it by the second name only
 
 silu_mul = by_device(_silu_mul)
+PACKED_EXPERTS_NDIM = 5  # of weights in panels; plain ones have three dimensions
 
 
 def route_top_k(logits_TX: torch.Tensor, top_k: int, *, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,6 +32,16 @@ def route_top_k(logits_TX: torch.Tensor, top_k: int, *, renormalize: bool) -> tu
     return weights_Tk, ids_Tk
 
 
+def pack_experts(weight_XOI: torch.Tensor, hidden_size: int, intermediate_size: int) -> torch.Tensor:
+    """One of both weights of `fused_experts`, in the layout it is fastest with, or as it is where there is none.
+
+    It may take the memory of the weight, which must not be used afterwards.
+    """
+    if weight_XOI.ndim == PACKED_EXPERTS_NDIM or not can_pack_experts(weight_XOI, hidden_size, intermediate_size):
+        return weight_XOI
+    return pack_experts_(weight_XOI)
+
+
 def fused_experts(
     x_TE: torch.Tensor,
     gate_up_XIE: torch.Tensor,
@@ -39,7 +53,10 @@ def fused_experts(
 
     gate_up_XIE: [X, 2 I, E], gate in the first half of an expert's rows. down_XEI: [X, E, I]. weights_Tk: float32.
     ids_Tk: int64, the k experts of a token all different. E and I are multiples of 8, which torch's product asks for.
+    The weights may both come from `pack_experts`.
     """
+    if gate_up_XIE.ndim == PACKED_EXPERTS_NDIM:
+        return _packed_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk)
     num_tokens, top_k = ids_Tk.shape
     expert_P = ids_Tk.flatten()
     order_P = expert_P.argsort(stable=True)  # P = T * k (token, expert) pairs, expert by expert

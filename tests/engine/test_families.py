@@ -17,6 +17,7 @@ VARIANTS = [
     "smollm3_sliding",
     "granite",
     "qwen3_moe",
+    "qwen3_moe_whole_panels",
     "mixtral",
     "gpt2",
     "opt",

@@ -121,7 +121,10 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(variant: str
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kept", [[0], [0, 1, 7, 40], [40], [], list(range(41))], ids=len)
-@pytest.mark.parametrize("variant", ["llama_whole_panels", "mistral_sliding", "gemma2", "olmo2", "qwen3_moe", "gpt2"])
+@pytest.mark.parametrize(
+    "variant",
+    ["llama_whole_panels", "mistral_sliding", "gemma2", "olmo2", "qwen3_moe", "qwen3_moe_whole_panels", "gpt2"],
+)
 @torch.inference_mode()
 def test_some_tokens_come_out_as_they_do_among_all(
     variant: str, kept: list[int], dtype: torch.dtype, tmp_path: Path

@@ -31,7 +31,7 @@ SEQUENCES = [[3 + (7 * n + k) % (VOCAB_SIZE - 3) for n in range(length)] for k, 
 PROMPT_LENS = [140, 33, 20, 1]
 
 
-@pytest.mark.parametrize("variant", [*DENSE, "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("variant", [*DENSE, "qwen3_moe", "qwen3_moe_whole_panels", "mixtral"])
 def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
     model = load_model(save_tiny_model(tmp_path, variant), dtype=torch.float32, device="cpu", deterministic=True)
     oracle = make_tiny_model(variant)
@@ -44,8 +44,9 @@ def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
-def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path) -> None:
-    model = load_model(save_tiny_model(tmp_path, "llama"), dtype=torch.bfloat16, device="cpu", deterministic=True)
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe_whole_panels"])
+def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
+    model = load_model(save_tiny_model(tmp_path, variant), dtype=torch.bfloat16, device="cpu", deterministic=True)
     results = [forced_logits(model, SEQUENCES, PROMPT_LENS, seed=seed) for seed in range(3)]
     assert all(torch.equal(one, other) for result in results for one, other in zip(result, results[0], strict=True))
 

@@ -91,6 +91,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {**_EXPERTS, "decoder_sparse_step": 2, "num_experts": 5, "use_sliding_window": True, "sliding_window": 12},
     ),
+    "qwen3_moe_whole_panels": (
+        "Qwen3MoeForCausalLM",
+        {"hidden_size": 64, "moe_intermediate_size": 96, "num_experts": 6, "num_experts_per_tok": 3, "head_dim": 32},
+    ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "gemma": ("GemmaForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
     "gemma2": ("Gemma2ForCausalLM", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bulkrun import ops
+from bulkrun.ops.cpu.panel_linear import can_pack_panels
 
 
 def naive_experts(
@@ -63,3 +64,60 @@ def test_a_tokens_result_does_not_depend_on_its_neighbours() -> None:
     alone = torch.cat([ops.fused_experts(x_TE[i : i + 1], gate_up, down, weights_Tk[i : i + 1], ids_Tk[i : i + 1])
                        for i in range(40)])  # fmt: skip
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
+def packed_case(dtype: torch.dtype, num_experts: int, sizes: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    """Plain weights of experts, gates and ups first, and the same ones packed."""
+    if not can_pack_panels(torch.empty(32, 32, dtype=dtype)):
+        pytest.skip(f"this processor has no panels of {dtype}")
+    hidden, inner = sizes
+    generator = torch.Generator().manual_seed(hidden)
+    gate_up = (torch.randn(num_experts, 2 * inner, hidden, generator=generator) / hidden**0.5).to(dtype)
+    down = (torch.randn(num_experts, hidden, inner, generator=generator) / inner**0.5).to(dtype)
+    packed = [ops.pack_experts(weight.clone(), hidden, inner) for weight in (gate_up, down)]
+    assert all(weight.ndim == ops.PACKED_EXPERTS_NDIM for weight in packed)
+    return gate_up, down, *packed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("num_experts", "top_k", "sizes"),
+    [(5, 2, (64, 32)), (8, 3, (96, 160)), (3, 3, (32, 32)), (40, 8, (128, 96))],
+    ids=str,
+)
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 17, 33, 300])
+def test_packed_experts_equal_the_naive_loop_and_keep_each_token_s_bits(
+    num_tokens: int, num_experts: int, top_k: int, sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
+    gate_up, down, *packed = packed_case(dtype, num_experts, sizes)
+    generator = torch.Generator().manual_seed(num_tokens)
+    x_TE = torch.randn(num_tokens, sizes[0], generator=generator).to(dtype)
+    logits_TX = torch.randn(num_tokens, num_experts, generator=generator)
+    logits_TX[num_tokens // 2 :, 0] = 9.0  # one expert gets many
+    weights_Tk, ids_Tk = ops.route_top_k(logits_TX, top_k, renormalize=True)
+    ours = ops.fused_experts(x_TE, *packed, weights_Tk, ids_Tk)
+    assert ours.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    exact = naive_experts(x_TE, gate_up, down, weights_Tk, ids_Tk)
+    torch.testing.assert_close(ours.double(), exact, atol=tolerance, rtol=tolerance)
+    for token in range(0, num_tokens, 7):
+        one = slice(token, token + 1)
+        assert torch.equal(ops.fused_experts(x_TE[one], *packed, weights_Tk[one], ids_Tk[one]), ours[one])
+
+
+def test_packed_experts_have_the_same_bits_on_any_number_of_threads() -> None:
+    _, _, *packed = packed_case(torch.float32, 6, (64, 96))
+    x_TE, before = torch.randn(70, 64), torch.get_num_threads()
+    weights_Tk, ids_Tk = ops.route_top_k(torch.randn(70, 6), 2, renormalize=False)
+    results = []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        results.append(ops.fused_experts(x_TE, *packed, weights_Tk, ids_Tk))
+    torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 24), (40, 32)])
+def test_experts_of_other_sizes_stay_plain(hidden: int, inner: int) -> None:
+    for weight in (torch.zeros(4, 2 * inner, hidden), torch.zeros(4, hidden, inner)):
+        assert ops.pack_experts(weight, hidden, inner) is weight

@@ -5,8 +5,6 @@
 
 constexpr int MAX_ROWS = 128;  // of one item: a tile's layout is paid by so many; a multiple of LANES
 
-inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
-
 // The tile unit works on sixteen rows at a time.
 inline long rows_per_kv_head(long rows) { return round_up(rows, LANES); }
 

@@ -7,9 +7,8 @@
 #include <cstdlib>
 
 #include "attention_items.h"
+#include "gated.h"
 #include "norm_rotary_store.h"
-#include "panels.h"
-#include "row_ops.h"
 
 struct Layer {
     Matrix qkv, o, gate_up, down;
@@ -195,23 +194,11 @@ struct LayerStack {
         meet(block);
     }
 
-    // Panels of gates, then panels of as many ups.
     template <class Gate>
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
-        const long inner = s.intermediate_size, count = (inner + PANEL - 1) / PANEL;
-        const T* bias = (const T*)layer.gate_up.bias;
         T* gated = scratch(s.gated, gated_stride, block);
-        multiply_panels(x, layer.gate_up, block.rows, x_stride / W::per_word, 2 * count, block.share,
-                        [&](long row, long panel, const float* gates) {
-                            const float* ups = gates + BLOCK * PANEL;
-                            const long first = panel * PANEL, end = std::min<long>(PANEL, inner - first);
-                            T* to = gated + row * gated_stride + first;
-                            for (long i = 0; i < end; i += LANES) {
-                                f32x16 gate = rounded<T>(biased(gates + i, bias, first + i));
-                                f32x16 up = rounded<T>(biased(ups + i, bias, count * PANEL + first + i));
-                                store(to + i, rounded<T>(Gate()(gate)) * up, end - i);
-                            }
-                        });
+        multiply_gated<T, Gate>(x, x_stride, layer.gate_up, gated, gated_stride, block.rows, s.intermediate_size,
+                                block.share);
         meet(block);
         multiply(gated, gated_stride, layer.down, out, size, s.residual_multiplier, block);
     }

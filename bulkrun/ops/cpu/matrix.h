@@ -7,6 +7,8 @@
 #include "tiles.h"
 #include "vector.h"
 
+inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
+
 inline void store_words(uint32_t* p, u32x16 x) { memcpy(p, &x, sizeof x); }
 
 inline u32x16 load_words(const uint32_t* p) {
