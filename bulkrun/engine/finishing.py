@@ -19,6 +19,15 @@ class Ending(NamedTuple):
     progress: Progress | None = None
 
 
+NOT_NUMBERS = Ending(
+    "error",
+    error=RowError(
+        "engine_error",
+        "the model's logits are not finite numbers for this row; try engine.dtype float32, or check the weights",
+    ),
+)
+
+
 def refusal(
     request: Request, *, max_model_len: int, vocab_size: int, has_stop_matcher: bool, has_constraints: bool
 ) -> RowError | None:
@@ -40,6 +49,8 @@ def refusal(
         if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
             return RowError("bad_input", f"{name} has token id {wrong}; the model's ids go from 0 to {vocab_size - 1}")
+    if not -(2**63) <= request.seed < 2**63:
+        return RowError("bad_input", f"the seed {request.seed} has more than 64 bits; give one from -2^63 to 2^63 - 1")
     if sampling.stop and not has_stop_matcher:
         return RowError("bad_input", "sampling.stop needs a tokenizer; this engine was made without stop strings")
     if needs_constraint(request) and not has_constraints:
@@ -56,12 +67,13 @@ def needs_constraint(request: Request) -> bool:
     return request.sampling.structured_outputs is not None or request.sampling.thinking is not None
 
 
-def ending_of(seq: Sequence) -> Ending | None:
-    """Whether the sequence ends with its last token, an output token that its matcher and guards see here first.
+def append_token(seq: Sequence, token_id: int) -> Ending | None:
+    """Give a sequence an output token, which its matcher and guards see here first; whether it ends with that.
 
     Of several reasons the first of these counts: a grammar that failed, an end the model chose, running in circles,
     the limit.
     """
+    seq.token_ids.append(token_id)
     ending = _grammar_failure_of(seq, seq.constraint) if seq.constraint is not None else None
     if ending is None:
         ending = _stop_of(seq)

@@ -19,9 +19,10 @@ from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.counters import Counters
 from bulkrun.engine.deadlines import Deadlines
 from bulkrun.engine.finishing import (
+    NOT_NUMBERS,
     Ending,
+    append_token,
     completion_of,
-    ending_of,
     grammar_failure,
     refused,
     timeout_of,
@@ -29,6 +30,7 @@ from bulkrun.engine.finishing import (
 from bulkrun.engine.loading import ready_model
 from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
 from bulkrun.engine.pending_step import PendingStep, StepOutput
+from bulkrun.engine.recovery import discard, start_over
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.sequence_factory import SequenceFactory
@@ -44,10 +46,6 @@ from bulkrun.request import (
     TokenConstraintFactory,
 )
 
-_NOT_NUMBERS = RowError(
-    "engine_error",
-    "the model's logits are not finite numbers for this row; try engine.dtype float32, or check the weights",
-)
 _WINDOW_PAUSE_S = 0.001  # while a batch waits to be full (`engine.batching: dynamic`) and nothing runs
 
 
@@ -86,6 +84,7 @@ class LLMEngine:
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
+        self._advancing: Sequence | None = None  # whose token is being looked at
         self._memory = MemoryGuard(model.config, config)
         self._counters = Counters()
 
@@ -94,32 +93,13 @@ class LLMEngine:
         cls,
         path: Path | str,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        load_format: str = "auto",
-        quantization: str | None = None,
-        deterministic: bool = False,
         stop_matcher_factory: StopMatcherFactory | None = None,
         constraint_factory: TokenConstraintFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
-        **engine_settings: Any,
+        **settings: Any,
     ) -> LLMEngine:
-        """Load a Hugging Face model directory; `engine_settings` are those of `EngineConfig.resolve`.
-
-        dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
-        directory with nothing but config.json will do. quantization fp8: of the projections' weights, as they are
-        loaded. deterministic: a row's tokens do not depend on what runs beside it (`models.invariant`). Raises
-        ModelError for a model that cannot be used and UsageError for settings that cannot work.
-        """
-        ready = ready_model(
-            path,
-            device=device,
-            dtype=dtype,
-            load_format=load_format,
-            quantization=quantization,
-            deterministic=deterministic,
-            **engine_settings,
-        )
+        """Load a Hugging Face model directory; `settings`, and what they raise, are those of `loading.ready_model`."""
+        ready = ready_model(path, **settings)
         return cls(
             ready.model,
             ready.config,
@@ -145,15 +125,19 @@ class LLMEngine:
         Tokens in `request.output_token_ids` count as generated and generation goes on after them, except where
         log-probabilities are wanted: those of the earlier tokens are not there, so it starts over.
         """
+        self._add(request, shares_prefix=self.config.enable_prefix_caching)
+
+    def _add(self, request: Request, *, shares_prefix: bool) -> None:
         seq = self._sequences.make(request)
         if isinstance(seq, RowError):
             self._ended.append(refused(request, seq))
             return
+        seq.shares_prefix = shares_prefix
         if seq.constraint is not None and self._mask_filler is None:
             self._mask_filler = MaskFiller(self._vocab_size)
         starts_over = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
         for token_id in () if starts_over else request.output_token_ids:
-            ending = self._append_token(seq, token_id)
+            ending = append_token(seq, token_id)
             if ending is not None:
                 self._ended.append(completion_of(seq, ending))
                 return
@@ -164,7 +148,18 @@ class LLMEngine:
 
         With asynchronous scheduling a step is launched before the tokens of the one before are looked at, so that the
         device never waits for the host; what a sequence computes beyond its end is thrown away.
+
+        When it raises, Ctrl-C included, no request is lost: those that had not ended are computed anew.
         """
+        try:
+            self._step()
+        except BaseException:
+            self._start_over()
+            raise
+        completions, self._ended = self._ended, []
+        return completions
+
+    def _step(self) -> None:
         self._time_out()
         batch = self.scheduler.schedule()
         launched = self._launch(batch) if batch.seqs else None
@@ -176,8 +171,6 @@ class LLMEngine:
         self._under_way = launched
         if not self.config.async_scheduling:
             self._land()
-        completions, self._ended = self._ended, []
-        return completions
 
     def has_unfinished(self) -> bool:
         """Whether any added request has not been returned by `step` yet."""
@@ -245,17 +238,13 @@ class LLMEngine:
         if landed is not None:
             self._finish(landed.result())
 
-    def _append_token(self, seq: Sequence, token_id: int) -> Ending | None:
-        seq.token_ids.append(token_id)
-        return ending_of(seq)
-
     def _time_out(self) -> None:
         """Take out those whose time is over, wherever they are."""
         expired = self._deadlines.expired()
         if expired:
-            self._deadlines.forget(expired)
-            self.scheduler.drop(expired)
             self._ended += [completion_of(seq, timeout_of(seq)) for seq in expired]
+            self.scheduler.drop(expired)
+            self._deadlines.forget(expired)
 
     def _finish(self, output: StepOutput) -> None:
         """Append the step's tokens and take out what ended with them."""
@@ -265,11 +254,15 @@ class LLMEngine:
             seq.num_pending -= 1
             if seq.has_ended:
                 continue
-            self._counters.num_output_tokens += 1
+            if not output.is_valid[index]:
+                broken.append(seq)
+                continue
+            self._advancing = seq
             ending = self._advance(seq, output, index)
             if ending is not None:
                 self._ended.append(completion_of(seq, ending))
-                (broken if ending.error is _NOT_NUMBERS else ended).append(seq)
+                ended.append(seq)
+            self._advancing = None
         if ended:
             self.scheduler.finish(ended)
         if broken:
@@ -278,19 +271,30 @@ class LLMEngine:
 
     def _advance(self, seq: Sequence, output: StepOutput, index: int) -> Ending | None:
         """Give one sequence what the step has for it, and say whether it ends with that."""
-        if not output.is_valid[index]:
-            return Ending("error", error=_NOT_NUMBERS)
         if index in output.grammar_errors:
             return grammar_failure(output.grammar_errors[index])
         logprob = output.logprobs[index]
         if seq.logprobs is not None and logprob is not None:
             seq.logprobs.append(logprob)
-        return self._append_token(seq, output.token_ids[index])
+        self._counters.num_output_tokens += 1
+        return append_token(seq, output.token_ids[index])
 
     def _discard(self, broken: list[Sequence]) -> None:
-        """Take out sequences whose KV holds no numbers, and make sure that nobody reads it."""
-        manager = self.scheduler.block_manager
-        blocks = {block_id for seq in broken for block_id in seq.block_table}
-        manager.forget(list(blocks))
-        self.scheduler.finish(broken, observe=False)
-        self.model_runner.clear_blocks([block_id for block_id in blocks if manager.ref_count(block_id) == 0])
+        """Take out those whose KV holds no numbers; who may have read another's there is computed once more, alone."""
+        discard(broken, self.scheduler, self.model_runner)
+        for seq in broken:
+            if seq.reads_prefix:
+                self._add(replace(seq.request, output_token_ids=seq.output_token_ids), shares_prefix=False)
+            else:
+                self._ended.append(completion_of(seq, NOT_NUMBERS))
+
+    def _start_over(self) -> None:
+        """After a step that was broken off."""
+        self._under_way = None
+        if self._mask_filler is not None:
+            self._mask_filler.settle()
+        start_over(self.scheduler, {completion.request_id for completion in self._ended})
+        if self._advancing is not None:  # its token came half into what watches over it
+            seq, self._advancing = self._advancing, None
+            self.abort([seq.request.request_id])
+            self._add(seq.request, shares_prefix=seq.shares_prefix)

@@ -28,14 +28,20 @@ class ReadyModel(NamedTuple):
 def ready_model(
     path: Path | str,
     *,
-    device: str,
-    dtype: str,
-    load_format: str,
-    quantization: str | None,
-    deterministic: bool,
+    device: str = "auto",
+    dtype: str = "auto",
+    load_format: str = "auto",
+    quantization: str | None = None,
+    deterministic: bool = False,
     **engine_settings: Any,
 ) -> ReadyModel:
-    """Load the model and work out the engine's sizes; see `LLMEngine.from_model_dir`."""
+    """Load the model and work out the engine's sizes; `engine_settings` are those of `EngineConfig.resolve`.
+
+    dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
+    directory with nothing but config.json will do. quantization fp8: of the projections' weights, as they are loaded.
+    deterministic: a row's tokens do not depend on what runs beside it (`models.invariant`). Raises ModelError for a
+    model that cannot be used and UsageError for settings that cannot work.
+    """
     torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     model_config = ModelConfig.from_dir(path)
     torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)

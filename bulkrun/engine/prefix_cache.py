@@ -27,7 +27,7 @@ class PrefixCache:
 
     def find(self, seq: Sequence) -> CachedPrefix:
         """What is cached of its tokens, but never its last one, whose logits are wanted."""
-        if not self._is_enabled or seq.needs_prompt_logits:
+        if not self._is_enabled or not seq.reads_prefix:
             return CachedPrefix([])
         manager, size = self._manager, self._manager.block_size
         blocks = manager.match_prefix(seq.hash_full_blocks((seq.num_tokens - 1) // size, size))
@@ -42,7 +42,7 @@ class PrefixCache:
         Within a step every layer writes the KV of all tokens before any of them attends, so a sequence of the same
         step can already share them: a prefix is shared while it is being computed.
         """
-        if not self._is_enabled:
+        if not self._is_enabled or not seq.shares_prefix:
             return
         first, size = seq.num_registered_blocks, self._manager.block_size
         end = min(seq.num_computed_tokens, len(seq.token_ids)) // size

@@ -45,6 +45,7 @@ class Scheduler:
         self.policy = policy or ContinuousBatching(max_num_seqs)
         self._enable_prefix_caching = enable_prefix_caching
         self._prefix_cache = PrefixCache(block_manager, is_enabled=enable_prefix_caching)
+        self._num_rows = max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._lengths = OutputLengthEstimator()
         self._blocked = False  # the head of the queue did not fit, and nothing has ended since
@@ -58,11 +59,6 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences without a row: new and preempted ones."""
         return len(self.waiting)
-
-    @property
-    def preempted(self) -> list[Sequence]:
-        """Those who wait again, in order."""
-        return [seq for seq in self.waiting if seq.num_preemptions]
 
     def schedule(self) -> ScheduledBatch:
         """The next step's work; the sequences count as computed that far from here on. Empty when idle."""
@@ -103,12 +99,17 @@ class Scheduler:
         self.finish(seqs, observe=False)
 
     def restart(self, block_manager: BlockManager, max_num_batched_tokens: int) -> None:
-        """Preempt everyone and go on with a pool of another size, in which nothing is cached."""
-        while self.running:
-            self._preempt(self.running[-1])
+        """Preempt everyone, even where scheduling was broken off half-way, and go on with another, empty pool."""
         self.block_manager = block_manager
         self._prefix_cache = PrefixCache(block_manager, is_enabled=self._enable_prefix_caching)
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting.remove(self.running)
+        for seq in self.running:
+            seq.leave_pool()
+            seq.num_cached_tokens = 0
+            self._count_preemption(seq)
+        self.running = []
+        self._free_rows = list(range(self._num_rows - 1, -1, -1))
         self._blocked = False
 
     def _make_room_for_growth(self) -> None:
@@ -142,7 +143,10 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self._release(seq)
+        self._count_preemption(seq)
         self.running.remove(seq)
+
+    def _count_preemption(self, seq: Sequence) -> None:
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.add(seq)
@@ -151,10 +155,7 @@ class Scheduler:
         assert seq.row is not None, "only a running sequence owns blocks and a row"
         self.block_manager.release(seq.block_table)
         self._free_rows.append(seq.row)
-        seq.row = None
-        seq.block_table = []
-        seq.num_computed_tokens = seq.num_registered_blocks = 0
-        seq.has_offered_tail = False
+        seq.leave_pool()
 
     def _schedule_running(self, batch: ScheduledBatch) -> None:
         """One token for every sequence that is one behind, then what is left for chunked prompts.
@@ -247,7 +248,8 @@ class Scheduler:
     def _start(self, batch: ScheduledBatch, seq: Sequence, cached: CachedPrefix) -> None:
         """Give the head of the queue its row and blocks."""
         manager = self.block_manager
-        self.running.append(self.waiting.pop())
+        self.running.append(self.waiting.head)
+        self.waiting.pop()
         seq.row = self._free_rows.pop()
         batch.new_seqs.append(seq)
         manager.acquire(cached.blocks)

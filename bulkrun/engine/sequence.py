@@ -55,6 +55,7 @@ class Sequence:
         "repetition",
         "request",
         "row",
+        "shares_prefix",
         "stop_matcher",
         "stop_token_ids",
         "tail",
@@ -103,6 +104,7 @@ class Sequence:
         self.num_shared_tokens = 0  # tokens the prefix cache held at its latest admission
         self.num_preemptions = 0
         self.num_pending = 0
+        self.shares_prefix = True  # may read what others computed, and others may read what it computes
         self.has_ended = False  # what steps under way still bring for it is nobody's any more
 
     @property
@@ -134,6 +136,18 @@ class Sequence:
     def needs_prompt_logits(self) -> bool:
         """Whether log-probabilities of its prompt are still missing, so that no cache can stand in for computing."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether what others have computed of its beginning stands in for computing it."""
+        return self.shares_prefix and not self.needs_prompt_logits
+
+    def leave_pool(self) -> None:
+        """Own no row and no blocks any more: nothing of it is computed."""
+        self.row = None
+        self.block_table = []
+        self.num_computed_tokens = self.num_registered_blocks = 0
+        self.has_offered_tail = False
 
     def hash_full_blocks(self, count: int, block_size: int) -> list[bytes]:
         """The hash chain of the first `count` blocks, all of whose tokens must be known; remembered, not redone."""

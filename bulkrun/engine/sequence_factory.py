@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from bulkrun.engine.finishing import needs_constraint, refusal
@@ -23,7 +24,7 @@ class SequenceFactory:
         clock: Callable[[], float],
     ) -> None:
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
-        self.eos_token_ids = frozenset(eos_token_ids)
+        self.eos_token_ids = frozenset(_known(eos_token_ids, vocab_size))
         self._stop_matcher_factory = stop_matcher_factory
         self._constraint_factory = constraint_factory
         self._clock = clock
@@ -63,3 +64,16 @@ class SequenceFactory:
             stop_matcher=matcher,
             constraint=constraint,
         )
+
+
+def _known(token_ids: Iterable[int], vocab_size: int) -> list[int]:
+    """Those that the model can generate: a tokenizer may have been given more without the model's embeddings."""
+    ids = sorted(set(token_ids))
+    known = [token_id for token_id in ids if 0 <= token_id < vocab_size]
+    if len(known) < len(ids):
+        logging.getLogger(__name__).warning(
+            "end-of-sequence ids %s are none of the model's %d tokens; they end nothing",
+            [token_id for token_id in ids if token_id not in known],
+            vocab_size,
+        )
+    return known

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ class MaskFiller:
 
     def __init__(self, vocab_size: int) -> None:
         self._num_words = -(-vocab_size // 32)
+        self._tasks: list[Future[list[_Filled]]] = []  # of the step before
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="token-masks")
 
     def start(self, seqs: SequenceOf[Sequence]) -> PendingMasks | None:
@@ -74,7 +75,12 @@ class MaskFiller:
         work = [(constraint, mask) for (_, constraint), mask in zip(wanted, masks, strict=True)]
         share = -(-len(work) // NUM_THREADS)
         tasks = [self._threads.submit(_fill, work[first : first + share]) for first in range(0, len(work), share)]
+        self._tasks = tasks
         return PendingMasks([index for index, _ in wanted], buffer, tasks)
+
+    def settle(self) -> None:
+        """Wait until nobody asks a constraint any more, whatever came of it."""
+        wait(self._tasks)
 
 
 def _fill(work: Iterable[tuple[TokenConstraint, memoryview]]) -> list[_Filled]:

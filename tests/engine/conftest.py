@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine.scheduler import Scheduler
+from bulkrun.engine.sequence import Sequence
 from bulkrun.request import Completion, Request
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
 
@@ -48,7 +51,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def run(engine: LLMEngine, requests: Sequence[Request], *, max_steps: int = 5000) -> dict[str, Completion]:
+def run(engine: LLMEngine, requests: SequenceOf[Request], *, max_steps: int = 5000) -> dict[str, Completion]:
     """Every request's completion, by id; fails when one is missing, doubled or blocks are left over."""
     for request in requests:
         engine.add_request(request)
@@ -65,8 +68,13 @@ def run(engine: LLMEngine, requests: Sequence[Request], *, max_steps: int = 5000
     return completions
 
 
+def preempted(scheduler: Scheduler) -> list[Sequence]:
+    """Those who wait again, in order."""
+    return [seq for seq in scheduler.waiting if seq.num_preemptions]
+
+
 @torch.no_grad()
-def generate_with_transformers(variant: str, prompt: Sequence[int], max_tokens: int, **options: Any) -> list[int]:
+def generate_with_transformers(variant: str, prompt: SequenceOf[int], max_tokens: int, **options: Any) -> list[int]:
     """Greedy output of transformers for one prompt, without the end-of-sequence token."""
     model = make_tiny_model(variant)
     input_ids = torch.tensor([list(prompt)])

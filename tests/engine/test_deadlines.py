@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bulkrun.request import Completion, Request, SamplingParams
-from tests.engine.conftest import EngineFactory, generate_with_transformers
+from tests.engine.conftest import EngineFactory, generate_with_transformers, preempted
 from tests.models.tiny_models import VOCAB_SIZE
 
 PROMPT = [17, 5, 99, 42, 63]
@@ -98,12 +98,12 @@ def test_preempted_request_times_out_and_keeps_its_tokens(make_engine: EngineFac
     params = SamplingParams(max_tokens=40, temperature=0.0, timeout_s=5.0)
     for number in range(12):
         engine.add_request(Request(str(number), [number + 3] * 7, params, expected_tokens=1))
-    while not engine.scheduler.preempted:
+    while not preempted(engine.scheduler):
         assert _steps(engine, 1) == {}
-    preempted = {seq.request.request_id: seq.output_token_ids for seq in engine.scheduler.preempted}
+    waiting = {seq.request.request_id: seq.output_token_ids for seq in preempted(engine.scheduler)}
     clock.now += 5.0
     completions = {completion.request_id: completion for completion in engine.step()}
-    for request_id, token_ids in preempted.items():
+    for request_id, token_ids in waiting.items():
         assert completions[request_id].finish_reason == "timeout"
         assert completions[request_id].token_ids == token_ids
     assert len(_steps(engine)) + len(completions) == 12

@@ -14,7 +14,7 @@ from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.waiting import WaitingQueue
 from bulkrun.request import Request, SamplingParams
-from tests.engine.conftest import EngineFactory, run
+from tests.engine.conftest import EngineFactory, preempted, run
 
 GREEDY = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
 RANDOM = SamplingParams(max_tokens=14, temperature=0.9, ignore_eos=True)
@@ -74,7 +74,7 @@ def test_a_better_priority_takes_the_row_of_the_worst_one_that_runs() -> None:
     batch, _ = _step(scheduler)
     assert sorted(seq.arrival for seq in batch.seqs) == [0, 2]
     assert [seq.num_preemptions for seq in slow] == [0, 1]
-    assert scheduler.preempted == [slow[1]]
+    assert preempted(scheduler) == [slow[1]]
 
 
 def test_a_better_priority_takes_the_memory_of_worse_ones() -> None:
@@ -86,7 +86,7 @@ def test_a_better_priority_takes_the_memory_of_worse_ones() -> None:
     scheduler.add(urgent)
     batch, _ = _step(scheduler)
     assert batch.new_seqs == [urgent]
-    assert [seq.arrival for seq in scheduler.preempted][-1:] == [1]
+    assert [seq.arrival for seq in preempted(scheduler)][-1:] == [1]
 
 
 def test_nobody_gives_way_to_one_who_would_not_fit_anyway() -> None:

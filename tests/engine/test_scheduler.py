@@ -13,6 +13,7 @@ from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.request import Request, SamplingParams
+from tests.engine.conftest import preempted
 
 BLOCK_SIZE = 4
 
@@ -347,7 +348,7 @@ def test_preemption_takes_the_cheapest_but_never_the_oldest() -> None:
     while not scheduler.num_preemptions:
         _fake_model(scheduler.schedule(), scheduler, lambda _: 30)
     assert [seq.num_preemptions for seq in seqs] == [0, 0, 1]
-    assert scheduler.preempted == [seqs[2]]
+    assert preempted(scheduler) == [seqs[2]]
     assert seqs[2].num_output_tokens > 0
     assert seqs[2].row is None
 

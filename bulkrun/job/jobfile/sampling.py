@@ -103,7 +103,7 @@ class SamplingSpec(Section):
     presence_penalty: float = Field(0.0, ge=-2, le=2, description="Subtracted from tokens that were generated already.")
     frequency_penalty: float = Field(0.0, ge=-2, le=2, description="The same, times how often.")
     repetition_penalty: float | None = Field(
-        None, gt=0, le=10, description="Above 1: tokens of the prompt and the output become less likely."
+        None, ge=0.01, le=10, description="Above 1: tokens of the prompt and the output become less likely."
     )
     stop: str | list[str] | None = Field(None, description="Text that ends the output; it is not part of it.")
     stop_token_ids: list[int] = Field(default_factory=list, description="Token ids that end the output.")
