@@ -1,11 +1,12 @@
-"""Single ops of a CPU step: products in panels beside those of torch's libraries, and decode attention beside memory.
+"""Single ops of a CPU step beside what torch has for them: products, experts, log-probabilities; decode attention.
 
     OMP_NUM_THREADS=2 python -m tests.benchmarks.cpu_ops [--dtype bfloat16] [--record]
 
 Products: a weight [O, I], so many copies of it that none is in a cache, as in a model; the libraries' are packed by
 oneDNN (bf16) or plain (float32). Both take turns; GFLOP/s of the best round, and the median of the rounds' ratios.
-Attention: one decoding token for each of some sequences, over several layers' caches; GB/s of keys and values. Prints
-one JSON line.
+Experts: over weights in panels, beside torch's grouped product over plain ones, in ms. Log-probabilities: those of a
+step of 64 sequences, beside torch's softmax and top-k. Attention: one decoding token for each of some sequences, over
+several layers' caches; GB/s of keys and values. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 from bulkrun.launch.threads import settle_threads
 
@@ -28,11 +30,14 @@ from bulkrun.models.config import ModelConfig  # noqa: E402
 from bulkrun.models.kv_cache import KVCache  # noqa: E402
 from bulkrun.ops.cpu.panel_linear import pack_panels, panel_linear  # noqa: E402
 from bulkrun.ops.linear import linear, pack_for_onednn  # noqa: E402
+from bulkrun.ops.token_logprobs import token_logprobs  # noqa: E402
 from tests.benchmarks.machine import commit, machine, record  # noqa: E402
 from tests.models.paged_driver import make_metadata  # noqa: E402
 
 WEIGHTS = ((1152, 384), (2048, 384), (384, 1024), (8192, 384), (4096, 1024), (6144, 1024), (1024, 3072))  # [O, I]
 ROWS = (1, 4, 16, 64, 256)
+EXPERTS = ((32, 4, 1024, 512), (64, 8, 2048, 1024))  # experts, chosen ones, hidden and inner size
+VOCAB_SIZE, NUM_SAMPLING = 151_936, 64
 ATTENTION = ((6, 2, 64), (16, 8, 128), (32, 8, 128))  # query heads, key heads, head dim
 SEQUENCES, CONTEXT, LAYERS, BLOCK_SIZE = (4, 64), 200, 8, 16
 ROUNDS, COPIED_BYTES, ROUND_FLOP = 7, 200e6, 2e9
@@ -52,6 +57,8 @@ def main() -> None:
         "dtype": args.dtype,
         "threads": torch.get_num_threads(),
         "products": [compare_products(size, dtype) for size in WEIGHTS],
+        "experts": [compare_experts(sizes, dtype) for sizes in EXPERTS],
+        "token_logprobs": compare_logprobs(dtype),
         "attention": [measure_attention(heads, num, dtype) for heads in ATTENTION for num in SEQUENCES],
         "machine": before,
     }
@@ -81,6 +88,41 @@ def compare_products(size: tuple[int, int], dtype: torch.dtype) -> dict[str, obj
         gflops = {way: round(flop / min(taken) / 1e9) for way, taken in times.items()}
         by_rows[str(rows)] = gflops | {"times_as_fast": round(ratio, 2)}
     return {"weight": size, "by_rows": by_rows}
+
+
+def compare_experts(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, object]:
+    """By number of tokens: both times in ms, and how many times as fast panels are."""
+    num_experts, top_k, hidden, inner = sizes
+    plain = [torch.randn(num_experts, *shape).to(dtype) * 0.02 for shape in ((2 * inner, hidden), (hidden, inner))]
+    panels = [ops.pack_experts(weight.clone(), hidden, inner) for weight in plain]
+    by_tokens: dict[str, object] = {}
+    for tokens in (*ROWS, 1024):
+        x, logits = torch.randn(tokens, hidden).to(dtype), torch.randn(tokens, num_experts)
+        routed = ops.route_top_k(logits, top_k, renormalize=True)
+        ways = {
+            "panels": partial(ops.fused_experts, x, *panels, *routed),
+            "torch": partial(ops.fused_experts, x, *plain, *routed),
+        }
+        by_tokens[str(tokens)] = beside(ways)
+    return {"experts": sizes, "by_tokens": by_tokens}
+
+
+def compare_logprobs(dtype: torch.dtype) -> dict[str, object]:
+    """Both times in ms, and how many times as fast ours are."""
+    logits, tokens = 3 * torch.randn(NUM_SAMPLING, VOCAB_SIZE).to(dtype), torch.arange(NUM_SAMPLING)
+    ways = {"ours": partial(ops.token_logprobs, logits, tokens, 5), "torch": partial(token_logprobs, logits, tokens, 5)}
+    return {"logits": list(logits.shape), **beside(ways)}
+
+
+def beside(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """The best time of each in ms, in turns, and the median of the rounds' ratios: the second's time by the first's."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(ROUNDS):
+        for way, call in ways.items():
+            times[way].append(seconds(lambda _, call=call: call(), 5))
+    first, second = times.values()
+    ratio = statistics.median(b / a for a, b in zip(first, second, strict=True))
+    return {way: round(1e3 * min(taken), 3) for way, taken in times.items()} | {"times_as_fast": round(ratio, 2)}
 
 
 def measure_attention(heads: tuple[int, int, int], num_seqs: int, dtype: torch.dtype) -> dict[str, object]:
