@@ -40,7 +40,7 @@ from bulkrun.ops.token_logprobs import token_logprobs as _token_logprobs
 
 add_rms_norm = by_device(_add_rms_norm)
 append_tokens = by_device(_append_tokens, has_triton=False)
-apply_penalties = by_device(_apply_penalties, has_triton=False)
+apply_penalties = by_device(_apply_penalties)
 apply_token_masks = by_device(_apply_token_masks)
 apply_top_k_top_p = by_device(_apply_top_k_top_p)
 draw_tokens = by_device(_draw_tokens)

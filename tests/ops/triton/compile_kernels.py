@@ -67,6 +67,11 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
     ops.draw_tokens(logits_SV, torch.ones(4), index, index, top_k_S=index)
     ops.apply_top_k_top_p(logits_SV, index, torch.ones(4))
     ops.token_logprobs(logits_SV.to(dtype), index, 5)
+    lens, ones = index + 3, torch.ones(4)
+    ops.apply_penalties(
+        logits_SV, index, torch.zeros(4, 300, dtype=torch.int32), lens, lens,
+        presence_A=ones, frequency_A=ones, repetition_A=ones,
+    )  # fmt: skip
     ops.apply_token_masks(logits_SV, torch.zeros(4, 4008, dtype=torch.int32), index)
     for query_lens, contexts in (([1, 1, 60], [600, 700, 60]), ([1, 1], [90, 80])):
         case = make_case(query_lens, contexts, (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu")
