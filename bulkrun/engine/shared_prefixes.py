@@ -111,11 +111,10 @@ class SharedPrefixTable:
         members = batch.seqs[: batch.num_decode_seqs]
         if members == self._members:
             return
-        self._members = members
         groups = find_groups([seq.block_table for seq in members], self._block_size, self._seqs_per_tile)
         if groups or self.groups:
             self._packed.copy_(self._staging.send_array(self._pack(groups), torch.int32))
-        self.groups = groups
+        self._members, self.groups = members, groups
 
     def clear(self) -> None:
         """Nobody shares anything: what a run before capturing may read, whose step has other sequences or none."""
