@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bulkrun import ops
 from bulkrun.errors import ModelError
@@ -19,29 +18,11 @@ from bulkrun.models.decoder import Decoder
 from bulkrun.models.loader import default_dtype, load_model
 from bulkrun.ops.linear import can_pack_bfloat16
 from tests.models.paged_driver import forced_logits
-from tests.models.tiny_models import make_tiny_model, save_tiny_model
+from tests.models.tiny_models import edit_names, edit_weights, make_tiny_model, save_tiny_model
 
 
 def load(path: Path) -> Decoder:
     return load_model(path, dtype=torch.float32, device="cpu")
-
-
-def edit_weights(path: Path, **changes: torch.Tensor | None) -> None:
-    """Rewrite the checkpoint with tensors added, replaced, or (None) removed; `__` in a name stands for a dot."""
-    file = path / "model.safetensors"
-    tensors = load_file(file)
-    for key, tensor in changes.items():
-        name = key.replace("__", ".")
-        tensors.pop(name, None)
-        if tensor is not None:
-            tensors[name] = tensor
-    save_file(tensors, file)
-
-
-def edit_names(path: Path, rename: Callable[[str], str]) -> None:
-    """Rewrite the checkpoint with other tensor names."""
-    file = path / "model.safetensors"
-    save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file)
 
 
 def test_fused_parameters_hold_the_checkpoints_rows(tmp_path: Path) -> None:
@@ -142,7 +123,7 @@ def test_weights_beyond_the_memory_that_is_left_are_refused(tmp_path: Path, monk
 
 def test_known_leftovers_are_ignored(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "llama_tied")
-    edit_weights(path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4), lm_head__weight=torch.ones(3))
+    edit_weights(path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4))
     assert load(path).config.tie_word_embeddings
 
 

@@ -7,11 +7,13 @@ argmax is clear. Sizes are odd on purpose. No tokenizer is written: engine and m
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 VOCAB_SIZE = 131
 EOS_TOKEN_ID = 2
@@ -191,6 +193,24 @@ def save_tiny_model(
     model = make_tiny_model(variant, seed=seed, **overrides).to(dtype)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return Path(path)
+
+
+def edit_weights(path: Path, **changes: torch.Tensor | None) -> None:
+    """Rewrite the checkpoint with tensors added, replaced, or (None) removed; `__` in a name stands for a dot."""
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    for key, tensor in changes.items():
+        name = key.replace("__", ".")
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, file, {"format": "pt"})
+
+
+def edit_names(path: Path, rename: Callable[[str], str]) -> None:
+    """Rewrite the checkpoint with other tensor names."""
+    file = path / "model.safetensors"
+    save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
 
 
 @torch.no_grad()

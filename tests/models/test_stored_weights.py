@@ -1,0 +1,92 @@
+"""Checkpoints that differ from what their config.json says, beside what transformers makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bulkrun.errors import ModelError
+from bulkrun.models import stored_weights
+from bulkrun.models.decoder import Decoder
+from bulkrun.models.loader import load_model
+from tests.models.paged_driver import forced_logits
+from tests.models.tiny_models import VOCAB_SIZE, edit_weights, make_tiny_model, save_tiny_model
+
+TOKENS = torch.randint(3, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(3))
+
+
+def load(path: Path, **options: Any) -> Decoder:
+    return load_model(path, dtype=options.pop("dtype", torch.float32), device="cpu", **options)
+
+
+def edit_config(path: Path, **changes: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@torch.inference_mode()
+def assert_is_what_transformers_loads(model: Decoder, path: Path) -> None:
+    reference = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    (ours,) = forced_logits(model, [TOKENS.tolist()], [21])
+    torch.testing.assert_close(ours, reference(TOKENS[None]).logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("variant", "shard"),
+    [("llama", "1GB"), ("llama", "20KB"), ("llama_whole_panels", "1GB"), ("gemma2_uncapped", "20KB")],
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_head_that_is_not_the_embedding_counts_whatever_the_config_says(
+    variant: str, shard: str, deterministic: bool, tmp_path: Path
+) -> None:
+    path = save_tiny_model(tmp_path, variant, max_shard_size=shard)
+    edit_config(path, tie_word_embeddings=True)
+    model = load(path, deterministic=deterministic)
+    assert not model.config.tie_word_embeddings
+    assert_is_what_transformers_loads(model, path)
+
+
+@pytest.mark.parametrize("place", [0, 70, 130])
+def test_one_number_makes_it_another_head(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_weights, "PIECE_BYTES", 1000)
+    path = save_tiny_model(tmp_path, "llama_tied")
+    head = make_tiny_model("llama_tied").model.embed_tokens.weight.data.clone()
+    edit_weights(path, lm_head__weight=head)
+    assert load(path).config.tie_word_embeddings
+    head[place, 47] += 0.5
+    edit_weights(path, lm_head__weight=head)
+    model = load(path)
+    assert torch.equal(model.embed_weight, make_tiny_model("llama_tied").model.embed_tokens.weight)
+    assert_is_what_transformers_loads(model, path)
+
+
+def test_heads_are_compared_in_the_dtype_of_the_model(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama_tied", dtype=torch.bfloat16)
+    edit_weights(path, lm_head__weight=make_tiny_model("llama_tied").model.embed_tokens.weight.data.clone())
+    assert load(path, dtype=torch.bfloat16).config.tie_word_embeddings
+    assert not load(path).config.tie_word_embeddings
+
+
+def test_memory_is_asked_for_both_where_they_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    num_bytes = 4 * sum(parameter.numel() for parameter in make_tiny_model("llama").parameters())
+    monkeypatch.setattr("bulkrun.models.loader.available_ram_bytes", lambda: num_bytes - 1)
+    edit_config(path, tie_word_embeddings=True)
+    with pytest.raises(ModelError, match="do not fit on cpu"):
+        load(path)
+    edit_weights(path, lm_head__weight=None)
+    assert load(path).config.tie_word_embeddings
+
+
+def test_a_head_of_another_shape_is_named(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama_tied")
+    edit_weights(path, lm_head__weight=torch.ones(130, 48))
+    with pytest.raises(
+        ModelError, match=r"tensor lm_head\.weight is \[130, 48\], but config\.json makes it \[131, 48\]"
+    ):
+        load(path)
