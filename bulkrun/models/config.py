@@ -201,7 +201,7 @@ def _ropes(
         rope = _rope(rope_keys(raw), keys, keys["rope_theta"])
         return tuple(rope if has else None for has in has_rope)
     nested = raw.get("rope_parameters") or {}
-    full = _rope(nested.get("full_attention") or rope_keys(raw), keys, keys["rope_theta"])
+    full = _rope(rope_keys(raw), keys, keys["rope_theta"])
     local_theta = keys["rope_local_base_freq"] or keys["rope_theta"]
     local = _rope(nested.get("sliding_attention") or {}, keys, local_theta)
     return tuple(full if window is None else local for window in windows)

@@ -1,6 +1,7 @@
 """The rotary embedding that a config.json asks for. Torch-free; `rotary_frequencies` turns it into numbers.
 
-transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`. Both are read.
+transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`, as model cards still do
+for longer contexts. All are read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bulkrun.errors import ModelError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _OLD_NAMES = {"su": "longrope"}
+_BESIDE_SCALING = ("partial_rotary_factor", "rope_theta")  # in the same keys, but not of the scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,28 @@ class RopeConfig:
 
 
 def rope_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rope keys of a parsed config.json, wherever its version of transformers put them, under today's names."""
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    for name in ("partial_rotary_factor", "rope_theta"):
+    """The rope keys of a parsed config.json, wherever its version of transformers put them, under today's names.
+
+    Where windowed layers have their own: those of the others.
+    """
+    parameters = raw.get("rope_parameters") or {}
+    rope = _scaled(parameters.get("full_attention") or parameters, raw.get("rope_scaling") or {})
+    for name in _BESIDE_SCALING:
         if not rope.get(name) and raw.get(name) is not None:
             rope[name] = raw[name]
     if raw.get("original_max_position_embeddings"):
         rope["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
     return rope
+
+
+def _scaled(parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """Both in one: `rope_scaling` wins, as in transformers. Somebody added it to stretch the context.
+
+    Of another scaling nothing is left where it names its type; the base frequency is the model's own.
+    """
+    is_whole = scaling.get("rope_type") or scaling.get("type")
+    kept = {name: value for name, value in parameters.items() if not is_whole or name in _BESIDE_SCALING}
+    return kept | dict(scaling)
 
 
 def _attention_factor(rope: Mapping[str, Any], rope_type: str, factor: float, original: int) -> float:

@@ -46,6 +46,14 @@ def test_old_and_new_rope_keys_mean_the_same() -> None:
     assert read(old).ropes[0].theta == 5e5
 
 
+def test_scaling_that_a_card_says_to_add_keeps_the_base_frequency() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    written = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e6, "short_factor": [1.0]}
+    both = read(LLAMA | {"rope_parameters": written, "rope_scaling": yarn})
+    assert both.ropes == read(LLAMA | {"rope_theta": 1e6, "rope_scaling": yarn}).ropes
+    assert read(LLAMA | {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": None}).ropes[0].theta == 1e6
+
+
 def test_old_and_new_dtype_keys_and_eos_lists() -> None:
     old = read(LLAMA | {"torch_dtype": "bfloat16", "eos_token_id": [5, 6]})
     new = read(LLAMA | {"dtype": "bfloat16", "eos_token_id": 5})

@@ -6,6 +6,7 @@ argmax is clear. Sizes are odd on purpose. No tokenizer is written: engine and m
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,26 @@ def save_tiny_model(
     model = make_tiny_model(variant, seed=seed, **overrides).to(dtype)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return Path(path)
+
+
+def save_published(path: Path, variant: str, *, seed: int = 0, **keys: Any) -> transformers.PreTrainedModel:
+    """Write a variant under a config.json as it may be on the hub, and return what transformers makes of that.
+
+    `keys` are the file's, besides the sizes: no version of transformers has written them anew.
+    """
+    architecture, changes = (VARIANTS | GENERAL_VARIANTS)[variant]
+    model_type = getattr(transformers, architecture).config_class.model_type
+    raw = {"architectures": [architecture], "model_type": model_type, **_SMALL, **changes, **keys}
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(raw))
+    config = transformers.AutoConfig.from_pretrained(path)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        _randomize(model)
+    model.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps(raw))
+    return model
 
 
 def edit_weights(path: Path, **changes: torch.Tensor | None) -> None:
