@@ -215,13 +215,18 @@ FAMILIES: Mapping[str, Family] = {
 
 # architectures that hold one of the families beside a vision tower, which is left alone
 _TEXT_PARTS: Mapping[str, str] = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+_OF_THE_WHOLE = ("bos_token_id", "eos_token_id")  # the text part's own do not know the end of a turn
 
 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parsed config.json as that of its text part, where the model has others; else as it is."""
     for name in raw.get("architectures") or ():
         if name in _TEXT_PARTS:
-            return {**raw, **raw.get("text_config", {}), "architectures": [_TEXT_PARTS[name]]}
+            text = raw.get("text_config") or {}
+            if not isinstance(text, Mapping):
+                raise ModelError(f"key 'text_config' is {text!r}, not an object; download the model again")
+            whole = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
+            return {**raw, **text, **whole, "architectures": [_TEXT_PARTS[name]]}
     return raw
 
 

@@ -168,6 +168,19 @@ def test_gemma3_old_and_new_rope_keys_mean_the_same() -> None:
     assert [(rope.theta, rope.factor) for rope in read(old).ropes if rope] == [(1e4, 1.0), (1e4, 1.0), (1e6, 8.0)]
 
 
+def test_the_end_of_a_turn_stands_beside_the_text_part() -> None:
+    text = {key: value for key, value in GEMMA3.items() if key != "architectures"}
+    wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "bos_token_id": None}
+    config = read(wrapper | {"text_config": text | {"eos_token_id": 1, "bos_token_id": 2}})
+    assert (config.eos_token_ids, config.bos_token_id, config.head_dim) == ((1, 106), 2, 32)
+    assert read(
+        {"architectures": wrapper["architectures"], "text_config": text | {"eos_token_id": 9}}
+    ).eos_token_ids == (9,)
+    assert read(wrapper | text | {"text_config": None}).num_layers == 3
+    with pytest.raises(ModelError, match=r"key 'text_config' is \[1\], not an object"):
+        read(wrapper | {"text_config": [1]})
+
+
 def test_gemma_scales_embeddings_and_queries_and_ties_by_default() -> None:
     gemma2 = read(GEMMA3 | {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 144})
     assert (gemma2.embedding_multiplier, gemma2.attention_scale, gemma2.head_dim) == (8.0, 1 / 12, 32)
