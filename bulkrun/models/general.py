@@ -142,6 +142,8 @@ def _refuse_what_is_missing(
             f"keys of {list(k_TKD.shape[1:])} and values of {list(v_TKD.shape[1:])} (heads, dimensions) in layer "
             f"{module.layer_idx}; one size for all, which config.json gives as {list(k_cache.shape[2:])}, is supported"
         )
+    if not others.get("is_causal", getattr(module, "is_causal", True)):
+        raise ModelError("its attention looks at later tokens as well; decoders that generate text do not")
     inputs = [name for name, value in others.items() if isinstance(value, torch.Tensor) and name != "position_ids"]
     if inputs:
         raise ModelError(f"its attention wants {', '.join(inputs)} besides queries, keys and values")

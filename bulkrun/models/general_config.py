@@ -60,6 +60,14 @@ _OWN_ATTENTION = (
     "GPTNeoForCausalLM", "GptOssForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM",
 )  # fmt: skip
 
+# encoders that can be decoders as well, where config.json says so
+_ENCODERS = (
+    "BertLMHeadModel", "BigBirdForCausalLM", "CamembertForCausalLM", "Data2VecTextForCausalLM", "ElectraForCausalLM",
+    "ErnieForCausalLM", "MegatronBertForCausalLM", "RemBertForCausalLM", "RoCBertForCausalLM", "RoFormerForCausalLM",
+    "RobertaForCausalLM", "RobertaPreLayerNormForCausalLM", "XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM",
+    "XmodForCausalLM",
+)  # fmt: skip
+
 # by the beginnings of their names; hybrids of which some have attention alone are told by their keys
 _RECURRENT = (
     "Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "Qwen3Next", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
@@ -95,6 +103,8 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
                          f"{' and '.join(_ATTENTION_KINDS)} are")  # fmt: skip
     if any(str(name).startswith(_RECURRENT) for name in names):
         raise ModelError(f"architecture {shown} is not supported: a recurrent model; models of attention only are")
+    if any(name in _ENCODERS for name in names) and not raw.get("is_decoder"):
+        raise ModelError(f"architecture {shown} is not supported: an encoder unless config.json has is_decoder: true")
     if any(name in _OWN_ATTENTION for name in names):
         raise ModelError(f"architecture {shown} is not supported: transformers cannot exchange its attention for ours")
     if raw.get("kv_lora_rank"):

@@ -104,6 +104,22 @@ def test_a_model_that_looks_at_its_neighbours_is_found_out(
         load_model(path, dtype=dtype, device="cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_encoders_are_refused_by_name_and_would_be_found_out(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 what a bidirectional attention changes can pass for rounding."""
+    sizes = {"intermediate_size": 72, "max_position_embeddings": 128}
+    path = save_untrained(tmp_path / "encoder", "BertLMHeadModel", **sizes)
+    with pytest.raises(ModelError, match=r"BertLMHeadModel is not supported: an encoder unless .* is_decoder: true"):
+        load_model(path, dtype=dtype, device="cpu")
+    monkeypatch.setattr(general_config, "_ENCODERS", ())
+    with pytest.raises(ModelError, match=r"BertLMHeadModel is not supported: its attention looks at later tokens"):
+        load_model(path, dtype=dtype, device="cpu")
+    decoder = save_untrained(tmp_path / "decoder", "BertLMHeadModel", is_decoder=True, **sizes)
+    assert load_model(decoder, dtype=dtype, device="cpu").config.architecture == "BertLMHeadModel"
+
+
 @pytest.mark.parametrize("layer_idx", [None, 7])
 def test_attention_layers_that_do_not_know_their_place_are_refused(
     layer_idx: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
