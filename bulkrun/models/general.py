@@ -29,6 +29,7 @@ ATTENTION_NAME = "bulkrun_paged"
 class _Step:
     """What a model's attention layers must know of the step that runs; all of them hold this one object."""
 
+    max_positions: int
     kv_cache: KVCache | None = None
     meta: AttentionMetadata | None = None
     layers: list[int] = field(default_factory=list)  # that have attended in this step, in order
@@ -40,7 +41,7 @@ class GeneralModel:
     def __init__(self, model: PreTrainedModel, config: ModelConfig) -> None:
         self.config = config
         self.model = model
-        self.step = _Step()
+        self.step = _Step(config.max_position_embeddings)
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 module.bulkrun_step = self.step
@@ -149,7 +150,8 @@ def _refuse_what_is_missing(
         raise ModelError(f"its attention wants {', '.join(inputs)} besides queries, keys and values")
     config = module.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and sliding_window is None and not _attends_to_all(config, module.layer_idx):
+    holds = window is not None and window < module.bulkrun_step.max_positions  # or no sequence is that long
+    if holds and sliding_window is None and not _attends_to_all(config, module.layer_idx):
         raise ModelError(f"its attention does not say where its sliding window of {window} holds")
 
 

@@ -18,7 +18,14 @@ from bulkrun.models.general import GeneralModel
 from bulkrun.models.general_config import TRIED
 from bulkrun.models.loader import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits
-from tests.models.tiny_models import GENERAL_VARIANTS, VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
+from tests.models.tiny_models import (
+    GENERAL_VARIANTS,
+    VARIANTS,
+    VOCAB_SIZE,
+    make_tiny_model,
+    save_published,
+    save_tiny_model,
+)
 
 SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6}
 
@@ -118,6 +125,16 @@ def test_encoders_are_refused_by_name_and_would_be_found_out(
         load_model(path, dtype=dtype, device="cpu")
     decoder = save_untrained(tmp_path / "decoder", "BertLMHeadModel", is_decoder=True, **sizes)
     assert load_model(decoder, dtype=dtype, device="cpu").config.architecture == "BertLMHeadModel"
+
+
+def test_a_window_of_which_nobody_says_where_it_holds_is_refused_unless_no_sequence_is_that_long(
+    tmp_path: Path,
+) -> None:
+    save_published(tmp_path, "phimoe", sliding_window=512, max_position_embeddings=512)
+    assert load(tmp_path).config.max_position_embeddings == 512
+    save_published(tmp_path, "phimoe", sliding_window=511, max_position_embeddings=512)
+    with pytest.raises(ModelError, match=r"PhimoeForCausalLM .* does not say where its sliding window of 511 holds"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("layer_idx", [None, 7])

@@ -159,7 +159,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoForCausalLM", {}),
     "persimmon": ("PersimmonForCausalLM", _NO_GQA),
     "phi": ("PhiForCausalLM", {}),
-    "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 131_072}),
     "qwen2_moe": (
         "Qwen2MoeForCausalLM",
         {**_EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 32},
