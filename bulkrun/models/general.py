@@ -157,7 +157,7 @@ def _refuse_what_is_missing(
 
 def _attends_to_all(config: Any, layer: int) -> bool:
     kinds = getattr(config, "layer_types", None)
-    return bool(kinds) and kinds[layer] == "full_attention"
+    return bool(kinds) and kinds[layer] in ("full_attention", "attention")
 
 
 def _head_of(model: PreTrainedModel) -> PreTrainedModel:

@@ -27,6 +27,7 @@ TRIED: Mapping[str, str] = {
     "Glm4ForCausalLM": "GLM-4-0414",
     "GlmForCausalLM": "GLM-4 (9B), GLM-Edge",
     "GraniteMoeForCausalLM": "Granite 3.x (mixture of experts)",
+    "GraniteMoeHybridForCausalLM": "Granite 4.0 (dense; those of attention alone)",
     "HeliumForCausalLM": "Helium",
     "HunYuanDenseV1ForCausalLM": "Hunyuan (dense)",
     "MinistralForCausalLM": "Ministral (8B)",
@@ -84,6 +85,7 @@ _KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_head
 _INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
+_ALSO_FULL = "attention"  # what hybrids call it
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 
 
@@ -91,10 +93,12 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
     """Raise ModelError, naming what it is, for a model that a paged KV cache can not serve."""
     names = raw.get("architectures") or [raw.get("model_type", "unknown")]
     shown = ", ".join(map(str, names))
-    kinds = sorted({str(kind) for kind in raw.get("layer_types") or ()} - set(_ATTENTION_KINDS))
+    named = {str(kind) for kind in raw.get("layer_types") or ()}
+    kinds = sorted(named - {*_ATTENTION_KINDS, _ALSO_FULL})
     if raw.get("is_encoder_decoder"):
         raise ModelError(f"architecture {shown} is not supported: an encoder-decoder; decoder-only models are")
-    if any(raw.get(key) for key in _STATE_SPACE_KEYS):
+    is_attention_alone = named and not kinds  # then the keys of a state are leftovers
+    if not is_attention_alone and any(raw.get(key) for key in _STATE_SPACE_KEYS):
         raise ModelError(
             f"architecture {shown} is not supported: layers that keep a state; models of attention only are"
         )

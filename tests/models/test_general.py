@@ -127,6 +127,20 @@ def test_encoders_are_refused_by_name_and_would_be_found_out(
     assert load_model(decoder, dtype=dtype, device="cpu").config.architecture == "BertLMHeadModel"
 
 
+def test_a_hybrid_of_attention_alone_runs_with_its_published_config(tmp_path: Path) -> None:
+    reference = save_published(tmp_path, "granitemoehybrid")
+    assert json.loads((tmp_path / "config.json").read_text())["layer_types"] == ["attention"] * 3
+    tokens = torch.arange(3, 60)
+    (ours,) = forced_logits(load(tmp_path), [tokens.tolist()], [31])
+    with torch.inference_mode():
+        theirs = reference(tokens[None]).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for kinds in (["attention", "mamba", "attention"], None):
+        with pytest.raises(ModelError, match="GraniteMoeHybridForCausalLM is not supported: layers"):
+            ModelConfig.from_dict(raw | {"layer_types": kinds})
+
+
 def test_a_window_of_which_nobody_says_where_it_holds_is_refused_unless_no_sequence_is_that_long(
     tmp_path: Path,
 ) -> None:
