@@ -25,7 +25,7 @@ from bulkrun.models.families import (
     text_part,
 )
 from bulkrun.models.general_config import refuse_impossible, sizes_of
-from bulkrun.models.rope import RopeConfig, rope_keys
+from bulkrun.models.rope import RopeConfig, max_positions, rope_keys
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -47,6 +47,11 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # bfloat16, float16 or float32: what the weights are stored in
+
+    @property
+    def reachable_positions(self) -> int:
+        """The longest sequences that somebody may ask for; `max_position_embeddings` is what is right unasked."""
+        return self.max_position_embeddings
 
     @staticmethod
     def from_dir(path: Path | str) -> ModelConfig:
@@ -118,6 +123,11 @@ class DecoderConfig(ModelConfig):
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
 
+    @property
+    def reachable_positions(self) -> int:
+        """Files with a linear factor give either the context after stretching or the one before: nobody can tell."""
+        return max(self.max_position_embeddings, *(rope.stretched_positions for rope in self.ropes if rope is not None))
+
     @classmethod
     def of_family(cls, architecture: str, family: Family, raw: Mapping[str, Any]) -> DecoderConfig:
         """Read a parsed config.json of the family. Raises ModelError for what the decoder cannot do."""
@@ -135,7 +145,7 @@ class DecoderConfig(ModelConfig):
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=_max_positions(keys, ropes),
+            max_position_embeddings=max_positions(rope_keys(raw), keys["max_position_embeddings"]),
             rms_norm_eps=keys["rms_norm_eps"],
             tie_word_embeddings=bool(keys["tie_word_embeddings"]),
             qkv_bias=family.qkv_bias or attention_bias,
@@ -212,11 +222,6 @@ def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> Rop
     if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
         raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
     return config
-
-
-def _max_positions(keys: Mapping[str, Any], ropes: tuple[RopeConfig | None, ...]) -> int:
-    limits = [rope.max_positions for rope in ropes if rope is not None and rope.max_positions is not None]
-    return min([int(keys["max_position_embeddings"]), *limits])
 
 
 def _activation(keys: Mapping[str, Any], family: Family) -> str:

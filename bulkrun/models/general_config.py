@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.rope import rope_keys
+from bulkrun.models.rope import max_positions, rope_keys
 
 # compared with transformers' own generate in the tests; any other decoder of transformers is checked when it loads
 TRIED: Mapping[str, str] = {
@@ -126,11 +126,9 @@ def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
                 f"architecture {raw['architectures'][0]} is not supported: config.json has none of {', '.join(names)}, "
                 f"which a decoder with a KV cache needs"
             )
-    rope = rope_keys(raw)
-    if rope.get("rope_type", rope.get("type")) == "longrope":  # see RopeConfig.max_positions
-        sizes["max_position_embeddings"] = rope.get(
-            "original_max_position_embeddings", sizes["max_position_embeddings"]
-        )
+    if raw["architectures"][0].startswith("Cohere"):  # Command R: positions of its training, and how far it reaches
+        sizes["max_position_embeddings"] = max(sizes["max_position_embeddings"], raw.get("model_max_length") or 0)
+    sizes["max_position_embeddings"] = max_positions(rope_keys(raw), sizes["max_position_embeddings"])
     kv_heads = 1 if raw.get("multi_query") else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
     return sizes | {
         "architecture": raw["architectures"][0],

@@ -41,8 +41,7 @@ class RopeConfig:
 
         `max_position_embeddings` is the context after stretching. Raises ModelError for a variant not in ROPE_TYPES.
         """
-        rope_type = rope.get("rope_type") or rope.get("type") or "default"
-        rope_type = "longrope" if "short_factor" in rope else _OLD_NAMES.get(rope_type, rope_type)
+        rope_type = _type_of(rope)
         if rope_type not in ROPE_TYPES:
             raise ModelError(f"rope type {rope_type!r} is not supported; these are: {', '.join(ROPE_TYPES)}")
         theta = float(rope.get("rope_theta") or theta)
@@ -67,13 +66,9 @@ class RopeConfig:
         )
 
     @property
-    def max_positions(self) -> int | None:
-        """Where this embedding ends; None: nowhere.
-
-        longrope changes every frequency once a sequence passes the original context, keys that are in a cache included:
-        what a token's key is would depend on tokens after it. So it ends there.
-        """
-        return self.original_max_position_embeddings if self.rope_type == "longrope" else None
+    def stretched_positions(self) -> int:
+        """What the factor makes of the original context; 0 for embeddings that do not say so."""
+        return int(self.factor * self.original_max_position_embeddings) if self.rope_type in ("linear", "yarn") else 0
 
 
 def rope_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -99,6 +94,26 @@ def _scaled(parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[s
     is_whole = scaling.get("rope_type") or scaling.get("type")
     kept = {name: value for name, value in parameters.items() if not is_whole or name in _BESIDE_SCALING}
     return kept | dict(scaling)
+
+
+def max_positions(rope: Mapping[str, Any], given: int) -> int:
+    """How far sequences reach with these rope keys, in a model whose config.json gives so many positions.
+
+    yarn: as far as its factor takes the original context, since model cards add it and leave the number as it was.
+    longrope changes every frequency once a sequence passes the original context, keys that are in a cache included:
+    what a token's key is would depend on tokens after it. So it ends there.
+    """
+    rope_type, original = _type_of(rope), rope.get("original_max_position_embeddings")
+    if rope_type == "longrope":
+        return min(given, int(original or given))
+    if rope_type == "yarn" and original and rope.get("factor"):
+        return max(given, int(float(rope["factor"]) * original))
+    return given
+
+
+def _type_of(rope: Mapping[str, Any]) -> str:
+    name = rope.get("rope_type") or rope.get("type") or "default"
+    return "longrope" if "short_factor" in rope else _OLD_NAMES.get(name, name)
 
 
 def _attention_factor(rope: Mapping[str, Any], rope_type: str, factor: float, original: int) -> float:

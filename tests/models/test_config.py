@@ -215,6 +215,26 @@ def test_phi3_longrope_ends_at_the_original_context() -> None:
     assert read(phi3 | {"rope_scaling": None}).max_position_embeddings == 512
 
 
+def test_the_context_that_a_scaling_buys() -> None:
+    """As the cards of Qwen have it: yarn beside the positions of before."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    for keys in (
+        {"rope_scaling": yarn},
+        {"rope_parameters": yarn},
+        {"rope_scaling": yarn, "max_position_embeddings": 8192},
+    ):
+        config = read(LLAMA | keys)
+        assert (config.max_position_embeddings, config.reachable_positions) == (8192, 8192)
+    assert read(LLAMA | {"rope_scaling": yarn | {"factor": 0.5}}).max_position_embeddings == 2048
+    unsaid = read(LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}})
+    linear = read(LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}})
+    for config in (unsaid, linear):
+        assert (config.max_position_embeddings, config.reachable_positions) == (2048, 8192)
+    assert read(LLAMA).reachable_positions == 2048
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 2048}
+    assert read(LLAMA | {"rope_scaling": llama3}).reachable_positions == 2048
+
+
 def test_smollm3_layers_without_rope_and_their_windows() -> None:
     smollm3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4}
     assert [rope is not None for rope in read(smollm3).ropes] == [True, True, True, False]

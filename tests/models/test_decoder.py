@@ -98,6 +98,23 @@ def test_scaling_added_to_the_keys_of_transformers_5_counts(
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("variant", "scaling"),
+    [("qwen2", YARN), ("qwen3", YARN | {"factor": 4.0}), ("llama", {"type": "linear", "factor": 3.0})],
+)
+def test_sequences_beyond_the_positions_that_a_scaling_stretches(
+    variant: str, scaling: dict[str, object], tmp_path: Path
+) -> None:
+    reference = save_published(tmp_path, variant, rope_scaling=scaling, max_position_embeddings=64)
+    model = load_model(tmp_path, dtype=torch.float32, device="cpu")
+    tokens = random_tokens(model.config.reachable_positions, seed=6)
+    assert len(tokens) > 64
+    (ours,) = forced_logits(model, [tokens], [100])
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
 def test_any_block_size_gives_the_same_logits(block_size: int, tmp_path: Path) -> None:
     tokens = random_tokens(50, seed=3)

@@ -231,3 +231,13 @@ def test_contexts_beyond_the_original_one_are_not_offered_where_longrope_would_c
     scaling = {"type": "longrope", "original_max_position_embeddings": 64}
     assert ModelConfig.from_dict(raw).max_position_embeddings == 512
     assert ModelConfig.from_dict(raw | {"rope_scaling": scaling}).max_position_embeddings == 64
+
+
+def test_contexts_that_other_keys_give() -> None:
+    raw = {"architectures": ["StableLmForCausalLM"], "max_position_embeddings": 512, **SIZES}
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert ModelConfig.from_dict(raw | {"rope_scaling": yarn}).max_position_embeddings == 1024
+    assert ModelConfig.from_dict(raw | {"model_max_length": 4096}).max_position_embeddings == 512
+    command_r = raw | {"architectures": ["CohereForCausalLM"], "model_max_length": 4096}
+    assert ModelConfig.from_dict(command_r).max_position_embeddings == 4096
+    assert ModelConfig.from_dict(command_r | {"model_max_length": None}).max_position_embeddings == 512
