@@ -1,7 +1,7 @@
 """What a checkpoint's config.json says: the sizes every model has, and for a family of the decoder its flags.
 
-Torch-free. What a family is stands in `families`; what none of them is goes the general way (`general_config`). What
-cannot run at all is refused by name.
+Torch-free. What a family is stands in `families`, which one a file is of in `architectures`; what is of none goes the
+general way (`general_config`). What cannot run at all is refused by name.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.architectures import find_family, text_part
 from bulkrun.models.families import (
     Family,
     NormPlacement,
     QKNorm,
-    find_family,
     read_keys,
     rope_layers,
     sliding_windows,
-    text_part,
 )
 from bulkrun.models.general_config import refuse_impossible, sizes_of
 from bulkrun.models.rope import RopeConfig, max_positions, rope_keys

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.architectures import refuse_other_parts
 from bulkrun.models.rope import max_positions, rope_keys
 
 # compared with transformers' own generate in the tests; any other decoder of transformers is checked when it loads
@@ -49,6 +50,10 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
     "state space, recurrent, hybrid": ("Mamba, RWKV, Jamba, Qwen3-Next, Falcon-H1 ...", "a state that is no KV cache"),
     "latent attention": ("DeepSeek V2, V3, R1; MiniCPM3", "keys and values of different sizes"),
+    "vision or audio beside text": (
+        "Qwen2.5-VL, Llama 4, Gemma 3n, Voxtral ...",
+        "prompts are text; see Gemma 3, Mistral",
+    ),
     "attention of their own": ("BLOOM, MPT, Falcon, GPT-J, GPT-Neo, CodeGen", "transformers cannot exchange it"),
     "attention sinks": ("GptOssForCausalLM", "a score without a token in every softmax"),
     "quantized checkpoints": ("GPTQ, AWQ, bitsandbytes ...", "use the bfloat16 or float16 checkpoint"),
@@ -97,6 +102,7 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
     kinds = sorted(named - {*_ATTENTION_KINDS, _ALSO_FULL})
     if raw.get("is_encoder_decoder"):
         raise ModelError(f"architecture {shown} is not supported: an encoder-decoder; decoder-only models are")
+    refuse_other_parts(raw)
     is_attention_alone = named and not kinds  # then the keys of a state are leftovers
     if not is_attention_alone and any(raw.get(key) for key in _STATE_SPACE_KEYS):
         raise ModelError(
@@ -113,6 +119,11 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
         raise ModelError(f"architecture {shown} is not supported: transformers cannot exchange its attention for ours")
     if raw.get("kv_lora_rank"):
         raise ModelError(f"architecture {shown} is not supported: latent attention; keys and values of one size are")
+    if not raw.get("architectures"):
+        raise ModelError(
+            f"config.json names no architectures, and model type {shown} alone does not tell; add the class that the "
+            'weights are of, such as "architectures": ["StableLmForCausalLM"]'
+        )
     if not any(str(name).endswith(_DECODERS) for name in names):
         raise ModelError(f"architecture {shown} is not supported; decoders that generate text are (`bulkrun models`)")
 

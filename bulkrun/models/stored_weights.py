@@ -59,6 +59,8 @@ def checked_tensors(
                 "the checkpoint is of another kind"
             )
     missing = sorted(set(wanted) - set(tensors))
+    if missing == [HEAD]:
+        raise ModelError(f"{path}: there is no {HEAD}, so this is no model that generates text (one for embeddings?)")
     if missing:
         shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise ModelError(f"{path}: {len(missing)} of {len(wanted)} tensors are missing: {shown}; download it again")

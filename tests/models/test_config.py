@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config import DecoderConfig, ModelConfig
+from bulkrun.models.families import FAMILIES
 from bulkrun.models.rope import RopeConfig
 
 LLAMA: dict[str, Any] = {
@@ -85,6 +87,12 @@ def test_biases_by_family() -> None:
     [
         ({"architectures": ["BertModel"]}, r"BertModel is not supported; decoders that generate text are"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, r"T5\w+ is not .*an encoder-"),
+        ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}},
+         r"Mistral3\w+ is not .* vision or audio part; these run as text: Gemma3\w+ with .* a mistral text_config"),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, r"Qwen2_5_VL\w+ is not .* vision or audio part"),
+        ({"architectures": ["PhiXForCausalLM"], "audio_config": {"layers": 1}}, r"PhiX.* a vision or audio part"),
+        ({"architectures": None, "model_type": "stablelm"}, r"model type stablelm alone does not tell"),
+        ({"architectures": ["LlamaModel"], "model_type": "mistral"}, r"LlamaModel is not supported; decoders that"),
         ({"architectures": ["MambaForCausalLM"], "state_size": 16}, r"MambaForCausalLM is not supported: layers that"),
         ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
          r"Qwen3NextForCausalLM is not supported: layers of type linear_attention; full_attention and sli"),
@@ -123,7 +131,7 @@ def test_unsupported_is_refused_by_name(changes: dict[str, Any], message: str, t
         (None, "no such file"),
         ("{", "not readable as JSON"),
         ("[1]", "holds a list"),
-        ("{}", "unknown is not supported"),
+        ("{}", "names no architectures, and model type unknown alone does not tell; add the class"),
     ],
 )
 def test_broken_config_file_is_named(text: str | None, message: str, tmp_path: Path) -> None:
@@ -179,6 +187,16 @@ def test_the_end_of_a_turn_stands_beside_the_text_part() -> None:
     assert read(wrapper | text | {"text_config": None}).num_layers == 3
     with pytest.raises(ModelError, match=r"key 'text_config' is \[1\], not an object"):
         read(wrapper | {"text_config": [1]})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_type_tells_the_family_where_no_architecture_does(name: str) -> None:
+    family, body = FAMILIES[name], name.removesuffix("ForCausalLM")
+    assert family.model_type == getattr(transformers, name).config_class.model_type
+    raw = LLAMA | {"model_type": family.model_type, "hidden_act": family.keys.get("hidden_act", "silu"), "head_dim": 16}
+    named = read(raw | {"architectures": [name]})
+    for names in (None, [], [f"{body}Model"]):
+        assert read(raw | {"architectures": names}) == named
 
 
 def test_gemma_scales_embeddings_and_queries_and_ties_by_default() -> None:

@@ -81,6 +81,24 @@ def test_the_text_part_of_a_model_that_also_sees(text_prefix: str, tmp_path: Pat
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+@torch.inference_mode()
+def test_the_text_part_of_mistral_small_and_not_of_its_successor(tmp_path: Path) -> None:
+    text = make_tiny_model("mistral").config.to_dict()
+    vision = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "head_dim": 16, "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    model = transformers.Mistral3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(3, 60)
+    (ours,) = forced_logits(load(tmp_path), [tokens.tolist()], [31])
+    torch.testing.assert_close(ours, model(input_ids=tokens[None]).logits[0], atol=1e-4, rtol=1e-4)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["text_config"]["model_type"] = "ministral3"
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match="a model with a vision or audio part"):
+        load(tmp_path)
+
+
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     single = load(save_tiny_model(tmp_path / "single", "llama"))
     sharded_path = save_tiny_model(tmp_path / "sharded", "llama", max_shard_size="40KB")

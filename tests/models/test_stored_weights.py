@@ -90,3 +90,12 @@ def test_a_head_of_another_shape_is_named(tmp_path: Path) -> None:
         ModelError, match=r"tensor lm_head\.weight is \[130, 48\], but config\.json makes it \[131, 48\]"
     ):
         load(path)
+
+
+def test_a_body_saved_under_its_own_name_with_a_head_is_a_whole_model(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_config(path, architectures=["LlamaModel"])
+    assert_is_what_transformers_loads(load(path), path)
+    edit_weights(path, lm_head__weight=None)
+    with pytest.raises(ModelError, match=r"no lm_head\.weight, so this is no model that generates text"):
+        load(path)
