@@ -13,7 +13,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _OLD_NAMES = {"su": "longrope"}
 _BESIDE_SCALING = ("partial_rotary_factor", "rope_theta")  # in the same keys, but not of the scaling
 
@@ -46,7 +46,7 @@ class RopeConfig:
             raise ModelError(f"rope type {rope_type!r} is not supported; these are: {', '.join(ROPE_TYPES)}")
         theta = float(rope.get("rope_theta") or theta)
         partial = float(rope.get("partial_rotary_factor") or 1.0)
-        if rope_type == "default":
+        if rope_type in ("default", "dynamic"):  # which changes frequencies only beyond max_position_embeddings
             return cls(theta=theta, partial_rotary_factor=partial)
         original = rope.get("original_max_position_embeddings") or max_position_embeddings
         factor = rope.get("factor") or max_position_embeddings / original

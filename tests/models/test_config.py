@@ -109,8 +109,7 @@ def test_biases_by_family() -> None:
         ({"architectures": ["MixtralForCausalLM"], "intermediate_size": 99}, r"experts of 64 by 99 .* multiples of 8"),
         ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; silu is"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized with gptq are not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope type 'dynamic' is not supported.*yarn, longrope"),
-        ({"rope_parameters": {"rope_type": "axial"}}, r"rope type 'axial' is not supported"),
+        ({"rope_parameters": {"rope_type": "axial"}}, r"rope type 'axial' is not supported.*yarn, longrope"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, r"dtype float8_e4m3fn is not supported; these are: bfloat16"),
         ({"num_key_value_heads": 3}, r"4 query heads over 3 key heads"),
@@ -251,6 +250,12 @@ def test_the_context_that_a_scaling_buys() -> None:
     assert read(LLAMA).reachable_positions == 2048
     llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 2048}
     assert read(LLAMA | {"rope_scaling": llama3}).reachable_positions == 2048
+
+
+def test_dynamic_scaling_ends_where_it_would_begin() -> None:
+    dynamic = read(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 5e5})
+    assert dynamic.ropes == read(LLAMA | {"rope_theta": 5e5}).ropes
+    assert (dynamic.max_position_embeddings, dynamic.reachable_positions) == (2048, 2048)
 
 
 def test_smollm3_layers_without_rope_and_their_windows() -> None:

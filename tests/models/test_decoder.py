@@ -115,6 +115,15 @@ def test_sequences_beyond_the_positions_that_a_scaling_stretches(
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
+def test_dynamic_scaling_is_none_up_to_the_models_positions(tmp_path: Path) -> None:
+    reference = save_published(tmp_path, "llama", rope_scaling={"type": "dynamic", "factor": 2.0})
+    model = load_model(tmp_path, dtype=torch.float32, device="cpu")
+    tokens = random_tokens(model.config.reachable_positions, seed=7)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(whole_prompt_logits(model, tokens), theirs, atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
 def test_any_block_size_gives_the_same_logits(block_size: int, tmp_path: Path) -> None:
     tokens = random_tokens(50, seed=3)
