@@ -25,6 +25,7 @@ from bulkrun.models.families import (
 )
 from bulkrun.models.general_config import refuse_impossible, sizes_of
 from bulkrun.models.rope import RopeConfig, max_positions, rope_keys
+from bulkrun.models.safetensors_header import stored_dtype
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -65,7 +66,7 @@ class ModelConfig:
         if not isinstance(raw, dict):
             raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; download the model again")
         try:
-            return ModelConfig.from_dict(raw)
+            return ModelConfig.from_dict(_with_dtype(raw, Path(path)))
         except KeyError as error:
             raise ModelError(f"{file}: key {error} is missing; download the model again") from None
         except ModelError as error:
@@ -168,10 +169,17 @@ class DecoderConfig(ModelConfig):
         )
 
 
+def _with_dtype(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`auto` is what the weights are stored in."""
+    is_auto = "auto" in (raw.get("dtype"), raw.get("torch_dtype"))
+    return raw | {"dtype": stored_dtype(path) or "float32"} if is_auto else raw
+
+
 def _refuse_quantized(raw: Mapping[str, Any]) -> None:
-    quantization = raw.get("quantization_config")
+    quantization = raw.get("quantization_config") or raw.get("compression_config")
     if quantization:
-        method = quantization.get("quant_method", "unknown")
+        is_object = isinstance(quantization, Mapping)
+        method = quantization.get("quant_method", "unknown") if is_object else quantization
         raise ModelError(
             f"weights quantized with {method} are not supported; use the model's {' or '.join(_DTYPES)} checkpoint"
         )

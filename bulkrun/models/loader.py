@@ -60,7 +60,7 @@ def load_model(
         from bulkrun.models.general_loader import load_general_model  # transformers takes seconds to import
 
         return load_general_model(path, config, dtype=dtype, device=device, is_dummy=is_dummy)
-    tensors = text_tensors(files)
+    tensors = text_tensors(files, is_tied=config.tie_word_embeddings)
     if config.tie_word_embeddings and has_own_head(tensors, dtype):
         config = replace(config, tie_word_embeddings=False)
     model = _empty_model(config, dtype, device, quantization)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.safetensors_header import read_header
 
 BUNDLED_PREFIX = "bundled:"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
@@ -30,7 +31,6 @@ _FINGERPRINT_FILES = (
     "vocab.json",
     "merges.txt",
 )
-_MAX_HEADER_BYTES = 100 * 2**20
 _BLOCKS, _BLOCK_BYTES = 16, 4096  # of each weights file, for its fingerprint
 
 
@@ -78,17 +78,6 @@ def _blocks(file: Path) -> bytes:
             stream.seek(last * number // (_BLOCKS - 1))
             blocks.append(stream.read(_BLOCK_BYTES))
     return b"".join(blocks)
-
-
-def read_header(file: Path) -> bytes:
-    """The JSON header of a safetensors file. Raises ModelError where the file is torn or no safetensors file."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
-        if not 0 < length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelError(f"{file}: torn or not a safetensors file ({size} bytes); download it again")
-        return stream.read(length)
 
 
 def generation_defaults(path: Path | str) -> dict[str, Any]:

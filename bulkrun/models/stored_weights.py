@@ -19,15 +19,25 @@ from bulkrun.models.config import DecoderConfig
 from bulkrun.models.read_ahead import PIECE_BYTES, read_tensors
 from bulkrun.models.tensor_names import EMBEDDING, HEAD, Target
 
-# older checkpoints stored constants; beside a text model there may be others
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.")
+# older checkpoints stored constants; beside a text model there may be others, and a value head of its training
+_IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.|^v_head\."
+)
+_QUANTIZED = re.compile(r"(qweight|qzeros|g_idx|scales|_scale(_inv|_2)?|absmax|quant_map)$|\.quant_state\.")
+_NOT_SUPPORTED = "which are not supported; use the model's bfloat16, float16 or float32 checkpoint"
+_BODY_EMBEDDING = EMBEDDING.removeprefix("model.")
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
 
 
-def text_tensors(files: list[Path]) -> dict[str, StoredTensor]:
+def text_tensors(files: list[Path], *, is_tied: bool) -> dict[str, StoredTensor]:
     """What the files hold for a text model, by name. Raises ModelError for a torn file."""
-    named = ((_text_name(stored.name), stored) for stored in stored_tensors(files))
-    return {name: stored._replace(name=name) for name, stored in named if not _IGNORED.search(name)}
+    named = {_text_name(stored.name): stored for stored in stored_tensors(files)}
+    kept = {name: stored for name, stored in named.items() if not _IGNORED.search(name)}
+    prefix = "model." if _BODY_EMBEDDING in kept else ""  # a body saved by itself
+    whole = {name if name == HEAD else prefix + name: stored for name, stored in kept.items()}
+    if is_tied and EMBEDDING not in whole and HEAD in whole:
+        whole[EMBEDDING] = whole.pop(HEAD)  # one of the two is enough
+    return {name: stored._replace(name=name) for name, stored in whole.items()}
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> bool:
@@ -53,6 +63,8 @@ def checked_tensors(
     for name, stored in tensors.items():
         if name in wanted:
             _check(stored, wanted[name], path)
+        elif _QUANTIZED.search(name):
+            raise ModelError(f"{path}: tensor {name} is of quantized weights, {_NOT_SUPPORTED}")
         elif not (name == HEAD and config.tie_word_embeddings):
             raise ModelError(
                 f"{path}: tensor {name} does not belong to a {config.architecture} with this config.json; "
@@ -83,10 +95,10 @@ def _pieces(stored: StoredTensor) -> Iterator[StoredTensor]:
 
 
 def _check(stored: StoredTensor, target: Target, path: Path) -> None:
+    if not stored.dtype.is_floating_point:
+        raise ModelError(f"{path}: tensor {stored.name} holds {stored.dtype}: quantized weights, {_NOT_SUPPORTED}")
     if stored.shape != target.shape:
         raise ModelError(
             f"{path}: tensor {stored.name} is {list(stored.shape)}, but config.json makes it {list(target.shape)}; "
             "config.json and weights are of different models"
         )
-    if not stored.dtype.is_floating_point:
-        raise ModelError(f"{path}: tensor {stored.name} holds {stored.dtype}: quantized weights are not supported")

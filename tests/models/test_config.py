@@ -109,6 +109,8 @@ def test_biases_by_family() -> None:
         ({"architectures": ["MixtralForCausalLM"], "intermediate_size": 99}, r"experts of 64 by 99 .* multiples of 8"),
         ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; silu is"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized with gptq are not supported"),
+        ({"quantization_config": "fp8"}, r"quantized with fp8 are not supported"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, r"quantized with compressed-tensors are not"),
         ({"rope_parameters": {"rope_type": "axial"}}, r"rope type 'axial' is not supported.*yarn, longrope"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, r"dtype float8_e4m3fn is not supported; these are: bfloat16"),

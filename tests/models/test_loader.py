@@ -207,10 +207,17 @@ def test_shard_named_in_the_index_but_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../outside.safetensors"}}'])
 def test_broken_index_is_named(index: str, tmp_path: Path) -> None:
-    path = save_tiny_model(tmp_path, "llama")
+    path = save_tiny_model(tmp_path, "llama", max_shard_size="40KB")
     (path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelError, match="index"):
         load(path)
+
+
+def test_an_index_beside_a_whole_file_is_stale(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    gone = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(gone))
+    assert torch.equal(load(path).embed_weight, make_tiny_model("llama").model.embed_tokens.weight)
 
 
 def test_default_dtype_on_a_cpu_is_one_it_multiplies_natively(tmp_path: Path) -> None:

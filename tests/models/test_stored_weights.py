@@ -12,10 +12,11 @@ import transformers
 
 from bulkrun.errors import ModelError
 from bulkrun.models import stored_weights
+from bulkrun.models.config import ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.loader import load_model
 from tests.models.paged_driver import forced_logits
-from tests.models.tiny_models import VOCAB_SIZE, edit_weights, make_tiny_model, save_tiny_model
+from tests.models.tiny_models import VOCAB_SIZE, edit_names, edit_weights, make_tiny_model, save_tiny_model
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(3))
 
@@ -99,3 +100,52 @@ def test_a_body_saved_under_its_own_name_with_a_head_is_a_whole_model(tmp_path: 
     edit_weights(path, lm_head__weight=None)
     with pytest.raises(ModelError, match=r"no lm_head\.weight, so this is no model that generates text"):
         load(path)
+
+
+def test_a_body_saved_by_itself_is_a_tied_model(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama_tied")
+    edit_names(path, lambda name: name.removeprefix("model."))
+    assert_is_what_transformers_loads(load(path), path)
+
+
+def test_a_tied_model_may_be_saved_with_its_head_alone(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama_tied")
+    edit_names(path, lambda name: name.replace("model.embed_tokens", "lm_head"))
+    assert_is_what_transformers_loads(load(path), path)
+    edit_config(path, tie_word_embeddings=False)
+    with pytest.raises(ModelError, match=r"1 of \d+ tensors are missing: model\.embed_tokens\.weight"):
+        load(path)
+
+
+def test_the_value_head_of_a_training_is_left_alone(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, v_head__summary__weight=torch.ones(1, 48), v_head__summary__bias=torch.ones(1))
+    assert_is_what_transformers_loads(load(path), path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qweight", "qzeros", "scales", "weight_scale", "input_scale", "weight_scale_inv", "k_scale", "weight.absmax"],
+)
+def test_quantized_weights_are_called_so_where_the_config_is_silent(name: str, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, **{f"model.layers.0.mlp.down_proj.{name}": torch.ones(1)})
+    with pytest.raises(ModelError, match=rf"down_proj\.{name} is of quantized weights, .* use the model's bfloat16"):
+        load(path)
+
+
+def test_packed_weights_are_called_quantized_whatever_their_shape(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, model__layers__0__mlp__down_proj__weight=torch.ones(9, 1, dtype=torch.uint8))
+    with pytest.raises(ModelError, match=r"down_proj\.weight holds torch\.uint8: quantized weights, which are not"):
+        load(path)
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_a_dtype_of_auto_is_what_most_weights_are_stored_in(key: str, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama", dtype=torch.bfloat16)
+    edit_weights(path, model__norm__weight=torch.ones(48))
+    edit_config(path, **({"dtype": None} | {key: "auto"}))
+    assert ModelConfig.from_dir(path).dtype == "bfloat16"
+    (path / "model.safetensors").unlink()
+    assert ModelConfig.from_dir(path).dtype == "float32"
