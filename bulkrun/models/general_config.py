@@ -6,7 +6,8 @@ Whether transformers has the architecture, and whether its attention can be exch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from bulkrun.errors import ModelError
@@ -96,36 +97,46 @@ _DECODERS = ("ForCausalLM", "LMHeadModel")
 
 def refuse_impossible(raw: Mapping[str, Any]) -> None:
     """Raise ModelError, naming what it is, for a model that a paged KV cache can not serve."""
-    names = raw.get("architectures") or [raw.get("model_type", "unknown")]
-    shown = ", ".join(map(str, names))
-    named = {str(kind) for kind in raw.get("layer_types") or ()}
-    kinds = sorted(named - {*_ATTENTION_KINDS, _ALSO_FULL})
-    if raw.get("is_encoder_decoder"):
-        raise ModelError(f"architecture {shown} is not supported: an encoder-decoder; decoder-only models are")
+    names = [str(name) for name in raw.get("architectures") or [raw.get("model_type", "unknown")]]
+    shown = ", ".join(names)
+    reason = next(chain(_reasons_of_layers(raw, names), _reasons_of_attention(raw, names)), None)
+    if reason is not None:
+        raise ModelError(f"architecture {shown} is not supported: {reason}")
     refuse_other_parts(raw)
-    is_attention_alone = named and not kinds  # then the keys of a state are leftovers
-    if not is_attention_alone and any(raw.get(key) for key in _STATE_SPACE_KEYS):
-        raise ModelError(
-            f"architecture {shown} is not supported: layers that keep a state; models of attention only are"
-        )
-    if kinds:
-        raise ModelError(f"architecture {shown} is not supported: layers of type {', '.join(kinds)}; "
-                         f"{' and '.join(_ATTENTION_KINDS)} are")  # fmt: skip
-    if any(str(name).startswith(_RECURRENT) for name in names):
-        raise ModelError(f"architecture {shown} is not supported: a recurrent model; models of attention only are")
-    if any(name in _ENCODERS for name in names) and not raw.get("is_decoder"):
-        raise ModelError(f"architecture {shown} is not supported: an encoder unless config.json has is_decoder: true")
-    if any(name in _OWN_ATTENTION for name in names):
-        raise ModelError(f"architecture {shown} is not supported: transformers cannot exchange its attention for ours")
-    if raw.get("kv_lora_rank"):
-        raise ModelError(f"architecture {shown} is not supported: latent attention; keys and values of one size are")
     if not raw.get("architectures"):
         raise ModelError(
             f"config.json names no architectures, and model type {shown} alone does not tell; add the class that the "
             'weights are of, such as "architectures": ["StableLmForCausalLM"]'
         )
-    if not any(str(name).endswith(_DECODERS) for name in names):
+    if not any(name.endswith(_DECODERS) for name in names):
         raise ModelError(f"architecture {shown} is not supported; decoders that generate text are (`bulkrun models`)")
+
+
+def _reasons_of_layers(raw: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    """Why its layers are not all decoder layers of attention."""
+    if raw.get("is_encoder_decoder"):
+        yield "an encoder-decoder; decoder-only models are"
+    named = {str(kind) for kind in raw.get("layer_types") or ()}
+    others = sorted(named - {*_ATTENTION_KINDS, _ALSO_FULL})
+    is_attention_alone = named and not others  # then the keys of a state are leftovers
+    if not is_attention_alone and any(raw.get(key) for key in _STATE_SPACE_KEYS):
+        yield "layers that keep a state; models of attention only are"
+    if others:
+        yield f"layers of type {', '.join(others)}; {' and '.join(_ATTENTION_KINDS)} are"
+    if any(name.startswith(_RECURRENT) for name in names):
+        yield "a recurrent model; models of attention only are"
+
+
+def _reasons_of_attention(raw: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    """Why its attention is not the one over a paged cache."""
+    if any(name in _ENCODERS for name in names) and not raw.get("is_decoder"):
+        yield "an encoder unless config.json has is_decoder: true"
+    if any(name in _OWN_ATTENTION for name in names):
+        yield "transformers cannot exchange its attention for ours"
+    if raw.get("kv_lora_rank"):
+        yield "latent attention; keys and values of one size are"
+    if raw.get("attention_chunk_size"):
+        yield f"attention within chunks of {raw['attention_chunk_size']} tokens"
 
 
 def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:

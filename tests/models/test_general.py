@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,38 @@ def test_a_window_of_which_nobody_says_where_it_holds_is_refused_unless_no_seque
     save_published(tmp_path, "phimoe", sliding_window=511, max_position_embeddings=512)
     with pytest.raises(ModelError, match=r"PhimoeForCausalLM .* does not say where its sliding window of 511 holds"):
         load(tmp_path)
+
+
+def test_attention_in_chunks_is_refused_by_name_and_would_be_found_out(tmp_path: Path) -> None:
+    """Llama 4 passes its chunks in masks alone, which a paged attention has no use for."""
+    sizes = {"intermediate_size": 72, "intermediate_size_mlp": 72, "head_dim": 16, "num_key_value_heads": 2}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "pad_token_id": 0}
+    path = save_untrained(tmp_path, "Llama4ForCausalLM", attention_chunk_size=32, **sizes, **experts)
+    raw = json.loads((path / "config.json").read_text())
+    del raw["layer_types"]
+    (path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=r"Llama4ForCausalLM is not supported: attention within chunks of 32 tokens"):
+        load(path)
+    del raw["attention_chunk_size"]
+    (path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=r"Llama4ForCausalLM .* does not tell its layers from its head"):
+        load(path)
+
+
+def test_errors_of_a_models_own_code_over_the_cache_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_tiny_model(tmp_path, "gpt2")
+    body = transformers.GPT2Model
+    forward = body.forward
+
+    @functools.wraps(forward)
+    def needs_a_mask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.config._attn_implementation != "eager":
+            raise AttributeError("no mask\nmore")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(body, "forward", needs_a_mask)
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel .* fails over the paged cache \(AttributeError: no mask\)"):
+        load(path)
 
 
 @pytest.mark.parametrize("layer_idx", [None, 7])
