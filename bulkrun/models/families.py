@@ -61,7 +61,7 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(
         "llama",
         "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",
-        "RoPE: default, linear, llama3, yarn",
+        "RoPE: default, linear, llama3, yarn, dynamic",
         _BIASES,
     ),
     "MistralForCausalLM": Family(

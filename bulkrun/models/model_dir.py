@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config import ModelConfig
 from bulkrun.models.safetensors_header import read_header
 
 BUNDLED_PREFIX = "bundled:"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+_NOT_FROM_HUB = ["consolidated*", "*/*"]  # the same weights under other names; adapters, exports to other formats
 _FINGERPRINT_FILES = (
     "config.json",
     "generation_config.json",
@@ -128,7 +130,9 @@ def _from_hub(name: str) -> Path:
 
     tried = f"no directory {name!r} here ({Path.cwd()}), and"
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+        config = snapshot_download(name, allow_patterns=["config.json"])
+        ModelConfig.from_dir(config)  # before gigabytes of what cannot be run
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_NOT_FROM_HUB))
     except HFValidationError:
         raise ModelError(f"model {name!r}: {tried} it is not a hub id (owner/name) either; check the name") from None
     except LocalEntryNotFoundError:
