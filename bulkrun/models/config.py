@@ -126,7 +126,8 @@ class DecoderConfig(ModelConfig):
     @property
     def reachable_positions(self) -> int:
         """Files with a linear factor give either the context after stretching or the one before: nobody can tell."""
-        return max(self.max_position_embeddings, *(rope.stretched_positions for rope in self.ropes if rope is not None))
+        stretched = [rope.stretched_positions for rope in self.ropes if rope is not None]
+        return max([self.max_position_embeddings, *stretched])
 
     @classmethod
     def of_family(cls, architecture: str, family: Family, raw: Mapping[str, Any]) -> DecoderConfig:

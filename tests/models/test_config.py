@@ -266,6 +266,7 @@ def test_smollm3_layers_without_rope_and_their_windows() -> None:
     named = read(smollm3 | {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 9})
     assert [rope is not None for rope in named.ropes] == [True, False, True, False]
     assert named.sliding_windows == (None, 9, None, 9)
+    assert read(smollm3 | {"no_rope_layers": [0] * 4}).reachable_positions == 32_768
 
 
 def test_experts_by_family_and_under_both_names() -> None:
