@@ -143,7 +143,7 @@ def _refuse_what_is_missing(
             f"keys of {list(k_TKD.shape[1:])} and values of {list(v_TKD.shape[1:])} (heads, dimensions) in layer "
             f"{module.layer_idx}; one size for all, which config.json gives as {list(k_cache.shape[2:])}, is supported"
         )
-    if not others.get("is_causal", getattr(module, "is_causal", True)):
+    if False in (others.get("is_causal"), getattr(module, "is_causal", None)):
         raise ModelError("its attention looks at later tokens as well; decoders that generate text do not")
     inputs = [name for name, value in others.items() if isinstance(value, torch.Tensor) and name != "position_ids"]
     if inputs:

@@ -7,9 +7,9 @@ stands in `stored_weights`, where each goes in `tensor_names`, where it lies in 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -62,7 +62,7 @@ def load_model(
         return load_general_model(path, config, dtype=dtype, device=device, is_dummy=is_dummy)
     tensors = text_tensors(files, is_tied=config.tie_word_embeddings)
     if config.tie_word_embeddings and has_own_head(tensors, dtype):
-        config = replace(config, tie_word_embeddings=False)
+        config = dataclasses.replace(config, tie_word_embeddings=False)
     model = _empty_model(config, dtype, device, quantization)
     if is_dummy:
         fill_with_random_weights(model)
