@@ -143,10 +143,10 @@ def _kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtyp
 
 
 def _longest_asked(model_config: ModelConfig, asked: int | None) -> int:
-    limit = model_config.max_position_embeddings
+    limit = model_config.reachable_positions
     if asked is not None and asked > limit:
         raise UsageError(f"engine.max_model_len: {asked} is above the model's {limit} positions; at most {limit}")
-    return asked or limit
+    return asked or model_config.max_position_embeddings
 
 
 def _too_small(where: str, longest: int, needed: int, token_bytes: float) -> UsageError:

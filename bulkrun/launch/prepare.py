@@ -54,8 +54,8 @@ class PreparedJob:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together that the plan allows."""
-        limit = self.model.max_position_embeddings
-        return min(self.spec.engine.max_model_len or limit, limit)
+        asked = self.spec.engine.max_model_len or self.model.max_position_embeddings
+        return min(asked, self.model.reachable_positions)
 
     def open_dataset(self, snapshot: Path | None = None) -> Dataset:
         """The input's rows. With `input.sql` they are fixed in `snapshot` once, or for this reading only."""

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from bulkrun.errors import ModelError
-from bulkrun.models.model_dir import read_header
+from bulkrun.models.safetensors_header import read_header
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -49,16 +49,17 @@ class StoredTensor(NamedTuple):
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a model's directory: those of the index, else the one there is.
+    """The safetensors files of a model's directory: the whole one, else those of the index, else the one there is.
 
+    An index beside a whole file is older, of shards that are gone or stale: transformers passes over it as well.
     Raises ModelError where files are missing, or there are only pickles, which could run code.
     """
-    index = path / _INDEX
+    whole, index = path / "model.safetensors", path / _INDEX
+    if whole.is_file():
+        return [whole]
     if index.is_file():
         return _indexed_files(index)
-    files = (
-        [path / "model.safetensors"] if (path / "model.safetensors").is_file() else sorted(path.glob("*.safetensors"))
-    )
+    files = sorted(path.glob("*.safetensors"))
     if len(files) == 1:
         return files
     if len(files) > 1:

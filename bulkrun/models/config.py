@@ -1,7 +1,7 @@
 """What a checkpoint's config.json says: the sizes every model has, and for a family of the decoder its flags.
 
-Torch-free. What a family is stands in `families`; what none of them is goes the general way (`general_config`). What
-cannot run at all is refused by name.
+Torch-free. What a family is stands in `families`, which one a file is of in `architectures`; what is of none goes the
+general way (`general_config`). What cannot run at all is refused by name.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.architectures import find_family, text_part
 from bulkrun.models.families import (
     Family,
     NormPlacement,
     QKNorm,
-    find_family,
     read_keys,
     rope_layers,
     sliding_windows,
-    text_part,
 )
 from bulkrun.models.general_config import refuse_impossible, sizes_of
-from bulkrun.models.rope import RopeConfig, rope_keys
+from bulkrun.models.rope import RopeConfig, max_positions, rope_keys
+from bulkrun.models.safetensors_header import stored_dtype
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -48,6 +48,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str  # bfloat16, float16 or float32: what the weights are stored in
 
+    @property
+    def reachable_positions(self) -> int:
+        """The longest sequences that somebody may ask for; `max_position_embeddings` is what is right unasked."""
+        return self.max_position_embeddings
+
     @staticmethod
     def from_dir(path: Path | str) -> ModelConfig:
         """Read `path`/config.json. Raises ModelError for a missing or broken file and for anything unsupported."""
@@ -61,7 +66,7 @@ class ModelConfig:
         if not isinstance(raw, dict):
             raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; download the model again")
         try:
-            return ModelConfig.from_dict(raw)
+            return ModelConfig.from_dict(_with_dtype(raw, Path(path)))
         except KeyError as error:
             raise ModelError(f"{file}: key {error} is missing; download the model again") from None
         except ModelError as error:
@@ -118,6 +123,12 @@ class DecoderConfig(ModelConfig):
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
 
+    @property
+    def reachable_positions(self) -> int:
+        """Files with a linear factor give either the context after stretching or the one before: nobody can tell."""
+        stretched = [rope.stretched_positions for rope in self.ropes if rope is not None]
+        return max([self.max_position_embeddings, *stretched])
+
     @classmethod
     def of_family(cls, architecture: str, family: Family, raw: Mapping[str, Any]) -> DecoderConfig:
         """Read a parsed config.json of the family. Raises ModelError for what the decoder cannot do."""
@@ -135,7 +146,7 @@ class DecoderConfig(ModelConfig):
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=_max_positions(keys, ropes),
+            max_position_embeddings=max_positions(rope_keys(raw), keys["max_position_embeddings"]),
             rms_norm_eps=keys["rms_norm_eps"],
             tie_word_embeddings=bool(keys["tie_word_embeddings"]),
             qkv_bias=family.qkv_bias or attention_bias,
@@ -159,10 +170,17 @@ class DecoderConfig(ModelConfig):
         )
 
 
+def _with_dtype(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`auto` is what the weights are stored in."""
+    is_auto = "auto" in (raw.get("dtype"), raw.get("torch_dtype"))
+    return raw | {"dtype": stored_dtype(path) or "float32"} if is_auto else raw
+
+
 def _refuse_quantized(raw: Mapping[str, Any]) -> None:
-    quantization = raw.get("quantization_config")
+    quantization = raw.get("quantization_config") or raw.get("compression_config")
     if quantization:
-        method = quantization.get("quant_method", "unknown")
+        is_object = isinstance(quantization, Mapping)
+        method = quantization.get("quant_method", "unknown") if is_object else quantization
         raise ModelError(
             f"weights quantized with {method} are not supported; use the model's {' or '.join(_DTYPES)} checkpoint"
         )
@@ -201,7 +219,7 @@ def _ropes(
         rope = _rope(rope_keys(raw), keys, keys["rope_theta"])
         return tuple(rope if has else None for has in has_rope)
     nested = raw.get("rope_parameters") or {}
-    full = _rope(nested.get("full_attention") or rope_keys(raw), keys, keys["rope_theta"])
+    full = _rope(rope_keys(raw), keys, keys["rope_theta"])
     local_theta = keys["rope_local_base_freq"] or keys["rope_theta"]
     local = _rope(nested.get("sliding_attention") or {}, keys, local_theta)
     return tuple(full if window is None else local for window in windows)
@@ -212,11 +230,6 @@ def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> Rop
     if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
         raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
     return config
-
-
-def _max_positions(keys: Mapping[str, Any], ropes: tuple[RopeConfig | None, ...]) -> int:
-    limits = [rope.max_positions for rope in ropes if rope is not None and rope.max_positions is not None]
-    return min([int(keys["max_position_embeddings"]), *limits])
 
 
 def _activation(keys: Mapping[str, Any], family: Family) -> str:

@@ -20,6 +20,7 @@ QKNorm = Literal["none", "head", "projection"]
 class Family:
     """What an architecture fixes, and what its config.json may say."""
 
+    model_type: str  # transformers' name for its configuration
     models: str  # which published models are of it
     notes: str
     keys: Mapping[str, Any] = field(default_factory=dict)  # read beyond _COMMON_KEYS, or with another default
@@ -58,12 +59,16 @@ _GEMMA: Mapping[str, Any] = {
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(
+        "llama",
         "Llama 2, 3, 3.1, 3.2 (text) and models of their shape",
-        "RoPE: default, linear, llama3, yarn",
+        "RoPE: default, linear, llama3, yarn, dynamic",
         _BIASES,
     ),
-    "MistralForCausalLM": Family("Mistral", "sliding window", _WINDOW),
+    "MistralForCausalLM": Family(
+        "mistral", "Mistral; the text part of Mistral Small 3.1, 3.2, Magistral", "sliding window", _WINDOW
+    ),
     "MixtralForCausalLM": Family(
+        "mixtral",
         "Mixtral",
         "mixture of experts",
         {
@@ -76,11 +81,18 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 2,
         },
     ),
-    "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", "biases, sliding window layers", _SWITCHED_WINDOW, qkv_bias=True),
+    "Qwen2ForCausalLM": Family(
+        "qwen2", "Qwen2, Qwen2.5", "biases, sliding window layers", _SWITCHED_WINDOW, qkv_bias=True
+    ),
     "Qwen3ForCausalLM": Family(
-        "Qwen3 (dense)", "QK-norm", _SWITCHED_WINDOW | {"head_dim": 128, "attention_bias": False}, qk_norm="head"
+        "qwen3",
+        "Qwen3 (dense)",
+        "QK-norm",
+        _SWITCHED_WINDOW | {"head_dim": 128, "attention_bias": False},
+        qk_norm="head",
     ),
     "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
         "Qwen3 (mixture of experts)",
         "QK-norm",
         {
@@ -99,6 +111,7 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm="head",
     ),
     "GemmaForCausalLM": Family(
+        "gemma",
         "Gemma",
         "scaled embeddings",
         {
@@ -115,6 +128,7 @@ FAMILIES: Mapping[str, Family] = {
         scales_embeddings=True,
     ),
     "Gemma2ForCausalLM": Family(
+        "gemma2",
         "Gemma 2",
         "soft-caps, sliding window layers",
         _GEMMA
@@ -130,6 +144,7 @@ FAMILIES: Mapping[str, Family] = {
         scales_embeddings=True,
     ),
     "Gemma3ForCausalLM": Family(
+        "gemma3_text",
         "Gemma 3 (text; of the larger ones the text part)",
         "QK-norm, sliding window layers with a RoPE of their own",
         _GEMMA
@@ -150,6 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         scales_embeddings=True,
     ),
     "Phi3ForCausalLM": Family(
+        "phi3",
         "Phi-3, Phi-3.5 (mini, medium), Phi-4, Phi-4-mini",
         "partial RoPE; longrope models up to their original context",
         {
@@ -160,6 +176,7 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "Olmo2ForCausalLM": Family(
+        "olmo2",
         "OLMo 2",
         "norms after attention and MLP, QK-norm of the whole projection",
         {"rms_norm_eps": 1e-5, "attention_bias": False},
@@ -168,6 +185,7 @@ FAMILIES: Mapping[str, Family] = {
         norm_rounds_once=True,
     ),
     "Olmo3ForCausalLM": Family(
+        "olmo3",
         "OLMo 3",
         "as OLMo 2, sliding window layers without RoPE scaling",
         {
@@ -184,6 +202,7 @@ FAMILIES: Mapping[str, Family] = {
         norm_rounds_once=True,
     ),
     "SmolLM3ForCausalLM": Family(
+        "smollm3",
         "SmolLM3",
         "layers without RoPE",
         {
@@ -200,6 +219,7 @@ FAMILIES: Mapping[str, Family] = {
         | _BIASES,
     ),
     "GraniteForCausalLM": Family(
+        "granite",
         "Granite 3.x (dense)",
         "multipliers of embeddings, residuals, attention and logits",
         {
@@ -211,26 +231,6 @@ FAMILIES: Mapping[str, Family] = {
         | _BIASES,
     ),
 }
-
-
-# architectures that hold one of the families beside a vision tower, which is left alone
-_TEXT_PARTS: Mapping[str, str] = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
-
-
-def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parsed config.json as that of its text part, where the model has others; else as it is."""
-    for name in raw.get("architectures") or ():
-        if name in _TEXT_PARTS:
-            return {**raw, **raw.get("text_config", {}), "architectures": [_TEXT_PARTS[name]]}
-    return raw
-
-
-def find_family(raw: Mapping[str, Any]) -> tuple[str, Family] | None:
-    """The architecture of a parsed config.json and its row, or None where it has none."""
-    for name in raw.get("architectures") or ():
-        if name in FAMILIES:
-            return name, FAMILIES[name]
-    return None
 
 
 def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:

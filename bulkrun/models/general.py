@@ -29,6 +29,7 @@ ATTENTION_NAME = "bulkrun_paged"
 class _Step:
     """What a model's attention layers must know of the step that runs; all of them hold this one object."""
 
+    max_positions: int
     kv_cache: KVCache | None = None
     meta: AttentionMetadata | None = None
     layers: list[int] = field(default_factory=list)  # that have attended in this step, in order
@@ -40,7 +41,7 @@ class GeneralModel:
     def __init__(self, model: PreTrainedModel, config: ModelConfig) -> None:
         self.config = config
         self.model = model
-        self.step = _Step()
+        self.step = _Step(config.max_position_embeddings)
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 module.bulkrun_step = self.step
@@ -142,18 +143,21 @@ def _refuse_what_is_missing(
             f"keys of {list(k_TKD.shape[1:])} and values of {list(v_TKD.shape[1:])} (heads, dimensions) in layer "
             f"{module.layer_idx}; one size for all, which config.json gives as {list(k_cache.shape[2:])}, is supported"
         )
+    if False in (others.get("is_causal"), getattr(module, "is_causal", None)):
+        raise ModelError("its attention looks at later tokens as well; decoders that generate text do not")
     inputs = [name for name, value in others.items() if isinstance(value, torch.Tensor) and name != "position_ids"]
     if inputs:
         raise ModelError(f"its attention wants {', '.join(inputs)} besides queries, keys and values")
     config = module.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and sliding_window is None and not _attends_to_all(config, module.layer_idx):
+    holds = window is not None and window < module.bulkrun_step.max_positions  # or no sequence is that long
+    if holds and sliding_window is None and not _attends_to_all(config, module.layer_idx):
         raise ModelError(f"its attention does not say where its sliding window of {window} holds")
 
 
 def _attends_to_all(config: Any, layer: int) -> bool:
     kinds = getattr(config, "layer_types", None)
-    return bool(kinds) and kinds[layer] == "full_attention"
+    return bool(kinds) and kinds[layer] in ("full_attention", "attention")
 
 
 def _head_of(model: PreTrainedModel) -> PreTrainedModel:

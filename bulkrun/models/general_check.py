@@ -8,6 +8,8 @@ half precision, rounding hides what is small.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -30,21 +32,16 @@ _NUM_EXPERTS_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "m
 def check_against_own_attention(model: GeneralModel) -> None:
     """Raise ModelError, naming the architecture, for a model that is not the same over the paged cache."""
     name = model.config.architecture
+    if model.model.base_model is model.model:
+        raise ModelError(f"{name} is not supported: transformers does not tell its layers from its head")
     if "position_ids" not in inspect.signature(model.model.base_model.forward).parameters:
         raise ModelError(f"{name} is not supported: it takes no positions, so sequences cannot share a step")
     limit = min(model.config.vocab_size, 1000)
     sequences = [torch.arange(7, 7 + 13 * length, 13, device=model.device) % limit for length in _LENS]
-    try:
+    with _errors_named(name, "transformers' own code fails with it"):  # before anything of ours has run
         theirs = [_own_logits(model, tokens) for tokens in sequences]
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # before anything of ours has run
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ModelError(f"{name} is not supported: transformers' own code fails with it ({reason})") from error
-    try:
+    with _errors_named(name, "it fails over the paged cache"):
         ours = _paged_logits(model, sequences)
-    except ModelError as error:
-        raise ModelError(f"{name} is not supported: {error}") from None
     if model.step.layers != list(range(model.config.num_layers)):
         raise ModelError(f"{name} is not supported: its attention cannot be exchanged in transformers")
     worst = max(_distance(*rows) for rows in zip(ours, theirs, _FIRST_COMPARED, strict=True))
@@ -53,6 +50,20 @@ def check_against_own_attention(model: GeneralModel) -> None:
             f"{name} is not supported: over the paged cache its logits are off by {worst:.1%} of their spread; "
             "something in it besides attention looks at other tokens"
         )
+
+
+@contextmanager
+def _errors_named(name: str, what: str) -> Iterator[None]:
+    """Whatever goes wrong in a model's own code is a ModelError, but for memory, which somebody may free."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except ModelError as error:
+        raise ModelError(f"{name} is not supported: {error}") from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ModelError(f"{name} is not supported: {what} ({reason})") from error
 
 
 def _paged_logits(model: GeneralModel, sequences: list[torch.Tensor]) -> list[torch.Tensor]:

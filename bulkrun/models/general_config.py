@@ -6,11 +6,13 @@ Whether transformers has the architecture, and whether its attention can be exch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.rope import rope_keys
+from bulkrun.models.architectures import refuse_other_parts
+from bulkrun.models.rope import max_positions, rope_keys
 
 # compared with transformers' own generate in the tests; any other decoder of transformers is checked when it loads
 TRIED: Mapping[str, str] = {
@@ -27,6 +29,7 @@ TRIED: Mapping[str, str] = {
     "Glm4ForCausalLM": "GLM-4-0414",
     "GlmForCausalLM": "GLM-4 (9B), GLM-Edge",
     "GraniteMoeForCausalLM": "Granite 3.x (mixture of experts)",
+    "GraniteMoeHybridForCausalLM": "Granite 4.0 (dense; those of attention alone)",
     "HeliumForCausalLM": "Helium",
     "HunYuanDenseV1ForCausalLM": "Hunyuan (dense)",
     "MinistralForCausalLM": "Ministral (8B)",
@@ -48,6 +51,10 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
     "state space, recurrent, hybrid": ("Mamba, RWKV, Jamba, Qwen3-Next, Falcon-H1 ...", "a state that is no KV cache"),
     "latent attention": ("DeepSeek V2, V3, R1; MiniCPM3", "keys and values of different sizes"),
+    "vision or audio beside text": (
+        "Qwen2.5-VL, Llama 4, Gemma 3n, Voxtral ...",
+        "prompts are text; see Gemma 3, Mistral",
+    ),
     "attention of their own": ("BLOOM, MPT, Falcon, GPT-J, GPT-Neo, CodeGen", "transformers cannot exchange it"),
     "attention sinks": ("GptOssForCausalLM", "a score without a token in every softmax"),
     "quantized checkpoints": ("GPTQ, AWQ, bitsandbytes ...", "use the bfloat16 or float16 checkpoint"),
@@ -58,6 +65,14 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
 _OWN_ATTENTION = (
     "BloomForCausalLM", "CodeGenForCausalLM", "DiffLlamaForCausalLM", "FalconForCausalLM", "GPTJForCausalLM",
     "GPTNeoForCausalLM", "GptOssForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM",
+)  # fmt: skip
+
+# encoders that can be decoders as well, where config.json says so
+_ENCODERS = (
+    "BertLMHeadModel", "BigBirdForCausalLM", "CamembertForCausalLM", "Data2VecTextForCausalLM", "ElectraForCausalLM",
+    "ErnieForCausalLM", "MegatronBertForCausalLM", "RemBertForCausalLM", "RoCBertForCausalLM", "RoFormerForCausalLM",
+    "RobertaForCausalLM", "RobertaPreLayerNormForCausalLM", "XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM",
+    "XmodForCausalLM",
 )  # fmt: skip
 
 # by the beginnings of their names; hybrids of which some have attention alone are told by their keys
@@ -76,31 +91,52 @@ _KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_head
 _INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
+_ALSO_FULL = "attention"  # what hybrids call it
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 
 
 def refuse_impossible(raw: Mapping[str, Any]) -> None:
     """Raise ModelError, naming what it is, for a model that a paged KV cache can not serve."""
-    names = raw.get("architectures") or [raw.get("model_type", "unknown")]
-    shown = ", ".join(map(str, names))
-    kinds = sorted({str(kind) for kind in raw.get("layer_types") or ()} - set(_ATTENTION_KINDS))
-    if raw.get("is_encoder_decoder"):
-        raise ModelError(f"architecture {shown} is not supported: an encoder-decoder; decoder-only models are")
-    if any(raw.get(key) for key in _STATE_SPACE_KEYS):
+    names = [str(name) for name in raw.get("architectures") or [raw.get("model_type", "unknown")]]
+    shown = ", ".join(names)
+    reason = next(chain(_reasons_of_layers(raw, names), _reasons_of_attention(raw, names)), None)
+    if reason is not None:
+        raise ModelError(f"architecture {shown} is not supported: {reason}")
+    refuse_other_parts(raw)
+    if not raw.get("architectures"):
         raise ModelError(
-            f"architecture {shown} is not supported: layers that keep a state; models of attention only are"
+            f"config.json names no architectures, and model type {shown} alone does not tell; add the class that the "
+            'weights are of, such as "architectures": ["StableLmForCausalLM"]'
         )
-    if kinds:
-        raise ModelError(f"architecture {shown} is not supported: layers of type {', '.join(kinds)}; "
-                         f"{' and '.join(_ATTENTION_KINDS)} are")  # fmt: skip
-    if any(str(name).startswith(_RECURRENT) for name in names):
-        raise ModelError(f"architecture {shown} is not supported: a recurrent model; models of attention only are")
-    if any(name in _OWN_ATTENTION for name in names):
-        raise ModelError(f"architecture {shown} is not supported: transformers cannot exchange its attention for ours")
-    if raw.get("kv_lora_rank"):
-        raise ModelError(f"architecture {shown} is not supported: latent attention; keys and values of one size are")
-    if not any(str(name).endswith(_DECODERS) for name in names):
+    if not any(name.endswith(_DECODERS) for name in names):
         raise ModelError(f"architecture {shown} is not supported; decoders that generate text are (`bulkrun models`)")
+
+
+def _reasons_of_layers(raw: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    """Why its layers are not all decoder layers of attention."""
+    if raw.get("is_encoder_decoder"):
+        yield "an encoder-decoder; decoder-only models are"
+    named = {str(kind) for kind in raw.get("layer_types") or ()}
+    others = sorted(named - {*_ATTENTION_KINDS, _ALSO_FULL})
+    is_attention_alone = named and not others  # then the keys of a state are leftovers
+    if not is_attention_alone and any(raw.get(key) for key in _STATE_SPACE_KEYS):
+        yield "layers that keep a state; models of attention only are"
+    if others:
+        yield f"layers of type {', '.join(others)}; {' and '.join(_ATTENTION_KINDS)} are"
+    if any(name.startswith(_RECURRENT) for name in names):
+        yield "a recurrent model; models of attention only are"
+
+
+def _reasons_of_attention(raw: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    """Why its attention is not the one over a paged cache."""
+    if any(name in _ENCODERS for name in names) and not raw.get("is_decoder"):
+        yield "an encoder unless config.json has is_decoder: true"
+    if any(name in _OWN_ATTENTION for name in names):
+        yield "transformers cannot exchange its attention for ours"
+    if raw.get("kv_lora_rank"):
+        yield "latent attention; keys and values of one size are"
+    if raw.get("attention_chunk_size"):
+        yield f"attention within chunks of {raw['attention_chunk_size']} tokens"
 
 
 def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,11 +148,9 @@ def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
                 f"architecture {raw['architectures'][0]} is not supported: config.json has none of {', '.join(names)}, "
                 f"which a decoder with a KV cache needs"
             )
-    rope = rope_keys(raw)
-    if rope.get("rope_type", rope.get("type")) == "longrope":  # see RopeConfig.max_positions
-        sizes["max_position_embeddings"] = rope.get(
-            "original_max_position_embeddings", sizes["max_position_embeddings"]
-        )
+    if raw["architectures"][0].startswith("Cohere"):  # Command R: positions of its training, and how far it reaches
+        sizes["max_position_embeddings"] = max(sizes["max_position_embeddings"], raw.get("model_max_length") or 0)
+    sizes["max_position_embeddings"] = max_positions(rope_keys(raw), sizes["max_position_embeddings"])
     kv_heads = 1 if raw.get("multi_query") else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
     return sizes | {
         "architecture": raw["architectures"][0],

@@ -1,12 +1,13 @@
 """Weights from a checkpoint into a `Decoder`: memory never exceeds the model, one tensor and what is read ahead.
 
-A missing, unexpected or mis-shaped tensor is an error that names it, before anything large is read. Which tensor goes
-where stands in `tensor_names`, where it lies in `checkpoint`, how it gets into memory in `read_ahead`.
+A missing, unexpected or mis-shaped tensor is an error that names it, before the model is read. Which tensors there are
+stands in `stored_weights`, where each goes in `tensor_names`, where it lies in `checkpoint`, how it gets into memory in
+`read_ahead`.
 """
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 
 from bulkrun.errors import ModelError
-from bulkrun.models.checkpoint import StoredTensor, stored_tensors, weight_files
+from bulkrun.models.checkpoint import StoredTensor, weight_files
 from bulkrun.models.compiled_layers import compile_layers
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
@@ -26,12 +27,10 @@ from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.layers import Linear, SparseMLP
 from bulkrun.models.quantization import quantize_projections, refuse_quantization, store_quantized
 from bulkrun.models.read_ahead import read_tensors, release_pinned
+from bulkrun.models.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.tensor_names import Target, targets
 from bulkrun.ops.linear import can_pack_bfloat16
 
-# older checkpoints stored constants; beside a text model there may be others
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.")
-_TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
 _HUGE_PAGE_BYTES = 2 * 2**20
 
 
@@ -62,11 +61,14 @@ def load_model(
         from bulkrun.models.general_loader import load_general_model  # transformers takes seconds to import
 
         return load_general_model(path, config, dtype=dtype, device=device, is_dummy=is_dummy)
+    tensors = text_tensors(files, is_tied=config.tie_word_embeddings)
+    if config.tie_word_embeddings and has_own_head(tensors, dtype):
+        config = dataclasses.replace(config, tie_word_embeddings=False)
     model = _empty_model(config, dtype, device, quantization)
     if is_dummy:
         fill_with_random_weights(model)
     else:
-        _fill(model, files, path, pack=not deterministic)
+        _fill(model, tensors, path, pack=not deterministic)
     if deterministic:
         return make_invariant(model.eval())
     model.pack_weights()
@@ -123,21 +125,21 @@ def cpu_multiplies_bfloat16() -> bool:
     return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
-def _fill(model: Decoder, files: list[Path], path: Path, *, pack: bool) -> None:
+def _fill(model: Decoder, tensors: Mapping[str, StoredTensor], path: Path, *, pack: bool) -> None:
     """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
     wanted = dict(targets(model))
-    stored = _find(wanted, files, model.config, path)
+    stored = checked_tensors(wanted, tensors, model.config, path)
     unfilled = Counter(_memory(target.view) for target in wanted.values())
     packers = _packers(model) if pack else {}
     is_on_host = model.device.type == "cpu"
 
     def place(one: StoredTensor) -> torch.Tensor | None:
-        target = wanted[_text_name(one.name)]
+        target = wanted[one.name]
         takes_bytes = target.view.dtype == one.dtype and target.view.shape == one.shape and target.scale is None
         return target.view if is_on_host and takes_bytes and target.view.is_contiguous() else None
 
     for one, tensor in read_tensors(stored, place, pinned=not is_on_host):
-        target = wanted.pop(_text_name(one.name))
+        target = wanted.pop(one.name)
         _store(tensor, target)
         memory = _memory(target.view)
         unfilled[memory] -= 1
@@ -161,42 +163,6 @@ def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
 def _memory(tensor: torch.Tensor) -> int:
     """What the parts of a fused matrix have in common."""
     return tensor.untyped_storage().data_ptr()
-
-
-def _find(wanted: Mapping[str, Target], files: list[Path], config: DecoderConfig, path: Path) -> list[StoredTensor]:
-    """The stored tensors that are wanted, all of them there and as they must be."""
-    found: dict[str, StoredTensor] = {}
-    for stored in stored_tensors(files):
-        name = _text_name(stored.name)
-        if name in wanted:
-            _check(stored, wanted[name], name, path)
-            found[name] = stored
-        elif not (_IGNORED.search(name) or (name == "lm_head.weight" and config.tie_word_embeddings)):
-            raise ModelError(
-                f"{path}: tensor {name} does not belong to a {config.architecture} with this config.json; "
-                "the checkpoint is of another kind"
-            )
-    missing = sorted(set(wanted) - set(found))
-    if missing:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise ModelError(f"{path}: {len(missing)} of {len(wanted)} tensors are missing: {shown}; download it again")
-    return list(found.values())
-
-
-def _text_name(name: str) -> str:
-    """A tensor's name as it is where there is nothing but a text model."""
-    match = _TEXT_PREFIX.match(name)
-    return name if match is None else name.replace(match[0], "model." if match[1] else "", 1)
-
-
-def _check(stored: StoredTensor, target: Target, name: str, path: Path) -> None:
-    if stored.shape != target.shape:
-        raise ModelError(
-            f"{path}: tensor {name} is {list(stored.shape)}, but config.json makes it {list(target.shape)}; "
-            "config.json and weights are of different models"
-        )
-    if not stored.dtype.is_floating_point:
-        raise ModelError(f"{path}: tensor {name} holds {stored.dtype}: quantized weights are not supported")
 
 
 def _store(tensor: torch.Tensor, target: Target) -> None:

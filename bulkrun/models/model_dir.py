@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.safetensors_header import read_header
 
 BUNDLED_PREFIX = "bundled:"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+_NOT_FROM_HUB = ["consolidated*", "*/*"]  # the same weights under other names; adapters, exports to other formats
 _FINGERPRINT_FILES = (
     "config.json",
     "generation_config.json",
@@ -30,7 +33,6 @@ _FINGERPRINT_FILES = (
     "vocab.json",
     "merges.txt",
 )
-_MAX_HEADER_BYTES = 100 * 2**20
 _BLOCKS, _BLOCK_BYTES = 16, 4096  # of each weights file, for its fingerprint
 
 
@@ -78,17 +80,6 @@ def _blocks(file: Path) -> bytes:
             stream.seek(last * number // (_BLOCKS - 1))
             blocks.append(stream.read(_BLOCK_BYTES))
     return b"".join(blocks)
-
-
-def read_header(file: Path) -> bytes:
-    """The JSON header of a safetensors file. Raises ModelError where the file is torn or no safetensors file."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
-        if not 0 < length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelError(f"{file}: torn or not a safetensors file ({size} bytes); download it again")
-        return stream.read(length)
 
 
 def generation_defaults(path: Path | str) -> dict[str, Any]:
@@ -139,7 +130,9 @@ def _from_hub(name: str) -> Path:
 
     tried = f"no directory {name!r} here ({Path.cwd()}), and"
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+        config = snapshot_download(name, allow_patterns=["config.json"])
+        ModelConfig.from_dir(config)  # before gigabytes of what cannot be run
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_NOT_FROM_HUB))
     except HFValidationError:
         raise ModelError(f"model {name!r}: {tried} it is not a hub id (owner/name) either; check the name") from None
     except LocalEntryNotFoundError:

@@ -1,6 +1,7 @@
 """The rotary embedding that a config.json asks for. Torch-free; `rotary_frequencies` turns it into numbers.
 
-transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`. Both are read.
+transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`, as model cards still do
+for longer contexts. All are read.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _OLD_NAMES = {"su": "longrope"}
+_BESIDE_SCALING = ("partial_rotary_factor", "rope_theta")  # in the same keys, but not of the scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,12 @@ class RopeConfig:
 
         `max_position_embeddings` is the context after stretching. Raises ModelError for a variant not in ROPE_TYPES.
         """
-        rope_type = rope.get("rope_type") or rope.get("type") or "default"
-        rope_type = "longrope" if "short_factor" in rope else _OLD_NAMES.get(rope_type, rope_type)
+        rope_type = _type_of(rope)
         if rope_type not in ROPE_TYPES:
             raise ModelError(f"rope type {rope_type!r} is not supported; these are: {', '.join(ROPE_TYPES)}")
         theta = float(rope.get("rope_theta") or theta)
         partial = float(rope.get("partial_rotary_factor") or 1.0)
-        if rope_type == "default":
+        if rope_type in ("default", "dynamic"):  # which changes frequencies only beyond max_position_embeddings
             return cls(theta=theta, partial_rotary_factor=partial)
         original = rope.get("original_max_position_embeddings") or max_position_embeddings
         factor = rope.get("factor") or max_position_embeddings / original
@@ -65,24 +66,54 @@ class RopeConfig:
         )
 
     @property
-    def max_positions(self) -> int | None:
-        """Where this embedding ends; None: nowhere.
-
-        longrope changes every frequency once a sequence passes the original context, keys that are in a cache included:
-        what a token's key is would depend on tokens after it. So it ends there.
-        """
-        return self.original_max_position_embeddings if self.rope_type == "longrope" else None
+    def stretched_positions(self) -> int:
+        """What the factor makes of the original context; 0 for embeddings that do not say so."""
+        return int(self.factor * self.original_max_position_embeddings) if self.rope_type in ("linear", "yarn") else 0
 
 
 def rope_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rope keys of a parsed config.json, wherever its version of transformers put them, under today's names."""
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    for name in ("partial_rotary_factor", "rope_theta"):
+    """The rope keys of a parsed config.json, wherever its version of transformers put them, under today's names.
+
+    Where windowed layers have their own: those of the others.
+    """
+    parameters = raw.get("rope_parameters") or {}
+    rope = _scaled(parameters.get("full_attention") or parameters, raw.get("rope_scaling") or {})
+    for name in _BESIDE_SCALING:
         if not rope.get(name) and raw.get(name) is not None:
             rope[name] = raw[name]
     if raw.get("original_max_position_embeddings"):
         rope["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
     return rope
+
+
+def _scaled(parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """Both in one: `rope_scaling` wins, as in transformers. Somebody added it to stretch the context.
+
+    Of another scaling nothing is left where it names its type; the base frequency is the model's own.
+    """
+    is_whole = scaling.get("rope_type") or scaling.get("type")
+    kept = {name: value for name, value in parameters.items() if not is_whole or name in _BESIDE_SCALING}
+    return kept | dict(scaling)
+
+
+def max_positions(rope: Mapping[str, Any], given: int) -> int:
+    """How far sequences reach with these rope keys, in a model whose config.json gives so many positions.
+
+    yarn: as far as its factor takes the original context, since model cards add it and leave the number as it was.
+    longrope changes every frequency once a sequence passes the original context, keys that are in a cache included:
+    what a token's key is would depend on tokens after it. So it ends there.
+    """
+    rope_type, original = _type_of(rope), rope.get("original_max_position_embeddings")
+    if rope_type == "longrope":
+        return min(given, int(original or given))
+    if rope_type == "yarn" and original and rope.get("factor"):
+        return max(given, int(float(rope["factor"]) * original))
+    return given
+
+
+def _type_of(rope: Mapping[str, Any]) -> str:
+    name = rope.get("rope_type") or rope.get("type") or "default"
+    return "longrope" if "short_factor" in rope else _OLD_NAMES.get(name, name)
 
 
 def _attention_factor(rope: Mapping[str, Any], rope_type: str, factor: float, original: int) -> float:

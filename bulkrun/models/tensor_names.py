@@ -33,6 +33,7 @@ class _ExpertNames(NamedTuple):
     down: str
 
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FUSED_IN_CHECKPOINT = ("Phi3ForCausalLM",)  # q, k, v in one tensor, gate and up in another
 _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
@@ -53,10 +54,10 @@ _NORM_NAMES: Mapping[str, Mapping[str, str]] = {
 def targets(model: Decoder) -> Iterator[tuple[str, Target]]:
     """Every tensor that a checkpoint of this config must hold, and where it goes."""
     config = model.config
-    yield "model.embed_tokens.weight", _whole(model.embed_weight)
+    yield EMBEDDING, _whole(model.embed_weight)
     yield "model.norm.weight", _norm(model.norm, config)
     if not config.tie_word_embeddings:
-        yield "lm_head.weight", _whole(model.lm_head.weight)
+        yield HEAD, _whole(model.lm_head.weight)
     for i, layer in enumerate(model.layers):
         yield from _layer_targets(f"model.layers.{i}.", layer, config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def test_defaults_use_the_models_length_and_no_more_memory_than_is_useful(model_
     assert config.max_model_len == model_config.max_position_embeddings
     assert config.num_blocks == 1 + config.max_num_seqs * config.max_blocks_per_seq
     assert config.max_num_batched_tokens >= config.max_num_seqs
+
+
+def test_a_longer_context_than_the_default_is_there_for_those_who_ask(model_dir) -> None:
+    raw = json.loads((model_dir("llama") / "config.json").read_text())
+    stretched = ModelConfig.from_dict(raw | {"rope_parameters": {"rope_type": "linear", "factor": 4.0}})
+    assert _resolve(stretched).max_model_len == 512
+    assert _resolve(stretched, max_model_len=2048).max_model_len == 2048
+    with pytest.raises(UsageError, match=r"max_model_len: 2049 is above the model's 2048 positions; at most 2048"):
+        _resolve(stretched, max_model_len=2049)
 
 
 def test_memory_bounds_the_pool_and_then_the_length(model_config: ModelConfig) -> None:

@@ -86,3 +86,13 @@ def test_min_tokens_are_compared_with_the_models_max_tokens_where_the_job_has_no
         JobFileError, match=r"300 is more than max_tokens, 256 \(the default, .*; set sampling\.max_tok"
     ):
         prepared({}, min_tokens=300)
+
+
+def test_the_plan_allows_as_long_a_context_as_the_engine_does() -> None:
+    file = Path("model/config.json")
+    raw = json.loads(file.read_text()) | {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    file.write_text(json.dumps(raw))
+    job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
+    given = raw["max_position_embeddings"]
+    for asked, allowed in ((None, given), (2 * given - 1, 2 * given - 1), (9 * given, 2 * given)):
+        assert prepare(job_of({**job, "engine": {"max_model_len": asked}})).max_model_len == allowed

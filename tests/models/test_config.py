@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config import DecoderConfig, ModelConfig
+from bulkrun.models.families import FAMILIES
 from bulkrun.models.rope import RopeConfig
 
 LLAMA: dict[str, Any] = {
@@ -46,6 +48,14 @@ def test_old_and_new_rope_keys_mean_the_same() -> None:
     assert read(old).ropes[0].theta == 5e5
 
 
+def test_scaling_that_a_card_says_to_add_keeps_the_base_frequency() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    written = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e6, "short_factor": [1.0]}
+    both = read(LLAMA | {"rope_parameters": written, "rope_scaling": yarn})
+    assert both.ropes == read(LLAMA | {"rope_theta": 1e6, "rope_scaling": yarn}).ropes
+    assert read(LLAMA | {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": None}).ropes[0].theta == 1e6
+
+
 def test_old_and_new_dtype_keys_and_eos_lists() -> None:
     old = read(LLAMA | {"torch_dtype": "bfloat16", "eos_token_id": [5, 6]})
     new = read(LLAMA | {"dtype": "bfloat16", "eos_token_id": 5})
@@ -77,6 +87,12 @@ def test_biases_by_family() -> None:
     [
         ({"architectures": ["BertModel"]}, r"BertModel is not supported; decoders that generate text are"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, r"T5\w+ is not .*an encoder-"),
+        ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}},
+         r"Mistral3\w+ is not .* vision or audio part; these run as text: Gemma3\w+ with .* a mistral text_config"),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, r"Qwen2_5_VL\w+ is not .* vision or audio part"),
+        ({"architectures": ["PhiXForCausalLM"], "audio_config": {"layers": 1}}, r"PhiX.* a vision or audio part"),
+        ({"architectures": None, "model_type": "stablelm"}, r"model type stablelm alone does not tell"),
+        ({"architectures": ["LlamaModel"], "model_type": "mistral"}, r"LlamaModel is not supported; decoders that"),
         ({"architectures": ["MambaForCausalLM"], "state_size": 16}, r"MambaForCausalLM is not supported: layers that"),
         ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
          r"Qwen3NextForCausalLM is not supported: layers of type linear_attention; full_attention and sli"),
@@ -93,8 +109,9 @@ def test_biases_by_family() -> None:
         ({"architectures": ["MixtralForCausalLM"], "intermediate_size": 99}, r"experts of 64 by 99 .* multiples of 8"),
         ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; silu is"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized with gptq are not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope type 'dynamic' is not supported.*yarn, longrope"),
-        ({"rope_parameters": {"rope_type": "axial"}}, r"rope type 'axial' is not supported"),
+        ({"quantization_config": "fp8"}, r"quantized with fp8 are not supported"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, r"quantized with compressed-tensors are not"),
+        ({"rope_parameters": {"rope_type": "axial"}}, r"rope type 'axial' is not supported.*yarn, longrope"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, r"dtype float8_e4m3fn is not supported; these are: bfloat16"),
         ({"num_key_value_heads": 3}, r"4 query heads over 3 key heads"),
@@ -115,7 +132,7 @@ def test_unsupported_is_refused_by_name(changes: dict[str, Any], message: str, t
         (None, "no such file"),
         ("{", "not readable as JSON"),
         ("[1]", "holds a list"),
-        ("{}", "unknown is not supported"),
+        ("{}", "names no architectures, and model type unknown alone does not tell; add the class"),
     ],
 )
 def test_broken_config_file_is_named(text: str | None, message: str, tmp_path: Path) -> None:
@@ -160,6 +177,29 @@ def test_gemma3_old_and_new_rope_keys_mean_the_same() -> None:
     assert [(rope.theta, rope.factor) for rope in read(old).ropes if rope] == [(1e4, 1.0), (1e4, 1.0), (1e6, 8.0)]
 
 
+def test_the_end_of_a_turn_stands_beside_the_text_part() -> None:
+    text = {key: value for key, value in GEMMA3.items() if key != "architectures"}
+    wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "bos_token_id": None}
+    config = read(wrapper | {"text_config": text | {"eos_token_id": 1, "bos_token_id": 2}})
+    assert (config.eos_token_ids, config.bos_token_id, config.head_dim) == ((1, 106), 2, 32)
+    assert read(
+        {"architectures": wrapper["architectures"], "text_config": text | {"eos_token_id": 9}}
+    ).eos_token_ids == (9,)
+    assert read(wrapper | text | {"text_config": None}).num_layers == 3
+    with pytest.raises(ModelError, match=r"key 'text_config' is \[1\], not an object"):
+        read(wrapper | {"text_config": [1]})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_type_tells_the_family_where_no_architecture_does(name: str) -> None:
+    family, body = FAMILIES[name], name.removesuffix("ForCausalLM")
+    assert family.model_type == getattr(transformers, name).config_class.model_type
+    raw = LLAMA | {"model_type": family.model_type, "hidden_act": family.keys.get("hidden_act", "silu"), "head_dim": 16}
+    named = read(raw | {"architectures": [name]})
+    for names in (None, [], [f"{body}Model"]):
+        assert read(raw | {"architectures": names}) == named
+
+
 def test_gemma_scales_embeddings_and_queries_and_ties_by_default() -> None:
     gemma2 = read(GEMMA3 | {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 144})
     assert (gemma2.embedding_multiplier, gemma2.attention_scale, gemma2.head_dim) == (8.0, 1 / 12, 32)
@@ -194,12 +234,39 @@ def test_phi3_longrope_ends_at_the_original_context() -> None:
     assert read(phi3 | {"rope_scaling": None}).max_position_embeddings == 512
 
 
+def test_the_context_that_a_scaling_buys() -> None:
+    """As the cards of Qwen have it: yarn beside the positions of before."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    for keys in (
+        {"rope_scaling": yarn},
+        {"rope_parameters": yarn},
+        {"rope_scaling": yarn, "max_position_embeddings": 8192},
+    ):
+        config = read(LLAMA | keys)
+        assert (config.max_position_embeddings, config.reachable_positions) == (8192, 8192)
+    assert read(LLAMA | {"rope_scaling": yarn | {"factor": 0.5}}).max_position_embeddings == 2048
+    unsaid = read(LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}})
+    linear = read(LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}})
+    for config in (unsaid, linear):
+        assert (config.max_position_embeddings, config.reachable_positions) == (2048, 8192)
+    assert read(LLAMA).reachable_positions == 2048
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 2048}
+    assert read(LLAMA | {"rope_scaling": llama3}).reachable_positions == 2048
+
+
+def test_dynamic_scaling_ends_where_it_would_begin() -> None:
+    dynamic = read(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 5e5})
+    assert dynamic.ropes == read(LLAMA | {"rope_theta": 5e5}).ropes
+    assert (dynamic.max_position_embeddings, dynamic.reachable_positions) == (2048, 2048)
+
+
 def test_smollm3_layers_without_rope_and_their_windows() -> None:
     smollm3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4}
     assert [rope is not None for rope in read(smollm3).ropes] == [True, True, True, False]
     named = read(smollm3 | {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 9})
     assert [rope is not None for rope in named.ropes] == [True, False, True, False]
     assert named.sliding_windows == (None, 9, None, 9)
+    assert read(smollm3 | {"no_rope_layers": [0] * 4}).reachable_positions == 32_768
 
 
 def test_experts_by_family_and_under_both_names() -> None:

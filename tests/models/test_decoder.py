@@ -11,7 +11,7 @@ from bulkrun.models.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.loader import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits, make_metadata
-from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
+from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_published, save_tiny_model
 
 TOLERANCE = 2e-4  # either side is up to 9e-5 away from float64 (gemma, whose logits spread by 3)
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
@@ -68,6 +68,60 @@ def test_paged_steps_of_a_mixed_batch_equal_transformers(variant: str, tmp_path:
         torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), atol=TOLERANCE, rtol=0)
         assert_same_tokens(ours, theirs)
+
+
+NESTED_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e4},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 7e3},
+}
+FLAT_ROPE = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("variant", "parameters", "scaling"),
+    [
+        ("qwen3", FLAT_ROPE, YARN | {"rope_theta": 3e4}),
+        ("llama", FLAT_ROPE, {"type": "linear", "factor": 4.0, "rope_theta": 5e4}),
+        ("gemma3", NESTED_ROPE, {"rope_type": "linear", "factor": 8.0}),
+        ("olmo3", NESTED_ROPE, YARN),
+        ("olmo3", NESTED_ROPE | {"full_attention": YARN | {"rope_theta": 5e4}}, {"factor": 2.0}),
+    ],
+)
+def test_scaling_added_to_the_keys_of_transformers_5_counts(
+    variant: str, parameters: dict[str, object], scaling: dict[str, object], tmp_path: Path
+) -> None:
+    reference = save_published(tmp_path, variant, rope_parameters=parameters, rope_scaling=scaling)
+    tokens = random_tokens(200, seed=5)
+    ours = whole_prompt_logits(load_model(tmp_path, dtype=torch.float32, device="cpu"), tokens)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "scaling"),
+    [("qwen2", YARN), ("qwen3", YARN | {"factor": 4.0}), ("llama", {"type": "linear", "factor": 3.0})],
+)
+def test_sequences_beyond_the_positions_that_a_scaling_stretches(
+    variant: str, scaling: dict[str, object], tmp_path: Path
+) -> None:
+    reference = save_published(tmp_path, variant, rope_scaling=scaling, max_position_embeddings=64)
+    model = load_model(tmp_path, dtype=torch.float32, device="cpu")
+    tokens = random_tokens(model.config.reachable_positions, seed=6)
+    assert len(tokens) > 64
+    (ours,) = forced_logits(model, [tokens], [100])
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_dynamic_scaling_is_none_up_to_the_models_positions(tmp_path: Path) -> None:
+    reference = save_published(tmp_path, "llama", rope_scaling={"type": "dynamic", "factor": 2.0})
+    model = load_model(tmp_path, dtype=torch.float32, device="cpu")
+    tokens = random_tokens(model.config.reachable_positions, seed=7)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(whole_prompt_logits(model, tokens), theirs, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from bulkrun.models.general import GeneralModel
 from bulkrun.models.general_config import TRIED
 from bulkrun.models.loader import load_model
 from tests.models.paged_driver import assert_same_tokens, forced_logits
-from tests.models.tiny_models import GENERAL_VARIANTS, VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
+from tests.models.tiny_models import (
+    GENERAL_VARIANTS,
+    VARIANTS,
+    VOCAB_SIZE,
+    make_tiny_model,
+    save_published,
+    save_tiny_model,
+)
 
 SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6}
 
@@ -104,6 +112,78 @@ def test_a_model_that_looks_at_its_neighbours_is_found_out(
         load_model(path, dtype=dtype, device="cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_encoders_are_refused_by_name_and_would_be_found_out(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 what a bidirectional attention changes can pass for rounding."""
+    sizes = {"intermediate_size": 72, "max_position_embeddings": 128}
+    path = save_untrained(tmp_path / "encoder", "BertLMHeadModel", **sizes)
+    with pytest.raises(ModelError, match=r"BertLMHeadModel is not supported: an encoder unless .* is_decoder: true"):
+        load_model(path, dtype=dtype, device="cpu")
+    monkeypatch.setattr(general_config, "_ENCODERS", ())
+    with pytest.raises(ModelError, match=r"BertLMHeadModel is not supported: its attention looks at later tokens"):
+        load_model(path, dtype=dtype, device="cpu")
+    decoder = save_untrained(tmp_path / "decoder", "BertLMHeadModel", is_decoder=True, **sizes)
+    assert load_model(decoder, dtype=dtype, device="cpu").config.architecture == "BertLMHeadModel"
+
+
+def test_a_hybrid_of_attention_alone_runs_with_its_published_config(tmp_path: Path) -> None:
+    reference = save_published(tmp_path, "granitemoehybrid")
+    assert json.loads((tmp_path / "config.json").read_text())["layer_types"] == ["attention"] * 3
+    tokens = torch.arange(3, 60)
+    (ours,) = forced_logits(load(tmp_path), [tokens.tolist()], [31])
+    with torch.inference_mode():
+        theirs = reference(tokens[None]).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for kinds in (["attention", "mamba", "attention"], None):
+        with pytest.raises(ModelError, match="GraniteMoeHybridForCausalLM is not supported: layers"):
+            ModelConfig.from_dict(raw | {"layer_types": kinds})
+
+
+def test_a_window_of_which_nobody_says_where_it_holds_is_refused_unless_no_sequence_is_that_long(
+    tmp_path: Path,
+) -> None:
+    save_published(tmp_path, "phimoe", sliding_window=512, max_position_embeddings=512)
+    assert load(tmp_path).config.max_position_embeddings == 512
+    save_published(tmp_path, "phimoe", sliding_window=511, max_position_embeddings=512)
+    with pytest.raises(ModelError, match=r"PhimoeForCausalLM .* does not say where its sliding window of 511 holds"):
+        load(tmp_path)
+
+
+def test_attention_in_chunks_is_refused_by_name_and_would_be_found_out(tmp_path: Path) -> None:
+    """Llama 4 passes its chunks in masks alone, which a paged attention has no use for."""
+    sizes = {"intermediate_size": 72, "intermediate_size_mlp": 72, "head_dim": 16, "num_key_value_heads": 2}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "pad_token_id": 0}
+    path = save_untrained(tmp_path, "Llama4ForCausalLM", attention_chunk_size=32, **sizes, **experts)
+    raw = json.loads((path / "config.json").read_text())
+    del raw["layer_types"]
+    (path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=r"Llama4ForCausalLM is not supported: attention within chunks of 32 tokens"):
+        load(path)
+    del raw["attention_chunk_size"]
+    (path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=r"Llama4ForCausalLM .* does not tell its layers from its head"):
+        load(path)
+
+
+def test_errors_of_a_models_own_code_over_the_cache_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_tiny_model(tmp_path, "gpt2")
+    body = transformers.GPT2Model
+    forward = body.forward
+
+    @functools.wraps(forward)
+    def needs_a_mask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.config._attn_implementation != "eager":
+            raise AttributeError("no mask\nmore")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(body, "forward", needs_a_mask)
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel .* fails over the paged cache \(AttributeError: no mask\)"):
+        load(path)
+
+
 @pytest.mark.parametrize("layer_idx", [None, 7])
 def test_attention_layers_that_do_not_know_their_place_are_refused(
     layer_idx: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -184,3 +264,13 @@ def test_contexts_beyond_the_original_one_are_not_offered_where_longrope_would_c
     scaling = {"type": "longrope", "original_max_position_embeddings": 64}
     assert ModelConfig.from_dict(raw).max_position_embeddings == 512
     assert ModelConfig.from_dict(raw | {"rope_scaling": scaling}).max_position_embeddings == 64
+
+
+def test_contexts_that_other_keys_give() -> None:
+    raw = {"architectures": ["StableLmForCausalLM"], "max_position_embeddings": 512, **SIZES}
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert ModelConfig.from_dict(raw | {"rope_scaling": yarn}).max_position_embeddings == 1024
+    assert ModelConfig.from_dict(raw | {"model_max_length": 4096}).max_position_embeddings == 512
+    command_r = raw | {"architectures": ["CohereForCausalLM"], "model_max_length": 4096}
+    assert ModelConfig.from_dict(command_r).max_position_embeddings == 4096
+    assert ModelConfig.from_dict(command_r | {"model_max_length": None}).max_position_embeddings == 512

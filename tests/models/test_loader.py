@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bulkrun import ops
 from bulkrun.errors import ModelError
@@ -19,29 +18,11 @@ from bulkrun.models.decoder import Decoder
 from bulkrun.models.loader import default_dtype, load_model
 from bulkrun.ops.linear import can_pack_bfloat16
 from tests.models.paged_driver import forced_logits
-from tests.models.tiny_models import make_tiny_model, save_tiny_model
+from tests.models.tiny_models import edit_names, edit_weights, make_tiny_model, save_tiny_model
 
 
 def load(path: Path) -> Decoder:
     return load_model(path, dtype=torch.float32, device="cpu")
-
-
-def edit_weights(path: Path, **changes: torch.Tensor | None) -> None:
-    """Rewrite the checkpoint with tensors added, replaced, or (None) removed; `__` in a name stands for a dot."""
-    file = path / "model.safetensors"
-    tensors = load_file(file)
-    for key, tensor in changes.items():
-        name = key.replace("__", ".")
-        tensors.pop(name, None)
-        if tensor is not None:
-            tensors[name] = tensor
-    save_file(tensors, file)
-
-
-def edit_names(path: Path, rename: Callable[[str], str]) -> None:
-    """Rewrite the checkpoint with other tensor names."""
-    file = path / "model.safetensors"
-    save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file)
 
 
 def test_fused_parameters_hold_the_checkpoints_rows(tmp_path: Path) -> None:
@@ -100,6 +81,24 @@ def test_the_text_part_of_a_model_that_also_sees(text_prefix: str, tmp_path: Pat
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+@torch.inference_mode()
+def test_the_text_part_of_mistral_small_and_not_of_its_successor(tmp_path: Path) -> None:
+    text = make_tiny_model("mistral").config.to_dict()
+    vision = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "head_dim": 16, "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    model = transformers.Mistral3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(3, 60)
+    (ours,) = forced_logits(load(tmp_path), [tokens.tolist()], [31])
+    torch.testing.assert_close(ours, model(input_ids=tokens[None]).logits[0], atol=1e-4, rtol=1e-4)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["text_config"]["model_type"] = "ministral3"
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match="a model with a vision or audio part"):
+        load(tmp_path)
+
+
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     single = load(save_tiny_model(tmp_path / "single", "llama"))
     sharded_path = save_tiny_model(tmp_path / "sharded", "llama", max_shard_size="40KB")
@@ -142,7 +141,7 @@ def test_weights_beyond_the_memory_that_is_left_are_refused(tmp_path: Path, monk
 
 def test_known_leftovers_are_ignored(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "llama_tied")
-    edit_weights(path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4), lm_head__weight=torch.ones(3))
+    edit_weights(path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4))
     assert load(path).config.tie_word_embeddings
 
 
@@ -208,10 +207,17 @@ def test_shard_named_in_the_index_but_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../outside.safetensors"}}'])
 def test_broken_index_is_named(index: str, tmp_path: Path) -> None:
-    path = save_tiny_model(tmp_path, "llama")
+    path = save_tiny_model(tmp_path, "llama", max_shard_size="40KB")
     (path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelError, match="index"):
         load(path)
+
+
+def test_an_index_beside_a_whole_file_is_stale(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    gone = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(gone))
+    assert torch.equal(load(path).embed_weight, make_tiny_model("llama").model.embed_tokens.weight)
 
 
 def test_default_dtype_on_a_cpu_is_one_it_multiplies_natively(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from bulkrun.errors import ModelError
 from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
@@ -49,18 +50,39 @@ def test_a_name_that_leads_nowhere(name: str, message: str, tmp_path: Path, monk
         resolve_model(name, bundled_root=tmp_path)
 
 
-def test_hub_models_are_asked_for_safe_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+_REPOSITORY = ("config.json", "model.safetensors", "consolidated.safetensors", "original/model.safetensors",
+               "adapter/adapter_model.safetensors", "onnx/config.json", "tokenizer.json", "pytorch_model.bin",
+               "modeling_x.py")  # fmt: skip
 
-    def download(repo: str, **options: Any) -> str:
-        asked.update(options, repo=repo)
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Downloads from a repository land here, as empty files but for what is there already."""
+
+    def download(repo: str, **patterns: list[str]) -> str:
+        assert repo == "Qwen/Qwen3-0.6B"
+        for name in filter_repo_objects(_REPOSITORY, **patterns):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=tmp_path) == tmp_path
-    assert asked["repo"] == "Qwen/Qwen3-0.6B"
-    assert "*.safetensors" in asked["allow_patterns"]
-    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in asked["allow_patterns"])
+    return tmp_path
+
+
+def test_hub_models_are_safe_files_once(hub: Path) -> None:
+    save_tiny_model(hub, "qwen3")
+    (hub / "model.safetensors").unlink()
+    (hub / "generation_config.json").unlink()
+    assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub) == hub
+    assert sorted(file.name for file in hub.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_hub_models_that_cannot_run_are_not_downloaded(hub: Path) -> None:
+    (hub / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "state_size": 16}')
+    with pytest.raises(ModelError, match="MambaForCausalLM is not supported"):
+        resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub)
+    assert [file.name for file in hub.iterdir()] == ["config.json"]
 
 
 def test_offline_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

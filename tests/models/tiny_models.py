@@ -6,12 +6,15 @@ argmax is clear. Sizes are odd on purpose. No tokenizer is written: engine and m
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 VOCAB_SIZE = 131
 EOS_TOKEN_ID = 2
@@ -153,6 +156,20 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "granitemoe": ("GraniteMoeForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridForCausalLM",
+        _MULTIPLIERS
+        | {
+            "layer_types": ["attention"] * 3,
+            "position_embedding_type": "rope",
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 72,
+            "mamba_d_state": 16,
+            "mamba_n_heads": 12,
+            "mamba_d_head": 8,
+        },
+    ),
     "helium": ("HeliumForCausalLM", {"head_dim": 8}),
     "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
     "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
@@ -160,7 +177,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoForCausalLM", {}),
     "persimmon": ("PersimmonForCausalLM", _NO_GQA),
     "phi": ("PhiForCausalLM", {}),
-    "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 131_072}),
     "qwen2_moe": (
         "Qwen2MoeForCausalLM",
         {**_EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 32},
@@ -195,6 +212,44 @@ def save_tiny_model(
     model = make_tiny_model(variant, seed=seed, **overrides).to(dtype)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return Path(path)
+
+
+def save_published(path: Path, variant: str, *, seed: int = 0, **keys: Any) -> transformers.PreTrainedModel:
+    """Write a variant under a config.json as it may be on the hub, and return what transformers makes of that.
+
+    `keys` are the file's, besides the sizes: no version of transformers has written them anew.
+    """
+    architecture, changes = (VARIANTS | GENERAL_VARIANTS)[variant]
+    model_type = getattr(transformers, architecture).config_class.model_type
+    raw = {"architectures": [architecture], "model_type": model_type, **_SMALL, **changes, **keys}
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(raw))
+    config = transformers.AutoConfig.from_pretrained(path)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        _randomize(model)
+    model.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps(raw))
+    return model
+
+
+def edit_weights(path: Path, **changes: torch.Tensor | None) -> None:
+    """Rewrite the checkpoint with tensors added, replaced, or (None) removed; `__` in a name stands for a dot."""
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    for key, tensor in changes.items():
+        name = key.replace("__", ".")
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, file, {"format": "pt"})
+
+
+def edit_names(path: Path, rename: Callable[[str], str]) -> None:
+    """Rewrite the checkpoint with other tensor names."""
+    file = path / "model.safetensors"
+    save_file({rename(name): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
 
 
 @torch.no_grad()

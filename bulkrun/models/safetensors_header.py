@@ -1,0 +1,35 @@
+"""The head of a safetensors file: what is in it, without the weights and without torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from pathlib import Path
+
+from bulkrun.errors import ModelError
+
+_MAX_HEADER_BYTES = 100 * 2**20
+_FLOAT_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+def read_header(file: Path) -> bytes:
+    """The JSON header of a safetensors file. Raises ModelError where the file is torn or no safetensors file."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 0 < length <= min(size - 8, _MAX_HEADER_BYTES):
+            raise ModelError(f"{file}: torn or not a safetensors file ({size} bytes); download it again")
+        return stream.read(length)
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """What most of the folder's weights are stored in, of what a model can run in; None where there are none."""
+    num_bytes: Counter[str] = Counter()
+    for file in sorted(folder.glob("*.safetensors")):
+        for entry in json.loads(read_header(file)).values():
+            if entry.get("dtype") in _FLOAT_NAMES:
+                begin, end = entry["data_offsets"]
+                num_bytes[_FLOAT_NAMES[entry["dtype"]]] += end - begin
+    return max(num_bytes, key=num_bytes.__getitem__, default=None)
