@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -9,24 +10,29 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from bulkrun.errors import ModelError
+from bulkrun.models.checkpoint import stored_tensors
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.general import ATTENTION_NAME, GeneralModel, register_attention
 from bulkrun.models.general_check import check_against_own_attention
+from bulkrun.models.room import refuse_beyond_ram
 
 
 def load_general_model(
-    path: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, is_dummy: bool
+    path: Path, config: ModelConfig, files: list[Path], *, dtype: torch.dtype, device: torch.device | str
 ) -> GeneralModel:
     """Load the model and check it against its own attention.
 
-    Dummy weights are transformers' own seeded initialization. Raises ModelError for an architecture that transformers
-    does not have or that asks for code of its own, for missing or mis-shaped tensors, and for what the check finds.
-    Tensors that the architecture has no place for are left alone, as transformers leaves them.
+    Without files its weights are transformers' own seeded initialization. Raises ModelError for an architecture that
+    transformers does not have or that asks for code of its own, for missing or mis-shaped tensors, for weights beyond
+    the memory that is left, and for what the check finds. Tensors that the architecture has no place for are left
+    alone, as transformers leaves them.
     """
+    num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
+    refuse_beyond_ram(num_weights * dtype.itemsize, device)
     register_attention()
     disable_progress_bar()
     try:
-        model = _random_model(path, dtype, device) if is_dummy else _stored_model(path, dtype)
+        model = _stored_model(path, dtype) if files else _random_model(path, dtype, device)
         general = GeneralModel(model.to(device).eval().requires_grad_(False), config)
     except torch.OutOfMemoryError as error:
         raise ModelError(

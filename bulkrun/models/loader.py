@@ -15,18 +15,18 @@ from pathlib import Path
 
 import torch
 
-from bulkrun.errors import ModelError
 from bulkrun.models.checkpoint import StoredTensor, weight_files
 from bulkrun.models.compiled_layers import compile_layers
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.dummy_weights import fill_with_random_weights
-from bulkrun.models.host_memory import available_ram_bytes, untouched_zeros
+from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.invariant import make_invariant, refuse_invariance
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.layers import Linear, SparseMLP
 from bulkrun.models.quantization import quantize_projections, refuse_quantization, store_quantized
 from bulkrun.models.read_ahead import read_tensors, release_pinned
+from bulkrun.models.room import does_not_fit, refuse_beyond_ram
 from bulkrun.models.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.tensor_names import Target, targets
 from bulkrun.ops.linear import can_pack_bfloat16
@@ -60,7 +60,7 @@ def load_model(
     if not isinstance(config, DecoderConfig):
         from bulkrun.models.general_loader import load_general_model  # transformers takes seconds to import
 
-        return load_general_model(path, config, dtype=dtype, device=device, is_dummy=is_dummy)
+        return load_general_model(path, config, files, dtype=dtype, device=device)
     tensors = text_tensors(files, is_tied=config.tie_word_embeddings)
     if config.tie_word_embeddings and has_own_head(tensors, dtype):
         config = dataclasses.replace(config, tie_word_embeddings=False)
@@ -86,23 +86,16 @@ def _empty_model(
     if quantization == "fp8":
         quantize_projections(model)
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
-    if torch.device(device).type == "cpu" and num_bytes > (available := available_ram_bytes()):
-        raise _does_not_fit(num_bytes, device, f"{available / 2**30:.1f} GiB of RAM may be taken")
+    copied_bytes = model.embed_weight.nbytes if config.tie_word_embeddings else 0  # a tied head is packed beside it
+    refuse_beyond_ram(num_bytes + copied_bytes, device)
     try:
         # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
         model._apply(lambda tensor: _empty(tensor, device))  # type: ignore[no-untyped-call]
     except (torch.OutOfMemoryError, OSError) as error:
-        raise _does_not_fit(num_bytes, device, str(error).splitlines()[0]) from None
+        raise does_not_fit(num_bytes, device, str(error).splitlines()[0]) from None
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
     return model
-
-
-def _does_not_fit(num_bytes: int, device: torch.device | str, reason: str) -> ModelError:
-    return ModelError(
-        f"the weights need {num_bytes / 2**30:.1f} GiB and do not fit on {device} ({reason}); free what other "
-        "processes hold, set engine.quantization: fp8, or take a smaller model"
-    )
 
 
 def _empty(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:

@@ -1,0 +1,22 @@
+"""Whether weights fit where they are to go, asked before anything is taken."""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.errors import ModelError
+from bulkrun.models.host_memory import available_ram_bytes
+
+
+def refuse_beyond_ram(num_bytes: int, device: torch.device | str) -> None:
+    """Raise ModelError for more bytes of weights than a CPU's memory has left: the kernel would end the process."""
+    if torch.device(device).type == "cpu" and num_bytes > (available := available_ram_bytes()):
+        raise does_not_fit(num_bytes, device, f"{available / 2**30:.1f} GiB of RAM may be taken")
+
+
+def does_not_fit(num_bytes: int, device: torch.device | str, reason: str) -> ModelError:
+    """What to say where so many bytes of weights find no room."""
+    return ModelError(
+        f"the weights need {num_bytes / 2**30:.1f} GiB and do not fit on {device} ({reason}); free what other "
+        "processes hold, set engine.quantization: fp8, or take a smaller model"
+    )
