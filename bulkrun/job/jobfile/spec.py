@@ -7,14 +7,15 @@ into a `JobSpec` and problems into `file:line:col` messages; `bulkrun schema` pr
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bulkrun.data.remote import is_remote
 from bulkrun.job.jobfile.cluster import RaySpec, SlurmSpec
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
+from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 
 
 class ChatMessage(Section):
@@ -72,6 +73,17 @@ class PromptSpec(Section):
         description="auto: the model's chat template where it has one. none: the text is the prompt as it is. "
         "Else the path of a Jinja file.",
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="Values that the chat template reads: {enable_thinking: false} for a plain answer of a model that "
+        "can think, as Qwen3. What the template does not read changes nothing.",
+    )
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_kwargs(cls, values: dict[str, Any]) -> dict[str, Any]:
+        check_template_kwargs(values)
+        return values
 
     @model_validator(mode="after")
     def _at_most_one(self) -> PromptSpec:
@@ -80,6 +92,8 @@ class PromptSpec(Section):
             raise ValueError(f"needs one of template, messages, column; has {' and '.join(given)}")
         if self.chat_template == "none" and (self.messages is not None or self.system is not None):
             raise ValueError("chat_template: none takes a template or column only: messages need a chat template")
+        if self.chat_template == "none" and self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs: there is no chat template to read them (chat_template: none)")
         return self
 
 
