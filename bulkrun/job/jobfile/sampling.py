@@ -179,11 +179,13 @@ class SamplingSpec(Section):
         values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
         return values
 
-    def _structured_params(self, row_schema: str | None) -> dict[str, Any]:
-        """The parameters that are values of their own; `row_schema` is a row's own JSON schema."""
+    def _structured_params(self, of_row: str | dict[str, Any] | None) -> dict[str, Any]:
+        """The parameters that are values of their own. `of_row`: a row's JSON schema as text, or {regex: ...} etc."""
         given: dict[str, Any] = {}
-        if row_schema is not None:
-            given["structured_outputs"] = StructuredOutput("json", row_schema)
+        if isinstance(of_row, str):
+            given["structured_outputs"] = StructuredOutput("json", of_row)
+        elif of_row is not None:
+            given["structured_outputs"] = StructuredOutputsSpec(**of_row).to_param()
         elif self.structured_outputs is not None:
             given["structured_outputs"] = self.structured_outputs.to_param()
         if self.thinking is not None:
