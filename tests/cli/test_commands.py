@@ -215,6 +215,20 @@ def test_schema_describes_the_job_file() -> None:
     assert set(json.loads(bulkrun("schema").stdout)["properties"]) >= {"input", "prompt", "sampling"}
 
 
+def test_schema_shows_people_a_section_as_a_table() -> None:
+    lines = bulkrun("schema", "sampling.thinking").stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("sampling")] == [
+        "sampling.thinking",
+        *(f"sampling.thinking.{name}" for name in ("start", "end", "max_tokens")),
+    ]
+    shown = bulkrun("schema", "--format", "md").stdout.splitlines()
+    assert shown[0] == "| key | type | default | description |" and len({line.count(" | ") for line in shown}) == 1
+    assert any(line.startswith("| run.checkpoint_every | number | 5.0 | ") for line in shown)
+    wrong = bulkrun("schema", "samplin")
+    assert wrong.exit_code == 2 and "did you mean sampling?" in wrong.stderr
+    assert bulkrun("schema", "run", "--format", "json").exit_code == 2
+
+
 def test_models_lists_what_runs_and_describes_one() -> None:
     assert "Qwen3ForCausalLM" in bulkrun("models").stdout
     assert as_json("models", "bundled:tiny")["max_model_len"] >= 512
