@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bulkrun.launch.llm import LLM, run_job
+    from bulkrun.launch.llm import LLM
     from bulkrun.launch.prompt_stream import RequestOutput
+    from bulkrun.launch.run_job import run_job
     from bulkrun.request import SamplingParams
 
 __version__ = "0.1.0"
@@ -18,10 +19,14 @@ __all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__", "run_job"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LLM", "run_job"):
-        from bulkrun.launch import llm
+    if name == "LLM":
+        from bulkrun.launch.llm import LLM
 
-        return getattr(llm, name)
+        return LLM
+    if name == "run_job":
+        from bulkrun.launch.run_job import run_job
+
+        return run_job
     if name == "RequestOutput":
         from bulkrun.launch.prompt_stream import RequestOutput
 

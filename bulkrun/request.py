@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 FinishReason = Literal["stop", "length", "repetition", "timeout", "error"]
 
@@ -40,6 +41,18 @@ ERROR_CODES: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Parameters that vLLM has here and an engine has no use for, each with where it belongs.
+_NOT_HERE: Mapping[str, str] = MappingProxyType(
+    {
+        "n": "give a prompt n times, or set sampling.n in a job file",
+        "best_of": "set sampling.best_of in a job file",
+        "seed": 'give the sampling as a mapping, {"seed": 7, ...}, or the model its own: LLM(model, seed=7)',
+    }
+)
+_NUMBERS = (
+    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 _LEAST_TEMPERATURE = 1e-5  # vLLM's; logits divided by much less are infinite in float32
 
 
@@ -107,14 +120,36 @@ class SamplingParams:
     repetition_stop: RepetitionStop | None = None
     timeout_s: float | None = None
 
+    def __new__(cls, *args: Any, **named: Any) -> SamplingParams:
+        """Say of a name that is none where it belongs; Python's own message only says that it is not here."""
+        for name in named:
+            if name in _NOT_HERE:
+                raise TypeError(f"SamplingParams has no {name}: {_NOT_HERE[name]}")
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):  # vLLM takes one text too; it is no sequence of letters
-            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):  # vLLM takes none, one text (no sequence of letters) and lists too
+            if not isinstance(value := getattr(self, name), tuple):
+                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
         for problem in self.problems():
             raise ValueError(problem)
 
     def problems(self) -> list[str]:
-        """Every value out of range, as ``name: value is wrong, what is right``; empty when all is well."""
+        """Every wrong value, as ``name: value is not what is right``; empty when all is well."""
+        return self._wrong_types() or self._out_of_range()
+
+    def _wrong_types(self) -> list[str]:
+        wrong = []
+        for name in _NUMBERS:
+            if not isinstance(value := getattr(self, name), (int, float, Real)):  # Real takes ten times as long to tell
+                fix = "; LLM.max_model_len means: as many as fit" if name == "max_tokens" else ""
+                wrong.append(f"{name}: {value!r} is not a number{fix}")
+        for name in ("structured_outputs", "thinking", "repetition_stop"):
+            if isinstance(value := getattr(self, name), dict):
+                wrong.append(f'{name}: {value!r} goes with a mapping for all of the sampling: {{"{name}": ..., ...}}')
+        return wrong
+
+    def _out_of_range(self) -> list[str]:
         ranges = [
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),

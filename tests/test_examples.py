@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from bulkrun import LLM, RequestOutput, SamplingParams
 from bulkrun.cli import main
 from bulkrun.data.schema import output_schema
 from bulkrun.job.jobfile.load import load_job
@@ -59,3 +62,30 @@ def test_every_path_named_in_the_readme_exists() -> None:
     assert named
     for path in named:
         assert (ROOT / path).exists(), path
+
+
+def test_what_the_page_for_people_from_vllm_names_is_there() -> None:
+    page = (ROOT / "examples/from_vllm.md").read_text()
+    here = page.split("|---|---|\n")[1]
+    fields = set(re.findall(r"`output\.(\w+)`", here.replace("`output.outputs", "")))
+    assert fields and fields <= set(RequestOutput.__dataclass_fields__)
+    assert f"{SamplingParams().max_tokens} by default" in here
+    assert isinstance(LLM.max_model_len, property)
+    for method in (LLM.generate, LLM.chat):
+        assert "use_tqdm" in inspect.signature(method).parameters
+    assert "chat_template_kwargs" in inspect.signature(LLM.chat).parameters
+
+
+def test_the_readme_shows_the_shipped_job_without_its_comments() -> None:
+    shown = re.search(r"without its comments:\n\n```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    shipped = yaml.safe_load((ROOT / "jobs/summarize.yaml").read_text())
+    del shipped["input"]["hint"]
+    assert yaml.safe_load(shown[1]) == shipped
+
+
+@pytest.mark.parametrize("job", sorted((ROOT / "jobs").glob("*.yaml")), ids=lambda path: path.name)
+def test_a_job_that_suggests_a_model_that_can_think_asks_it_for_a_plain_answer(job: Path) -> None:
+    """Reasoning is what `reasoning.yaml` is about; elsewhere thoughts would take up all of max_tokens."""
+    if "Qwen/Qwen3" in job.read_text() and job.stem != "reasoning":
+        assert load_job(job).prompt.chat_template_kwargs == {"enable_thinking": False}

@@ -14,9 +14,10 @@ from bulkrun.cli.bench import bench
 from bulkrun.cli.compact import compact
 from bulkrun.cli.control import cancel, logs, watch
 from bulkrun.cli.export import export
-from bulkrun.cli.jobs import plan, preview, retry, schema, submit, validate, worker
+from bulkrun.cli.jobs import plan, preview, retry, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
+from bulkrun.cli.schema import schema
 from bulkrun.errors import BulkrunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {

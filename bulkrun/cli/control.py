@@ -37,17 +37,23 @@ def watch(run: Path) -> None:
 @_run_argument
 @click.option("-n", "--lines", default=20, show_default=True, type=click.IntRange(1), help="Lines of each log.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
-def logs(run: Path, lines: int, follow: bool) -> None:
+@json_option
+def logs(run: Path, lines: int, follow: bool, as_json: bool) -> None:
     """What happened in RUN and what its workers said.
 
     First its events, then the end of each worker's log.
     """
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.store.run_record import read_record
-    from bulkrun.job.views.logs import follow_events, last_events, worker_logs
+    from bulkrun.job.views.logs import event_line, follow_events, last_events, worker_logs
 
+    if as_json and follow:
+        raise click.UsageError("--json is one object, and --follow has no end: leave one of the two out")
     read_record(RunDir(run))
-    for line in last_events(RunDir(run), lines):
+    if as_json:
+        print_json({"events": last_events(RunDir(run), lines), "logs": dict(worker_logs(RunDir(run), lines))})
+        return
+    for line in map(event_line, last_events(RunDir(run), lines)):
         click.echo(cell_text(line))
     for name, tail in worker_logs(RunDir(run), lines):
         click.secho(f"\n{name}", bold=True)

@@ -283,11 +283,3 @@ def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> 
         thoughts = [("reasoning", row.reasoning)] if row.reasoning is not None else []
         answer = [("response", row.response), ("ended by", row.ended_by)]
         print_table(["", ""], [("prompt", row.prompt), *thoughts, *answer])
-
-
-@click.command()
-def schema() -> None:
-    """Print the JSON schema of a job file, for editors."""
-    from bulkrun.job.jobfile.load import job_schema
-
-    print_json(job_schema())

@@ -101,7 +101,7 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
 
     The view is `results`; one SELECT, read-only.
     """
-    from bulkrun.data.export_files import csv_cell, readable_rows
+    from bulkrun.data.export_files import csv_cell, json_text, readable_rows
     from bulkrun.data.query import run_query
     from bulkrun.job.store.run_record import read_record
     from bulkrun.job.views.export_schema import schema_without_rows
@@ -119,7 +119,9 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
         writer.writerow(table.column_names)
         writer.writerows([csv_cell(cell) for cell in row.values()] for row in rows)
     else:
-        print_table(table.column_names, [list(row.values()) for row in rows])
+        nested = (dict, list)  # as --json and DuckDB's own casts have them, not as Python does
+        shown = [[json_text(cell) if isinstance(cell, nested) else cell for cell in row.values()] for row in rows]
+        print_table(table.column_names, shown)
 
 
 @click.command()

@@ -36,7 +36,7 @@ def connect() -> Any:
     try:
         import s3fs
     except ImportError as error:
-        raise InputError("s3:// paths need s3fs: pip install 'bulkrun[s3]'") from error
+        raise InputError("s3:// paths need s3fs: pip install 's3fs>=2025.2'") from error
     return s3fs.S3FileSystem(use_listings_cache=False)
 
 

@@ -119,7 +119,7 @@ def _connected(spec: RaySpec) -> Any:
     try:
         import ray
     except ImportError:
-        raise ExecutorError("run.executor ray needs Ray: pip install 'bulkrun[ray]'") from None
+        raise ExecutorError("run.executor ray needs Ray: pip install 'ray[client]>=2.40'") from None
     if not ray.is_initialized():
         try:
             ray.init(address=spec.address, log_to_driver=False, include_dashboard=False)

@@ -1,4 +1,4 @@
-"""The Python API: an engine to ask (`LLM`), and a whole job (`run_job`). Importing this loads no torch; `LLM()` does.
+"""The Python API's `LLM`: an engine to ask. Importing this loads no torch; `LLM()` does.
 
 Lists in, lists out; iterators in, iterators out. A prompt that cannot be answered is an output with an `error`, never
 an exception.
@@ -8,34 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
 from bulkrun.data.json_types import is_unicode
 from bulkrun.errors import UsageError
-from bulkrun.job.jobfile.load import job_of, load_job
-from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.load import job_of
+from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 from bulkrun.job.prompts.conversations import BadMessages, read_messages
 from bulkrun.job.work.answers import AnswerReader
-from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import load_engine
 from bulkrun.launch.prepare import BUNDLED_ROOT, sampling_with_defaults
 from bulkrun.launch.prompt_stream import Asked, PromptStream, RequestOutput, SharedEngine
-from bulkrun.launch.run import Submitted, submit
 from bulkrun.launch.structure import with_schema
 from bulkrun.models.model_dir import generation_defaults, resolve_model
 from bulkrun.request import RowError, SamplingParams
 from bulkrun.sandbox import TemplateFailed
 from bulkrun.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Mapping[str, Any]
 _P = TypeVar("_P", bound=Prompt)  # a list[str] is no list[str | Sequence[int]]
-_C = TypeVar("_C", bound=Sequence[Message])
+_C = TypeVar("_C", bound=Sequence[Message] | Message)
 
 _COLUMNS = [pa.field(name, pa.null()) for name in ("reasoning", "logprobs", "prompt_logprobs", "cumulative_logprob")]
 _NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matter
@@ -93,58 +90,101 @@ class LLM:
         self._shared = SharedEngine(load_engine(model_dir, self._tokenizer, settings))
         self._reader = AnswerReader(self._tokenizer.decode_batch, _COLUMNS)
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its output together; as `max_tokens` it means: as many as fit."""
+        return self._shared.engine.max_model_len
+
     @overload  # a list is an iterable too: the first overload that fits says what comes
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: list[_P] | str, sampling_params: Sampling | Sequence[Sampling] | None = None
+        self,
+        prompts: list[_P] | str | Mapping[str, Any],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]: ...
 
     @overload
     def generate(
-        self, prompts: Iterable[Prompt], sampling_params: Sampling | None = None, *, ordered: bool = True
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: Sampling | None = None,
+        *,
+        ordered: bool = True,
+        use_tqdm: bool = False,
     ) -> Iterator[RequestOutput]: ...
 
     def generate(
         self,
-        prompts: Iterable[Prompt] | str,
+        prompts: Iterable[Prompt] | str | Mapping[str, Any],
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         ordered: bool = True,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        """Continue prompts as they are: texts, or lists of token ids.
+        """Continue prompts as they are: texts, lists of token ids, or vLLM's {prompt: ...} and {prompt_token_ids: ...}.
 
         `sampling_params` are for all prompts, or a list with those of each: `SamplingParams`, or a mapping with the
         keys of a job file's `sampling` section (what it leaves open comes from the model's defaults).
 
         A list of prompts gives a list of outputs in its order. Any other iterable gives an iterator, which reads at
         most 2 x `max_num_seqs` prompts ahead of what it has handed out. Its outputs come in the order of the prompts,
-        so that one very long output holds up the reading; with `ordered=False` they come as they end.
+        so that one very long output holds up the reading; with `ordered=False` they come as they end. `use_tqdm`
+        counts them on a bar, in a terminal.
         """
-        asked = [prompts] if isinstance(prompts, str) else prompts
-        return self._run(asked, self._ask_text, sampling_params, ordered, add_special_tokens=True)
+        asked = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        show = _Shown(ordered, use_tqdm)
+        return self._run(asked, self._ask_prompt, sampling_params, show, add_special_tokens=True)
 
     @overload
     def chat(  # type: ignore[overload-overlap]
-        self, messages: list[_C], sampling_params: Sampling | Sequence[Sampling] | None = None
+        self,
+        messages: list[_C],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]: ...
 
     @overload
     def chat(
-        self, messages: Iterable[Sequence[Message]], sampling_params: Sampling | None = None, *, ordered: bool = True
+        self,
+        messages: Iterable[Sequence[Message]],
+        sampling_params: Sampling | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        use_tqdm: bool = False,
     ) -> Iterator[RequestOutput]: ...
 
     def chat(
         self,
-        messages: Iterable[Sequence[Message]],
+        messages: Iterable[Sequence[Message]] | list[Any],
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         ordered: bool = True,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Answer conversations, each a list of {role, content}, through the model's chat template.
 
-        Lists, iterators and `sampling_params` as for `generate`. Raises UsageError for a model without a template.
+        A list of messages is one conversation. `chat_template_kwargs` are values that the template reads, as
+        {"enable_thinking": False}. Lists, iterators and the rest as for `generate`. Raises UsageError for a model
+        without a template, and for values that no template can be given.
         """
+        one = isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
+        asked: Iterable[Any] = [messages] if one else messages
+        ask, show = self._chat_asker(chat_template_kwargs or {}), _Shown(ordered, use_tqdm)
+        return self._run(asked, ask, sampling_params, show, add_special_tokens=False)
+
+    def _chat_asker(self, template_kwargs: Mapping[str, Any]) -> Callable[[Any, SamplingParams, int], Asked]:
+        """The function from a conversation to what is asked of the engine."""
         if not self._tokenizer.has_chat_template:
             raise UsageError(f"{self._job['model']}: has no chat template; use generate() with the prompt's text")
+        try:
+            check_template_kwargs(template_kwargs)
+        except ValueError as problem:
+            raise UsageError(f"chat_template_kwargs: {problem}") from None
         renderer = self._tokenizer.chat_renderer()
 
         def ask(conversation: Any, sampling: SamplingParams, seed: int) -> Asked:
@@ -152,22 +192,24 @@ class LLM:
                 messages = read_messages(conversation)
                 if not any(message["content"].strip() for message in messages if message["role"] != "system"):
                     return Asked(None, None, sampling, seed, RowError("empty_prompt", "the prompt is empty"))
-                text = renderer.render(messages)
+                text = renderer.render(messages, **template_kwargs)
             except (BadMessages, TemplateFailed) as problem:
                 code = "bad_template" if isinstance(problem, TemplateFailed) else "bad_input"
                 return Asked(None, None, sampling, seed, RowError(code, f"messages{problem}"))
             return self._ask_text(text, sampling, seed)
 
-        return self._run(messages, ask, sampling_params, ordered, add_special_tokens=False)
+        return ask
 
     def _run(
         self,
         given: Iterable[Any],
         ask: Callable[[Any, SamplingParams, int], Asked],
         sampling_params: Sampling | Sequence[Sampling] | None,
-        ordered: bool,
+        show: _Shown,
         add_special_tokens: bool,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UsageError(f"{repr(given)[:60]} is not a list or an iterator of prompts (chat: of conversations)")
         sampling = self._sampling_of_each(given, sampling_params)
         asked = (
             ask(prompt, params, row_seed(self._seed if seed is None else seed, str(index), 0))
@@ -178,28 +220,43 @@ class LLM:
             self._reader,
             lambda texts: self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens),
             asked,
-            ordered=ordered or isinstance(given, list),
+            ordered=show.ordered or isinstance(given, list),
         )
-        return list(stream.outputs()) if isinstance(given, list) else stream.outputs()
+        outputs = show.counted(stream.outputs(), len(given) if isinstance(given, list) else None)
+        return list(outputs) if isinstance(given, list) else outputs
 
     def _sampling_of_each(
         self, given: Iterable[Any], sampling: Sampling | Sequence[Sampling] | None
     ) -> Iterable[tuple[SamplingParams, int | None]]:
         """The parameters of each prompt, and the seed where it was given. Raises UsageError, before anything runs."""
-        if sampling is None or isinstance(sampling, SamplingParams | Mapping):
-            return repeat(self._params(sampling or {}))
+        if not isinstance(sampling, Sequence) or isinstance(sampling, str):
+            return repeat(self._params({} if sampling is None else sampling))
         if not isinstance(given, list) or len(sampling) != len(given):
             prompts = f"{len(given)} prompts" if isinstance(given, list) else "an iterator of prompts"
             raise UsageError(f"sampling_params: {len(sampling)} of them for {prompts}; give one for all, or one each")
         return [self._params(one) for one in sampling]
 
-    def _params(self, sampling: Sampling) -> tuple[SamplingParams, int | None]:
+    def _params(self, sampling: Any) -> tuple[SamplingParams, int | None]:
         if isinstance(sampling, SamplingParams):
             return sampling, None
+        if not isinstance(sampling, Mapping):
+            what = f"{repr(sampling)[:60]} is neither a SamplingParams nor a mapping of a job file's sampling keys"
+            raise UsageError(f"sampling_params: {what}")
         if refused := [name for name in _NOT_HERE if name in sampling]:
             raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
         spec = with_schema(job_of({**self._job, "sampling": dict(sampling)})).sampling
         return sampling_with_defaults(spec, self._defaults).to_params(), sampling.get("seed")
+
+    def _ask_prompt(self, prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
+        """The same for vLLM's prompts as mappings, of which the ids count where there are both."""
+        if not isinstance(prompt, Mapping):
+            return self._ask_text(prompt, sampling, seed)
+        given = {key: value for key, value in prompt.items() if value is not None}
+        if given and given.keys() <= {"prompt", "prompt_token_ids"}:
+            asked = self._ask_text(given.get("prompt_token_ids", given.get("prompt")), sampling, seed)
+            return asked._replace(text=prompt["prompt"]) if len(given) == 2 else asked
+        message = f"{repr(prompt)[:60]}: a mapping holds prompt or prompt_token_ids, and nothing else"
+        return Asked(None, None, sampling, seed, RowError("bad_input", message))
 
     def _ask_text(self, prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
         """A text or token ids as a request, or why it is none."""
@@ -220,36 +277,16 @@ class LLM:
         return Asked(None, None, sampling, seed, error)
 
 
-class _Quiet:
-    """A view that shows nothing, or calls back."""
+class _Shown(NamedTuple):
+    """How outputs are handed out."""
 
-    def __init__(self, on_progress: Callable[[ProgressSnapshot], None] | None) -> None:
-        self._on_progress = on_progress
+    ordered: bool
+    use_tqdm: bool
 
-    def phase(self, text: str) -> None:
-        """Nothing to show."""
+    def counted(self, outputs: Iterator[RequestOutput], total: int | None) -> Iterator[RequestOutput]:
+        """The outputs, counted on a bar where that is wanted and stderr is a terminal."""
+        if not self.use_tqdm:
+            return outputs
+        from tqdm import tqdm
 
-    def update(self, snapshot: ProgressSnapshot) -> None:
-        if self._on_progress is not None:
-            self._on_progress(snapshot)
-
-
-def run_job(
-    job: JobSpec | Mapping[str, Any] | str | Path,
-    *,
-    fresh: bool = False,
-    resume_anyway: bool = False,
-    on_progress: Callable[[ProgressSnapshot], None] | None = None,
-) -> Submitted:
-    """What `bulkrun submit` does: run a job, or continue it; `job` is a job file's path, or its content.
-
-    Returns the finished run: `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
-    `on_progress` gets the numbers about once a second. In the main thread Ctrl-C and SIGTERM save and raise
-    Interrupted, and the same call continues; in another thread signals are left alone. Raises the BulkrunErrors of
-    `bulkrun.errors`, each with the exit code that the command would have ended with.
-    """
-    if isinstance(job, str | Path):
-        spec, job_file = load_job(Path(job)), Path(job)
-    else:
-        spec, job_file = (job if isinstance(job, JobSpec) else job_of(job)), None
-    return submit(spec, _Quiet(on_progress), job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
+        return iter(tqdm(outputs, total=total, unit=" prompts", disable=None))

@@ -55,8 +55,8 @@ class ChatTemplate:
         except TemplateFailed as problem:
             raise ModelError(f"{name}: {problem}") from None
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **options: Any) -> str:
-        """The prompt text of one conversation; `options` are passed on (`enable_thinking=False`).
+    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **options: Any) -> str:
+        """The prompt text of one conversation; `options` are passed on (`enable_thinking=False`), whatever their names.
 
         Raises TemplateFailed with the template's own complaint or the cap it ran into.
         """

@@ -104,6 +104,9 @@ def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> 
     assert as_json("query", "out", sql) == {"columns": ["rows", "errors"], "rows": [{"rows": 32, "errors": 2}]}
     assert bulkrun("query", "out", sql, "--csv").stdout.split() == ["rows,errors", "32,2"]
     assert "rows" in bulkrun("query", "out", sql).stdout
+    nested = "SELECT {'a': [1, NULL], 'b': 'ü'} AS s, [{'t': DATE '2026-01-02'}] AS l"
+    assert '{"a": [1, null], "b": "ü"}' in bulkrun("query", "out", nested).stdout
+    assert '[{"t": "2026-01-02"}]' in bulkrun("query", "out", nested).stdout
     fine = "SELECT TIMESTAMP_NS '2020-01-01 00:00:00.123456789' AS t"
     for option in ("--json", "--csv", "--limit=5"):
         assert "00:00:00.123456789" in bulkrun("query", "out", fine, option).stdout, "Python has no such time"
@@ -215,10 +218,44 @@ def test_schema_describes_the_job_file() -> None:
     assert set(json.loads(bulkrun("schema").stdout)["properties"]) >= {"input", "prompt", "sampling"}
 
 
+def test_schema_shows_people_a_section_as_a_table() -> None:
+    lines = bulkrun("schema", "sampling.thinking").stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("sampling")] == [
+        "sampling.thinking",
+        *(f"sampling.thinking.{name}" for name in ("start", "end", "max_tokens")),
+    ]
+    shown = bulkrun("schema", "--format", "md").stdout.splitlines()
+    assert shown[0] == "| key | type | default | description |" and len({line.count(" | ") for line in shown}) == 1
+    assert any(line.startswith("| run.checkpoint_every | number | 5.0 | ") for line in shown)
+    wrong = bulkrun("schema", "samplin")
+    assert wrong.exit_code == 2 and "did you mean sampling?" in wrong.stderr
+    assert bulkrun("schema", "run", "--format", "json").exit_code == 2
+
+
 def test_models_lists_what_runs_and_describes_one() -> None:
     assert "Qwen3ForCausalLM" in bulkrun("models").stdout
     assert as_json("models", "bundled:tiny")["max_model_len"] >= 512
     assert bulkrun("models", "bundled:none").exit_code == 1
+
+
+def test_logs_are_events_and_the_ends_of_logs_for_people_and_programs(folder: Path) -> None:
+    found = as_json("logs", "out", "-n", "3")
+    assert len(found["events"]) == 3 and all({"time", "worker", "event"} <= set(event) for event in found["events"])
+    assert all(name.endswith(".log") and len(lines) <= 3 for name, lines in found["logs"].items())
+    shown = bulkrun("logs", "out", "-n", "3").stdout.splitlines()
+    assert [line.split()[2] for line in shown[:3]] == [event["event"] for event in found["events"]]
+    assert bulkrun("logs", "out", "--json", "--follow").exit_code == 2
+
+
+def test_every_command_takes_json_but_those_that_the_readme_names() -> None:
+    without = {
+        name
+        for name, command in main.commands.items()
+        if not hasattr(command, "commands") and not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert without == {"watch", "schema", "export"}
+    said = "takes `--json`, but for `watch`, which goes on, and `schema` and `export`, whose formats are their own"
+    assert said in (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_doctor_finds_this_machine_fit(folder: Path) -> None:

@@ -99,6 +99,7 @@ def test_what_a_line_sets_is_honoured(folder: Path) -> None:
     assert set(answers) == set(asked)
     assert "." not in answers["one-sentence-to_json"][0]
     assert set(json.loads(answers["json-add"][0])) == {"pure"}
+    assert answers["label-clamp"][0] in ("reads", "writes", "computes")
 
 
 def test_validate_and_plan_say_what_was_detected(folder: Path) -> None:
@@ -220,7 +221,7 @@ def test_partition_columns_and_typed_columns_are_in_the_export(folder: Path) -> 
 def test_messages_go_to_stderr_and_data_to_stdout(folder: Path) -> None:
     result = bulkrun("export", "out/openai_batch", "--format", "csv", "--only", "ok")
     assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) >= 13 and result.stdout.startswith("custom_id,")
-    assert re.search(r"12 rows", result.stderr)
+    assert len(result.stdout.splitlines()) >= 14 and result.stdout.startswith("custom_id,")
+    assert re.search(r"13 rows", result.stderr)
     assert bulkrun("export", "out/openai_batch", "--format", "csv", "-o", "examples/openai_batch.jsonl").exit_code == 2
     assert bulkrun("export", str(folder), "--format", "csv").exit_code == 1

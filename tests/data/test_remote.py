@@ -220,5 +220,5 @@ def test_a_store_that_does_not_answer_is_named_without_the_password_in_its_url(
 
 def test_without_s3fs_the_message_says_what_to_install(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(InputError, match=r"pip install 'bulkrun\[s3\]'"):
+    with pytest.raises(InputError, match=r"pip install 's3fs"):
         find_files(bucket.url("a.jsonl"))

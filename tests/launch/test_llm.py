@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import doctest
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -136,6 +139,82 @@ def test_bad_conversations_are_outputs_with_an_error(llm: bulkrun.LLM) -> None:
     assert codes == [None, "bad_input", "bad_input", "bad_input", "empty_prompt"]
 
 
+def test_one_conversation_needs_no_list_around_it(llm: bulkrun.LLM) -> None:
+    conversation = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    [alone], [listed] = llm.chat(conversation, SAMPLED), llm.chat([conversation], SAMPLED)
+    assert alone == dataclasses.replace(listed, num_cached_tokens=alone.num_cached_tokens)
+
+
+def test_values_for_the_chat_template_reach_it(llm: bulkrun.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{{ messages[0].content }}{% if enable_thinking is false %} /no_think{% endif %}"
+    monkeypatch.setattr(llm._tokenizer, "chat_template", source)
+    conversation = [{"role": "user", "content": "hello"}]
+    [plain] = llm.chat(conversation, {"max_tokens": 1})
+    [short] = llm.chat(conversation, {"max_tokens": 1}, chat_template_kwargs={"enable_thinking": False})
+    assert (plain.prompt, short.prompt) == ("hello", "hello /no_think")
+    with pytest.raises(UsageError, match="chat_template_kwargs: add_generation_prompt cannot be set"):
+        llm.chat(conversation, chat_template_kwargs={"add_generation_prompt": False})
+
+
+def test_prompts_may_be_mappings_as_vllm_has_them(llm: bulkrun.LLM) -> None:
+    prompts: list[Any] = [
+        "a b",
+        {"prompt": "a b"},
+        {"prompt_token_ids": [5, 6], "prompt": "words", "multi_modal_data": None},
+        {"prompt_token_ids": [5, 6]},
+        {"prompt": "a", "multi_modal_data": {"image": 1}},
+        {},
+        {"prompt": 7},
+    ]
+    outputs = llm.generate(prompts, {"temperature": 0, "max_tokens": 2})
+    assert [output.prompt for output in outputs[:4]] == ["a b", "a b", "words", None]
+    assert outputs[0].text == outputs[1].text and outputs[2].token_ids == outputs[3].token_ids
+    assert [output.error and output.error.code for output in outputs] == [None] * 4 + ["bad_input"] * 3
+    assert "multi_modal_data" in str(outputs[4].error) and "nothing else" in str(outputs[4].error)
+    assert llm.generate({"prompt": "a b"}, {"temperature": 0, "max_tokens": 2})[0].text == outputs[0].text
+
+
+def test_the_models_length_means_as_many_as_fit(llm: bulkrun.LLM) -> None:
+    whole = bulkrun.SamplingParams(max_tokens=llm.max_model_len, ignore_eos=True, temperature=0)
+    [output] = llm.generate([[5] * (llm.max_model_len - 3)], whole)
+    assert (output.finish_reason, output.num_output_tokens) == ("length", 3)
+
+
+def test_a_bar_counts_the_outputs_in_a_terminal_and_nowhere_else(
+    llm: bulkrun.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(llm.generate(["a"] * 3, {"max_tokens": 1}, use_tqdm=True)) == 3
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert len(list(llm.generate(iter(["a"] * 3), {"max_tokens": 1}, use_tqdm=True))) == 3
+    assert "3 prompts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "match"),
+    [
+        ({"n": 2}, TypeError, r"SamplingParams has no n: .*sampling\.n"),
+        ({"best_of": 2}, TypeError, r"no best_of: .*sampling\.best_of"),
+        ({"seed": 7}, TypeError, r'no seed: .*\{"seed": 7'),
+        ({"max_tokens": None}, ValueError, r"max_tokens: None is not a number; LLM\.max_model_len"),
+        ({"max_tokens": {"temperature": 0}}, ValueError, "max_tokens: {'temperature': 0} is not a number"),
+        ({"temperature": "0.7"}, ValueError, "temperature: '0.7' is not a number"),
+        ({"structured_outputs": {"choice": ["a"]}}, ValueError, r'\{"structured_outputs": \.\.\., \.\.\.\}'),
+    ],
+)
+def test_what_vllm_takes_and_we_do_not_is_said_with_what_to_write(
+    given: dict[str, Any], kind: type[Exception], match: str
+) -> None:
+    with pytest.raises(kind, match=match):
+        bulkrun.SamplingParams(**given)
+
+
+def test_sampling_params_take_none_and_lists_for_stops_and_travel_whole() -> None:
+    params = bulkrun.SamplingParams(stop=None, stop_token_ids=[3, 4], top_k=5)  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids) == ((), (3, 4)) and hash(params)
+    assert pickle.loads(pickle.dumps(params)) == params == copy.deepcopy(params)
+
+
 def test_each_prompt_may_have_sampling_of_its_own(llm: bulkrun.LLM) -> None:
     lengths = [1, 3, 2]
     own = [{"max_tokens": length, "ignore_eos": True} for length in lengths[:2]]
@@ -153,6 +232,14 @@ def test_wrong_sampling_is_said_before_anything_runs(llm: bulkrun.LLM) -> None:
     ]:
         with pytest.raises(UsageError, match=match):
             llm.generate(["a", "b"], sampling)  # type: ignore[call-overload]
+    for wrong in (7, "greedy", [7, 7], [{}, None]):
+        with pytest.raises(UsageError, match="neither a SamplingParams nor a mapping"):
+            llm.generate(["a", "b"], wrong)  # type: ignore[call-overload]
+    for nothing in (None, 7):
+        with pytest.raises(UsageError, match="not a list or an iterator"):
+            llm.generate(nothing)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"'hello' is not .* of conversations"):
+        llm.chat("hello")  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="an iterator"):
         llm.generate(iter(["a"]), [{}])  # type: ignore[call-overload]
 

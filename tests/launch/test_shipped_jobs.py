@@ -24,12 +24,12 @@ FUNCTIONS = {
 }
 
 
-def run(job: str, folder: Path, *, documented: bool) -> list[dict[str, Any]]:
-    """Submit a shipped job on three functions; its results in order."""
+def run(job: str, folder: Path, *more: str, documented: bool) -> list[dict[str, Any]]:
+    """Submit a shipped job on three functions, with `more` settings; its results in order."""
     rows = [
         {
             "id": f"m.{name}",
-            "module": "m",
+            "module": "asyncio.locks" if name == "is_empty" else "m",
             "name": name,
             "docstring": said if documented else None,
             "source": f"def {name}(self):\n    # what it is for is not said\n    {body}\n",
@@ -38,7 +38,7 @@ def run(job: str, folder: Path, *, documented: bool) -> list[dict[str, Any]]:
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = folder / "out"
-    changes = [f"input.path={folder}/rows.jsonl", f"output.path={out}", "engine.dtype=float32"]
+    changes = [f"input.path={folder}/rows.jsonl", f"output.path={out}", "engine.dtype=float32", *more]
     options = [part for change in changes for part in ("--set", change)]
     result = CliRunner().invoke(main, ["submit", str(ROOT / "jobs" / job), *options], catch_exceptions=False)
     assert result.exit_code in (0, 3), result.stderr
@@ -64,6 +64,13 @@ def test_samples_are_the_best_of_six_with_their_probabilities(tmp_path: Path) ->
     assert totals["completion_tokens"] > sum(row["completion_tokens"] for row in rows), "six were generated, three kept"
     prompt = {row["row"]: row["prompt_tokens"] for row in rows}
     assert totals["cached_tokens"] >= 4 * sum(prompt.values()), "of six samples one computes the prompt"
+
+
+def test_rows_with_a_smaller_number_are_planned_first(tmp_path: Path) -> None:
+    rows = run("priority.yaml", tmp_path, "output.rows_per_file=1", documented=False)
+    assert sorted(row["urgency"] for row in rows) == [0, 1, 1] and all(row["response"] for row in rows)
+    first = duckdb.sql(f"SELECT name, urgency FROM '{tmp_path}/out/part-00000.parquet'").fetchall()
+    assert first == [("is_empty", 0)]
 
 
 def test_scores_are_the_models_own_probabilities_of_the_text(tmp_path: Path) -> None:

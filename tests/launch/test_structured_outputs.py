@@ -132,3 +132,27 @@ def test_every_row_of_the_classifying_example_has_one_of_the_labels(folder: Path
     labels = [response for (response,) in results(folder / "out/labels", "response")]
     assert len(labels) == 24
     assert set(labels) <= {"reads", "writes", "computes"}
+
+
+def test_lines_of_a_batch_have_structures_of_their_own_and_a_bad_one_fails_alone(folder: Path) -> None:
+    own = [
+        {"guided_choice": ["reads", "writes"]},
+        {"structured_outputs": {"regex": "[0-9]{3}"}},
+        {"guided_grammar": 'start: "yes" | "no"'},
+        {"guided_json": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}},
+        {"guided_regex": "(unclosed"},
+        {},
+    ]
+    asked = {"messages": [{"role": "user", "content": "Summarize this."}], "max_tokens": 30}
+    lines = [
+        {"custom_id": f"r{i}", "url": "/v1/chat/completions", "body": {**asked, **one}} for i, one in enumerate(own)
+    ]
+    (folder / "batch.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job = {"name": "b", "model": "bundled:tiny", "input": {"path": "batch.jsonl"}, "output": {"path": "out/b"}}
+    (folder / "b.yaml").write_text(yaml.safe_dump(job))
+    assert submit(folder, folder / "b.yaml") == 3
+    rows = results(folder / "out/b", "error_code, response")
+    assert [code for code, _ in rows] == [None, None, None, None, "grammar_failed", None]
+    texts = [text for _, text in rows]
+    assert texts[0] in ("reads", "writes") and re.fullmatch("[0-9]{3}", texts[1]) and texts[2] in ("yes", "no")
+    assert json.loads(texts[3]).keys() == {"a"}

@@ -88,6 +88,12 @@ def test_renders_what_transformers_renders(name: str, chat: int, add_generation_
         assert ours.render(CHATS[chat], add_generation_prompt=add_generation_prompt, **options) == theirs[0]
 
 
+def test_options_may_have_any_name_and_never_replace_the_messages() -> None:
+    template = ChatTemplate("{{ messages[0].content }} {{ cls }}", {})
+    said = {"role": "user", "content": "Hi"}
+    assert template.render([said], **{"self": 1, "messages": [], "cls": 2}) == "Hi 2"
+
+
 def test_the_date_is_the_given_clocks() -> None:
     template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}, now=lambda: datetime(2031, 2, 3))
     assert template.render(CHATS[0]) == "2031-02-03"

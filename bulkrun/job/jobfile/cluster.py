@@ -15,22 +15,24 @@ class SlurmSpec(Section):
     """How `submit --executor slurm` asks for machines: an array of identical workers. Names are sbatch's."""
 
     array: int | None = Field(None, ge=1, le=4096, description="Workers (array elements). Default: run.workers.")
-    partition: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --partition.")
-    account: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --account.")
-    qos: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --qos.")
-    time: str | None = Field(None, pattern=r"^[0-9:-]+$", description='sbatch --time, in quotes: "04:00:00".')
-    gpus: int | str | None = Field(None, description="GPUs per element (1), or type and count (a100:1).")
-    cpus: int | None = Field(None, ge=1, description="CPUs per element.")
-    mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="Memory per node: 64G.")
-    constraint: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --constraint.")
+    partition: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --partition. Default: Slurm's.")
+    account: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --account. Default: Slurm's.")
+    qos: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --qos. Default: Slurm's.")
+    time: str | None = Field(
+        None, pattern=r"^[0-9:-]+$", description='sbatch --time, in quotes: "04:00:00". Default: Slurm\'s.'
+    )
+    gpus: int | str | None = Field(
+        None, description="GPUs per element (1), or type and count (a100:1). Default: none asked for."
+    )
+    cpus: int | None = Field(None, ge=1, description="CPUs per element. Default: Slurm's.")
+    mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="Memory per node: 64G. Default: Slurm's.")
+    constraint: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --constraint. Default: none.")
     warn: int = Field(
         120, ge=10, le=3600, description="Seconds before the time limit at which Slurm says so (SIGUSR1)."
     )
-    extra: list[Annotated[str, _LINE]] = Field(
-        default_factory=list, description="More sbatch options, one a line: --exclude=node7."
-    )
+    extra: list[Annotated[str, _LINE]] = Field([], description="More sbatch options, one a line: --exclude=node7.")
     setup: list[Annotated[str, _LINE]] = Field(
-        default_factory=list, description="Shell lines before the worker starts: module load cuda."
+        [], description="Shell lines before the worker starts: module load cuda."
     )
 
 

@@ -53,6 +53,8 @@ def job_of(values: Mapping[str, Any]) -> JobSpec:
 def job_schema() -> dict[str, Any]:
     """The JSON schema of a job file, for editors: every key with its default and description."""
     schema = JobSpec.model_json_schema()
+    for key in schema["properties"].keys() - set(schema["required"]):
+        schema["properties"][key].setdefault("default", {})  # a section whose keys have defaults of their own
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "bulkrun job"}
 
 

@@ -70,7 +70,10 @@ class ThinkingSpec(Section):
     start: str = Field("<think>", min_length=1, description="What begins the thoughts (it may stand in the prompt).")
     end: str = Field("</think>", min_length=1, description="What ends them.")
     max_tokens: int | None = Field(
-        None, ge=1, description="Most tokens to think; then the end is written for the model, and it answers."
+        None,
+        ge=1,
+        description="Most tokens to think; then the end is written for the model, and it answers. Default: as many "
+        "as the output.",
     )
 
 
@@ -90,42 +93,74 @@ class SamplingSpec(Section):
         None,
         ge=1,
         le=1024,
-        description="Generate so many samples and keep the n with the highest cumulative log-probability, best first.",
+        description="Generate so many samples and keep the n with the highest cumulative log-probability, best first. "
+        "Default: n.",
     )
-    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate. Default: the model's, else 256.")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Most tokens to generate; an output is cut there (finish_reason length). Default: the model's "
+        "max_new_tokens, else 256.",
+    )
     min_tokens: int = Field(0, ge=0, description="Fewest tokens to generate before an end or stop counts.")
     temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default: the model's, else 1.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Keep the smallest set of tokens with this probability.")
-    top_k: int | None = Field(None, ge=-1, description="Keep the k most likely tokens; 0 or -1: all.")
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Keep the smallest set of tokens with this probability. Default: the model's, else 1 (all).",
+    )
+    top_k: int | None = Field(
+        None, ge=-1, description="Keep the k most likely tokens; 0 or -1: all. Default: the model's, else all."
+    )
     min_p: float | None = Field(
-        None, ge=0, le=1, description="Drop tokens less likely than this share of the likeliest."
+        None,
+        ge=0,
+        le=1,
+        description="Drop tokens less likely than this share of the likeliest. Default: the model's, else 0 (none).",
     )
     presence_penalty: float = Field(0.0, ge=-2, le=2, description="Subtracted from tokens that were generated already.")
     frequency_penalty: float = Field(0.0, ge=-2, le=2, description="The same, times how often.")
     repetition_penalty: float | None = Field(
-        None, ge=0.01, le=10, description="Above 1: tokens of the prompt and the output become less likely."
+        None,
+        ge=0.01,
+        le=10,
+        description="Above 1: tokens of the prompt and the output become less likely. Default: the model's, else 1.",
     )
-    stop: str | list[str] | None = Field(None, description="Text that ends the output; it is not part of it.")
-    stop_token_ids: list[int] = Field(default_factory=list, description="Token ids that end the output.")
+    stop: str | list[str] | None = Field(
+        None, description="Text that ends the output; it is not part of it. Default: none."
+    )
+    stop_token_ids: list[int] = Field([], description="Token ids that end the output.")
     ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token (for benchmarks).")
     seed: int = Field(0, description="The job's seed. A row's noise depends on this, its id and the sample only.")
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="A column `logprobs`: each token's, and so many of the likeliest alternatives'."
+        None,
+        ge=0,
+        le=20,
+        description="A column `logprobs`: each token's, and so many of the likeliest alternatives'. Default: no "
+        "column.",
     )
     prompt_logprobs: int | None = Field(
-        None, ge=0, le=20, description="A column `prompt_logprobs`: the same for the tokens of the prompt."
+        None,
+        ge=0,
+        le=20,
+        description="A column `prompt_logprobs`: the same for the tokens of the prompt. Default: no column.",
     )
     structured_outputs: StructuredOutputsSpec | None = Field(
-        None, description="What every output must look like: a JSON schema, a regex, one of several texts, a grammar."
+        None,
+        description="What every output must look like: a JSON schema, a regex, one of several texts, a grammar. "
+        "Default: any text.",
     )
     thinking: ThinkingSpec | None = Field(
-        None, description="For reasoning models: thoughts in a column of their own, and a budget for them."
+        None,
+        description="For reasoning models: thoughts in a column of their own, and a budget for them. Default: they "
+        "stay in the text.",
     )
     repetition_stop: RepetitionStopSpec | None = Field(
-        None, description="End outputs that run in circles ({}: as usual)."
+        None, description="End outputs that run in circles ({}: as usual). Default: they go on."
     )
     per_row: dict[str, str] = Field(
-        default_factory=dict,
+        {},
         description="Sampling key -> input column that overrides it where the column is not null: "
         f"any of {', '.join(PER_ROW_SAMPLING)}.",
     )
@@ -179,11 +214,13 @@ class SamplingSpec(Section):
         values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
         return values
 
-    def _structured_params(self, row_schema: str | None) -> dict[str, Any]:
-        """The parameters that are values of their own; `row_schema` is a row's own JSON schema."""
+    def _structured_params(self, of_row: str | dict[str, Any] | None) -> dict[str, Any]:
+        """The parameters that are values of their own. `of_row`: a row's JSON schema as text, or {regex: ...} etc."""
         given: dict[str, Any] = {}
-        if row_schema is not None:
-            given["structured_outputs"] = StructuredOutput("json", row_schema)
+        if isinstance(of_row, str):
+            given["structured_outputs"] = StructuredOutput("json", of_row)
+        elif of_row is not None:
+            given["structured_outputs"] = StructuredOutputsSpec(**of_row).to_param()
         elif self.structured_outputs is not None:
             given["structured_outputs"] = self.structured_outputs.to_param()
         if self.thinking is not None:

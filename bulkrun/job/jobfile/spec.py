@@ -7,14 +7,15 @@ into a `JobSpec` and problems into `file:line:col` messages; `bulkrun schema` pr
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bulkrun.data.remote import is_remote
 from bulkrun.job.jobfile.cluster import RaySpec, SlurmSpec
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
+from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 
 
 class ChatMessage(Section):
@@ -25,15 +26,16 @@ class ChatMessage(Section):
 
 
 class InputSpec(Section):
-    """Where the rows come from."""
+    """Where the rows come from, and what is read of them."""
 
     path: str | list[str] = Field(
-        description="A file, a directory, a glob, or a list of them: .parquet, .jsonl, .csv (text also .gz, .zst); "
-        "local or s3://."
+        description="A file, a directory, a glob, or a list of them: .parquet, .jsonl or .ndjson, .csv (text also "
+        ".gz, .zst); local or s3://."
     )
     sql: str | None = Field(
         None,
-        description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input.",
+        description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input. "
+        "Default: all rows of the files.",
     )
     id: str | None = Field(None, description="The column that names a row. Default: the row's position.")
     priority: str | None = Field(
@@ -51,7 +53,9 @@ class InputSpec(Section):
         ge=1,
         description="A longer input line becomes an error row instead of filling the memory.",
     )
-    hint: str | None = Field(None, description="A command to show when `path` matches no file: how to make the input.")
+    hint: str | None = Field(
+        None, description="A command to show when `path` matches no file: how to make the input. Default: none."
+    )
 
 
 class PromptSpec(Section):
@@ -60,18 +64,38 @@ class PromptSpec(Section):
     Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`.
     """
 
-    template: str | None = Field(None, description="A Jinja template over the row's columns: the user's message.")
+    template: str | None = Field(
+        None,
+        description="A Jinja template over the row's columns: the user's message. A column whose name is no identifier "
+        'is {{ row["first name"] }}. Default: the columns tell.',
+    )
     messages: list[ChatMessage] | str | None = Field(
         None,
-        description="A conversation of templates, or the name of a column that holds a list of messages.",
+        description="A conversation of templates, or the name of a column that holds a list of messages. "
+        "Default: the columns tell.",
     )
-    column: str | None = Field(None, description="The name of a column that holds the prompt text.")
-    system: str | None = Field(None, description="A system message put before the conversation (a template too).")
+    column: str | None = Field(
+        None, description="The name of a column that holds the prompt text. Default: the columns tell."
+    )
+    system: str | None = Field(
+        None, description="A system message put before the conversation (a template too). Default: none."
+    )
     chat_template: str = Field(
         "auto",
         description="auto: the model's chat template where it has one. none: the text is the prompt as it is. "
         "Else the path of a Jinja file.",
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="Values that the chat template reads: {enable_thinking: false} for a plain answer of a model that "
+        "can think, as Qwen3. What the template does not read changes nothing.",
+    )
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_kwargs(cls, values: dict[str, Any]) -> dict[str, Any]:
+        check_template_kwargs(values)
+        return values
 
     @model_validator(mode="after")
     def _at_most_one(self) -> PromptSpec:
@@ -80,11 +104,13 @@ class PromptSpec(Section):
             raise ValueError(f"needs one of template, messages, column; has {' and '.join(given)}")
         if self.chat_template == "none" and (self.messages is not None or self.system is not None):
             raise ValueError("chat_template: none takes a template or column only: messages need a chat template")
+        if self.chat_template == "none" and self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs: there is no chat template to read them (chat_template: none)")
         return self
 
 
 class OutputSpec(Section):
-    """Where the results go."""
+    """Where the results go, and in what form."""
 
     path: str = Field(description="The result directory: this is the run. Or s3://BUCKET/PREFIX for the results alone.")
     state: str | None = Field(
@@ -93,7 +119,7 @@ class OutputSpec(Section):
         "need to share it. Default: one below XDG_STATE_HOME or ~/.local/state, named by the URL.",
     )
     partition_by: list[str] = Field(
-        default_factory=list,
+        [],
         description="Columns whose values become folders (lang=en/part-00000.parquet), as Hive and DuckDB read them.",
     )
     compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = Field("zstd", description="Codec of the parts.")
@@ -138,7 +164,7 @@ class EngineSpec(Section):
         ge=2,
         description="Most tokens of prompt and output together. Default: the model's, if memory allows.",
     )
-    block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per KV cache block.")
+    block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per KV cache block. Default: 16.")
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of the GPU's memory that weights and KV cache may take."
     )
@@ -173,7 +199,9 @@ class EngineSpec(Section):
         False, description="On a GPU, launch every kernel from Python instead of whole steps as CUDA graphs."
     )
     async_scheduling: bool | None = Field(
-        None, description="Launch a step before the tokens of the one before are looked at. Default: on a GPU."
+        None,
+        description="Launch a step before the tokens of the one before are looked at. Default: on a GPU true, else "
+        "false.",
     )
 
     @model_validator(mode="after")
@@ -189,7 +217,7 @@ class EngineSpec(Section):
 class RunSpec(Section):
     """How the run goes on: limits, safety, progress."""
 
-    limit: int | None = Field(None, ge=1, description="Only the first N rows of the input.")
+    limit: int | None = Field(None, ge=1, description="Only the first N rows of the input. Default: all.")
     checkpoint_every: float = Field(5.0, gt=0, description="Seconds of finished work that a kill may lose at most.")
     max_error_rate: float = Field(
         0.5,
@@ -215,17 +243,19 @@ class RunSpec(Section):
         "local", description="Who starts the workers: this machine, Slurm (inside a Slurm job: this machine), or Ray."
     )
     walltime: float | None = Field(
-        None, gt=0, description="Seconds a worker may run; under Slurm the job's own end counts too."
+        None, gt=0, description="Seconds a worker may run; under Slurm the job's own end counts too. Default: no end."
     )
     row_timeout: float | None = Field(
         None,
         gt=0,
-        description="Seconds a row may run in the engine; then it is an error row `timeout` with its text so far.",
+        description="Seconds a row may run in the engine; then it is an error row `timeout` with its text so far. "
+        "Default: no limit.",
     )
     max_tokens_per_row: int | None = Field(
         None,
         ge=2,
-        description="Most tokens of prompt and outputs of one row together: outputs are cut to what the prompt leaves.",
+        description="Most tokens of prompt and outputs of one row together: outputs are cut to what the prompt leaves. "
+        "Default: no limit.",
     )
     incremental: bool = Field(
         False,

@@ -33,8 +33,11 @@ BATCHES_AHEAD = 4
 class ChatRenderer(Protocol):
     """A compiled chat template."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt text with the generation prompt; raises bulkrun.sandbox.TemplateFailed."""
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        """The prompt text with the generation prompt; `options` are variables of the template.
+
+        Raises bulkrun.sandbox.TemplateFailed.
+        """
 
 
 class TextCodec(Protocol):
@@ -85,13 +88,9 @@ class PromptBuilder:
         self._overrides = Overrides(spec.sampling, columns)
         self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
         self._chat = _chat_renderer(spec.prompt, text)
-        if self._chat is None and spec.prompt.messages is not None:
-            raise JobFileError(
-                [
-                    f"prompt.messages: the model {spec.model!r} has no chat template; name one in "
-                    "prompt.chat_template, or use prompt.template or prompt.column"
-                ]
-            )
+        self._template_kwargs = spec.prompt.chat_template_kwargs
+        if self._chat is None:
+            _refuse_chat(spec)
 
     @property
     def reads(self) -> list[str]:
@@ -167,9 +166,20 @@ class PromptBuilder:
         if self._chat is None or ask.raw:
             return "\n\n".join(message["content"] for message in ask.messages)
         try:
-            return self._chat.render(ask.messages)
+            return self._chat.render(ask.messages, **{**self._template_kwargs, **ask.template_kwargs})
         except TemplateFailed as problem:
             return RowError("bad_template", f"chat template: {problem}")
+
+
+def _refuse_chat(spec: JobSpec) -> None:
+    """Raise JobFileError where a job without a chat template counts on one."""
+    nothing = f"the model {spec.model!r} has no chat template"
+    if spec.prompt.messages is not None:
+        fix = "name one in prompt.chat_template, or use prompt.template or prompt.column"
+        raise JobFileError([f"prompt.messages: {nothing}; {fix}"])
+    if spec.prompt.chat_template_kwargs:
+        fix = "leave them out, or name one in prompt.chat_template"
+        raise JobFileError([f"prompt.chat_template_kwargs: {nothing} to read them; {fix}"])
 
 
 def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowError:

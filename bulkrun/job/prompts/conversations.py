@@ -20,11 +20,12 @@ Conversation = list[Message]
 
 
 class Ask(NamedTuple):
-    """What a row asks. `raw`: the text is the prompt as it is, no chat template; `sampling`: values of its own."""
+    """What a row asks. `raw`: the text is the prompt as it is, no chat template; the rest are values of its own."""
 
     messages: Conversation
     raw: bool = False
     sampling: Mapping[str, Any] = MappingProxyType({})
+    template_kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
 RowToAsk = Callable[[Mapping[str, Any]], Ask | RowError]

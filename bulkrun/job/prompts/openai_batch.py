@@ -2,7 +2,8 @@
 
 Served are POST /v1/chat/completions and /v1/completions. A parameter that changes the answer is honoured or the row
 is a `bad_input` that names it; one that only concerns OpenAI's service (accounting, caching, hints to its own models)
-is ignored, `model` among them. Knows the format; `body_params` knows the parameters.
+is ignored, `model` among them. Knows the format; `body_params` knows the
+parameters.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bulkrun.job.jobfile.sampling import SamplingSpec
-from bulkrun.job.prompts.body_params import BadBody, BodyParams
+from bulkrun.job.prompts.body_keys import BadBody
+from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
 from bulkrun.job.prompts.conversations import Ask, BadMessages, Conversation, RowToAsk, read_messages, shown
 from bulkrun.request import RowError
 
@@ -66,7 +68,8 @@ def _chat(body: dict[str, Any], params: BodyParams) -> Ask:
         messages = read_messages(body["messages"])
     except BadMessages as problem:
         raise BadBody(f"body.messages{problem}") from None
-    return Ask(_with_known_roles(messages), sampling=params.of_chat(body))
+    sampling = params.of_chat(body)
+    return Ask(_with_known_roles(messages), sampling=sampling, template_kwargs=template_kwargs(body))
 
 
 def _with_known_roles(messages: Conversation) -> Conversation:

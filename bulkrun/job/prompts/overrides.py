@@ -71,8 +71,8 @@ class Overrides:
     def _checked(self, overrides: str) -> RowSampling | RowError:
         values = json.loads(overrides)
         try:
-            if "structured_outputs" in values:
-                _check_schema(values["structured_outputs"])
+            if isinstance(schema := values.get("structured_outputs"), str):
+                _check_schema(schema)
             params = self._sampling.to_params(values)
         except ValueError as problem:
             key = str(problem).split(":")[0]

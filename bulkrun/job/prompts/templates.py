@@ -8,6 +8,8 @@ Knows no messages, models or tokens.
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,14 +41,16 @@ class RowTemplate:
             names = meta.find_undeclared_variables(self._sandbox.parse(source))
             self._template = self._sandbox.compile_template(source)
         except jinja2.TemplateSyntaxError as problem:
-            raise JobFileError([f"{key}: template line {problem.lineno}: {problem.message}"]) from None
+            hint = _hint_of_names(source, columns)
+            raise JobFileError([f"{key}: template line {problem.lineno}: {problem.message}{hint}"]) from None
         except (TemplateFailed, RecursionError) as problem:
             raise JobFileError([f"{key}: {problem}"]) from None
         names -= set(self._sandbox.globals)
         whole_row = ROW_VARIABLE in names and ROW_VARIABLE not in columns
         unknown = sorted(names - set(columns) - {ROW_VARIABLE})
         if unknown:
-            raise JobFileError([f"{key}: {unknown_column(name, columns)}" for name in unknown])
+            hint = _hint_of_names(source, columns)
+            raise JobFileError([f"{key}: {unknown_column(name, columns)}{hint}" for name in unknown])
         self._whole_row = whole_row
         self.reads = list(columns) if whole_row else [name for name in columns if name in names]
 
@@ -64,6 +68,15 @@ class RowTemplate:
         nulls = [repr(name) for name in self.reads if row.get(name) is None]
         column = ", ".join(nulls) or "a value inside a column"
         return f"prints {column}, which is null in this row; write {{{{ x or '' }}}} where null is fine"
+
+
+def _hint_of_names(source: str, columns: Sequence[str]) -> str:
+    """How to write a column that the template seems to name, and that Jinja reads as something else."""
+    for name in columns:
+        bare = rf"\{{[{{%][^}}]*(?<![\w\"']){re.escape(name)}(?![\w\"'])"
+        if name and not name.isidentifier() and re.search(bare, source):
+            return f"; the column {name!r} is written {{{{ {ROW_VARIABLE}[{json.dumps(name, ensure_ascii=False)}] }}}}"
+    return ""
 
 
 def unknown_column(name: str, columns: Sequence[str]) -> str:

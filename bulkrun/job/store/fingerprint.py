@@ -29,12 +29,23 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
     return {
         "model": {"name": job["model"], **model_facts},
         "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
-        "prompt": {**job["prompt"], "on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
+        "prompt": _prompt(job["prompt"])
+        | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
         "sampling": _sampling(job["sampling"]),
         "output": {"columns": given["columns"], "partition_by": output["partition_by"]}
         | ({"incremental": True} if run["incremental"] else {}),
         "plan": {"window_rows": run["window_rows"], "rows_per_file": output["rows_per_file"]},
     }
+
+
+def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's values count as text: a template tells true from 1, and a null from what is not there.
+
+    Without any it is the prompt section of before there were such values, so that older runs go on.
+    """
+    values = given.get("chat_template_kwargs")
+    rest = {key: value for key, value in given.items() if key != "chat_template_kwargs"}
+    return {**rest, "chat_template_kwargs": json.dumps(dict(sorted(values.items())))} if values else rest
 
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:

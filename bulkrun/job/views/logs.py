@@ -13,9 +13,9 @@ from bulkrun.job.store.run_dir import RunDir
 _LOOK_EVERY_S = 0.5
 
 
-def last_events(run: RunDir, lines: int) -> list[str]:
+def last_events(run: RunDir, number: int) -> list[dict[str, Any]]:
     """The last events, oldest first."""
-    return [_line(event) for event in deque(read_events(run), maxlen=lines)]
+    return list(deque(read_events(run), maxlen=number))
 
 
 def follow_events(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
@@ -23,7 +23,7 @@ def follow_events(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> I
     seen = sum(1 for _ in read_events(run))
     while True:
         events = list(read_events(run))
-        yield from map(_line, events[seen:])
+        yield from map(event_line, events[seen:])
         seen = len(events)
         sleep(_LOOK_EVERY_S)
 
@@ -36,7 +36,7 @@ def worker_logs(run: RunDir, lines: int) -> Iterator[tuple[str, list[str]]]:
             yield path.name, [line.rstrip("\n") for line in deque(file, maxlen=lines)]
 
 
-def _line(event: dict[str, Any]) -> str:
+def event_line(event: dict[str, Any]) -> str:
     """time worker event, then its numbers."""
     numbers = {key: value for key, value in event.items() if key not in ("time", "worker", "event")}
     shown = " ".join(f"{key}={value}" for key, value in numbers.items() if value is not None)

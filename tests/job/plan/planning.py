@@ -29,8 +29,9 @@ class CharacterCodec:
     def chat_renderer(self, source: str | None = None, name: str = "") -> CharacterCodec:
         return self
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return "".join(f"[{message['role']}]{message['content']}\n" for message in messages) + "[assistant]"
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        text = "".join(f"[{message['role']}]{message['content']}\n" for message in messages)
+        return text + "".join(f"[{name}={value}]" for name, value in sorted(options.items())) + "[assistant]"
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [[BOS] * add_special_tokens + [ord(character) for character in text] for text in texts]

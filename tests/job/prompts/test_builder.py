@@ -53,6 +53,7 @@ def code(prompt: Prompt | RowError) -> str:
             "[user]2\n[assistant]x\n[assistant]",
         ),
         ({"template": "{{ a }}", "chat_template": "none"}, "x"),
+        ({"column": "a", "chat_template_kwargs": {"think": False}}, "[user]x\n[think=False][assistant]"),
     ],
 )
 def test_every_form_of_prompt_section(prompt: dict[str, Any], expected: str) -> None:
@@ -68,6 +69,11 @@ def test_without_a_chat_template_the_text_is_the_prompt_after_bos() -> None:
 def test_messages_need_a_chat_template_and_that_is_said_before_the_run() -> None:
     with pytest.raises(JobFileError, match=r"prompt\.messages: the model 'none' has no chat template"):
         build({"messages": "m"}, [{"m": "[]"}], chat=False)
+
+
+def test_values_for_a_chat_template_that_is_not_there_are_refused_before_the_run() -> None:
+    with pytest.raises(JobFileError, match=r"prompt\.chat_template_kwargs: the model 'none' has no chat template"):
+        build({"column": "a", "chat_template_kwargs": {"think": False}}, [{"a": "x"}], chat=False)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

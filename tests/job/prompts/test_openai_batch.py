@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bulkrun.data.batch import InputBatch, Position
 from bulkrun.data.reader import open_input
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.request import RowError
@@ -21,6 +22,7 @@ from tests.job.plan.planning import BOS, CharacterCodec, job
 
 HELLO = [{"role": "user", "content": "Hello"}]
 COLUMNS = ["custom_id", "method", "url", "body"]
+END = "[assistant]"
 
 
 def line(body: Any, url: Any = "/v1/chat/completions", method: Any = "POST") -> dict[str, Any]:
@@ -133,6 +135,43 @@ def test_values_that_ask_for_nothing_are_no_overrides() -> None:
     assert prompt_of(chat()).sampling.overrides is None
 
 
+def test_vllms_defaults_written_out_ask_for_nothing() -> None:
+    """What its OpenAI client writes when a program passes all of `extra_body`; off is off."""
+    nothing = {
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "ignore_eos": False,
+        "include_stop_str_in_output": False,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "bad_words": [],
+        "chat_template_kwargs": {},
+        "logprobs": False,
+        "stream": False,
+        "echo": False,
+    }
+    assert prompt_of(chat(**nothing, add_special_tokens=False)) == prompt_of(chat())
+    assert prompt_of(completion(**nothing, add_special_tokens=True)) == prompt_of(completion())
+
+
+def test_what_a_chat_says_to_the_template_wins_over_the_job() -> None:
+    assert text(prompt_of(chat(chat_template_kwargs={"enable_thinking": False}))).endswith(
+        "[enable_thinking=False]" + END
+    )
+    spec = job("x", prompt={"chat_template_kwargs": {"enable_thinking": True, "tone": "dry"}})
+    rows = [chat(chat_template_kwargs={"enable_thinking": False}), chat(), completion()]
+    builder = PromptBuilder(spec, COLUMNS, CharacterCodec(chat=True))
+    prompts = builder.build(InputBatch(Position(0, 0), pa.RecordBatch.from_pylist(rows)))
+    shown = [text(prompt) for prompt in prompts if isinstance(prompt, Prompt)]
+    assert [each.removeprefix("[user]Hello\n") for each in shown] == [
+        "[enable_thinking=False][tone=dry]" + END,
+        "[enable_thinking=True][tone=dry]" + END,
+        "<bos>Once",
+    ]
+
+
 def test_what_is_for_openais_service_alone_is_ignored() -> None:
     ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "reasoning_effort": "low"}
     assert overrides(chat(**ignored, parallel_tool_calls=False, prompt_cache_key="k", verbosity="low")) == {}
@@ -160,6 +199,28 @@ def test_one_stop_string_and_whole_floats_are_taken() -> None:
 def test_a_schema_comes_by_four_ways(given: dict[str, Any]) -> None:
     assert json.loads(overrides(chat(**given))["structured_outputs"]) == {"type": "array"}
     assert prompt_of(chat(**given)).sampling == prompt_of(chat(guided_json={"type": "array"})).sampling
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"guided_regex": "[a-z]+"}, {"regex": "[a-z]+"}),
+        ({"guided_choice": ["yes", "no"]}, {"choice": ["yes", "no"]}),
+        ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
+        ({"structured_outputs": {"regex": "[a-z]+", "json": None}}, {"regex": "[a-z]+"}),
+        ({"structured_outputs": {"choice": ["a"], "json_object": False, "disable_fallback": False}}, {"choice": ["a"]}),
+        (
+            {"structured_outputs": {"grammar": 'start: "a"'}, "response_format": {"type": "text"}},
+            {"grammar": 'start: "a"'},
+        ),
+    ],
+)
+def test_a_line_may_have_a_regex_choices_or_a_grammar_of_its_own(given: dict[str, Any], kept: dict[str, Any]) -> None:
+    own = overrides(chat(**given))
+    assert own == {"structured_outputs": kept}
+    [(kind, value)] = kept.items()
+    job_wide = SamplingSpec.model_validate({"structured_outputs": {kind: value}})
+    assert SamplingSpec().to_params(own) == job_wide.to_params()
 
 
 def test_json_object_is_the_schema_of_any_object() -> None:
@@ -240,8 +301,25 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (chat(response_format={"type": "xml"}), ["body.response_format", "json_schema"]),
         (chat(response_format="json"), ["body.response_format"]),
         (chat(response_format={"type": "json_schema"}), ["response_format.json_schema.schema"]),
-        (chat(structured_outputs={"regex": "a+"}), ["body.structured_outputs", "sampling.structured_outputs"]),
-        (chat(guided_choice=["a", "b"]), ["body.guided_choice", "sampling.structured_outputs"]),
+        (chat(structured_outputs={"regex": "a+", "choice": ["a"]}), ["body.structured_outputs", "exactly one of json"]),
+        (
+            chat(structured_outputs={"structural_tag": "{}"}),
+            ["body.structured_outputs", "json, regex, choice, grammar"],
+        ),
+        (chat(structured_outputs=[]), ["body.structured_outputs", "exactly one"]),
+        (chat(structured_outputs={"regex": 5}), ["body.structured_outputs.regex: 5 is not text"]),
+        (chat(guided_regex="\ud83d"), ["body.guided_regex", "is not text"]),
+        (chat(guided_choice=[]), ["body.guided_choice", "a list of texts"]),
+        (chat(guided_choice=["a", 1]), ["body.guided_choice: 1 is not text"]),
+        (chat(guided_choice=["a"], guided_regex="a"), ["body.guided_choice: beside guided_regex"]),
+        (chat(chat_template_kwargs={"tools": []}), ["body.chat_template_kwargs: tools", "tool calls"]),
+        (chat(chat_template_kwargs=[1]), ["body.chat_template_kwargs: [1] is not a mapping"]),
+        (completion(chat_template_kwargs={"a": 1}), ["body.chat_template_kwargs", "no chat template"]),
+        (chat(skip_special_tokens=False), ["body.skip_special_tokens: False is not supported"]),
+        (chat(ignore_eos=True), ["body.ignore_eos", "sampling.ignore_eos"]),
+        (chat(add_special_tokens=True), ["body.add_special_tokens: True"]),
+        (completion(add_special_tokens=False), ["body.add_special_tokens: False"]),
+        (completion(logprobs=True), ["body.logprobs: True"]),
         (chat(guided_json="{"), ["body.guided_json", "not JSON"]),
         (chat(guided_json={}, response_format={"type": "json_object"}), ["body.guided_json", "one of them"]),
     ],
@@ -259,7 +337,13 @@ JSON_VALUES = st.recursive(
 KEYS = ["messages", "temperature", "max_tokens", "stop", "seed", "n", "tools", "logprobs", "response_format", "top_k"]
 
 
-@given(st.dictionaries(st.sampled_from([*KEYS, "guided_json", "stop_token_ids", "what"]), JSON_VALUES, max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from([*KEYS, "guided_json", "guided_choice", "structured_outputs", "chat_template_kwargs", "what"]),
+        JSON_VALUES,
+        max_size=4,
+    )
+)
 @settings(max_examples=300, deadline=None)
 def test_any_body_is_a_prompt_or_a_row_error_never_a_crash(body: dict[str, Any]) -> None:
     row = line(json.dumps({"messages": HELLO} | body))

@@ -31,6 +31,23 @@ def test_a_syntax_error_is_found_before_the_run_with_its_key_and_line() -> None:
         RowTemplate("prompt.template", "a\n{{ text ", COLUMNS)
 
 
+@pytest.mark.parametrize("source", ["{{ my column }}", "a {% if my column %}b{% endif %}", "{{ first-name | upper }}"])
+def test_a_column_that_is_no_identifier_is_told_how_to_be_written(source: str) -> None:
+    with pytest.raises(JobFileError) as problem:
+        RowTemplate("prompt.template", source, ["text", "my column", "first-name"])
+    name = "first-name" if "first" in source else "my column"
+    assert all(f"the column '{name}' is written {{{{ row[\"{name}\"] }}}}" in one for one in problem.value.problems)
+
+
+@pytest.mark.parametrize(
+    "source", ["my column {{ txet }}", "{{ row['my column'] }} {{ txet }}", '{{ row["my column"] }']
+)
+def test_nobody_is_told_so_who_writes_it_so_already(source: str) -> None:
+    with pytest.raises(JobFileError) as problem:
+        RowTemplate("prompt.template", source, COLUMNS)
+    assert "is written" not in str(problem.value)
+
+
 def test_unknown_columns_are_all_found_before_the_run_with_the_nearest_name() -> None:
     with pytest.raises(JobFileError) as problem:
         RowTemplate("prompt.template", "{{ txet }} {{ titel }} {{ zzzzzz }}", COLUMNS)

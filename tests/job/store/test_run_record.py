@@ -41,6 +41,21 @@ def open_planned(path: Path) -> RunRecord:
     return record
 
 
+def test_values_for_the_chat_template_make_another_run_and_none_of_them_none(tmp_path: Path) -> None:
+    prompt = wanted(tmp_path).job["prompt"]
+    before = {key: value for key, value in prompt.items() if key != "chat_template_kwargs"}
+    plain, older = wanted(tmp_path), wanted(tmp_path, {"prompt": before})
+    assert plain.identity == older.identity, "a run of before there were such values goes on"
+    kinds = [{"think": value} for value in (True, 1, None, {})]
+    changed = [wanted(tmp_path, {"prompt": {**prompt, "chat_template_kwargs": kind}}) for kind in kinds]
+    for one in changed:
+        assert set(differences(plain.identity, one.identity)) == {"prompt.chat_template_kwargs"}
+    assert len({fingerprint(one.identity) for one in changed}) == 4
+    swapped = [{"prompt": {**prompt, "chat_template_kwargs": dict(pairs)}} for pairs in ([("a", 1), ("b", 2)],) * 2]
+    swapped[1]["prompt"]["chat_template_kwargs"] = {"b": 2, "a": 1}
+    assert wanted(tmp_path, swapped[0]).identity == wanted(tmp_path, swapped[1]).identity
+
+
 def test_a_new_directory_gets_a_private_record(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "deep/out")
     record = open_run(run, wanted(run.root))

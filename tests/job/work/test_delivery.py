@@ -407,7 +407,7 @@ def test_a_local_run_needs_no_s3fs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from tests.job.small_runs import job
 
     assert start(tmp_path / "r", ROWS, job(tmp_path / "r"), shard_rows=8).state == "completed_with_errors"
-    with pytest.raises(RunError, match=r"pip install 'bulkrun\[s3\]'"):
+    with pytest.raises(RunError, match=r"pip install 's3fs"):
         enter(tmp_path / "s", bucket_job("s3://bucket/out", tmp_path / "s"))
 
 

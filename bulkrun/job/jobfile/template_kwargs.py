@@ -1,0 +1,44 @@
+"""`chat_template_kwargs`: values that a chat template reads beside the messages, as `enable_thinking: false`.
+
+Name and meaning are vLLM's. They come from a job file, the body of a batch line or a call from Python, and are checked
+here for all three. Knows names and JSON values; knows no template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_RESERVED = {
+    "messages": "they are the prompt itself",
+    "tools": "tool calls are not supported",
+    "add_generation_prompt": "every prompt asks for an answer, so it is always true",
+    "continue_final_message": "every prompt asks for a message of its own",
+    "chat_template": "set prompt.chat_template",
+    "tokenize": "text and token ids are made as the engine needs them",
+}
+
+
+def check_template_kwargs(values: Any) -> None:
+    """Raise ValueError, naming the key, for what no chat template can be given: a reserved name, no JSON value."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{_shown(values)} is not a mapping of names to values")
+    for name, value in values.items():
+        if name in _RESERVED:
+            raise ValueError(f"{name} cannot be set: {_RESERVED[name]}; leave it out")
+        if not isinstance(name, str) or not _is_json(value):
+            raise ValueError(f"{_shown(name)}: {_shown(value)} is not a JSON value under a name")
+
+
+def _is_json(value: Any) -> bool:
+    """Whether the value comes back from JSON as it was: the run's record and every worker read it from there."""
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

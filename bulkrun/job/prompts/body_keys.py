@@ -1,0 +1,120 @@
+"""Which keys the body of an OpenAI request may hold: what is honoured, what asks for nothing, what is ignored.
+
+Names are OpenAI's and, for what OpenAI has not, vLLM's. `examples/openai_batch.md` shows these tables to people, and a
+test keeps it in step. Knows names, and the values that ask for nothing; `body_params` reads the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from bulkrun.job.prompts.conversations import shown
+
+NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+WHOLE_NUMBERS = ("max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed")
+STRUCTURES = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+# Honoured: a row's own values win over the job's.
+BOTH = (*NUMBERS, *WHOLE_NUMBERS, "n", "stop", "stop_token_ids", "logprobs", *STRUCTURES)
+CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs")
+COMPLETION_ONLY = ("prompt",)
+
+# For OpenAI's or vLLM's service, or hints to OpenAI's own models: no answer of another model depends on them.
+IGNORED = (
+    *("model", "user", "metadata", "store", "service_tier", "safety_identifier", "moderation", "priority"),
+    *("stream_options", "tool_choice", "parallel_tool_calls", "reasoning_effort", "verbosity", "prediction"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id", "cache_salt"),
+    "guided_decoding_backend",
+)
+# Would change the answer, and nothing here does it for a line: name -> the values that ask for nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "stream": (False,),
+        "tools": ([],),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "logit_bias": ({},),
+        "modalities": (["text"],),
+        "audio": (),
+        "web_search_options": (),
+        "documents": ([],),
+        "suffix": ("",),
+        "echo": (False,),
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1.0,),
+        "ignore_eos": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "include_stop_str_in_output": (False,),
+        "include_reasoning": (True,),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "truncate_prompt_tokens": (),
+        "prompt_logprobs": (),
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template_kwargs": ({},),
+        "chat_template": (),
+        "guided_whitespace_pattern": (),
+        "vllm_xargs": ({},),
+    }
+)
+# Where the two endpoints' own habits differ: a chat template writes the special tokens, a plain text gets them.
+_SPECIAL_TOKENS = "add_special_tokens"
+
+_NO_TOOLS, _TEXT_ONLY = "tool calls are not supported", "only text is generated"
+_REASONS = {
+    "stream": "a batch has no streams: leave it out",
+    "tools": _NO_TOOLS,
+    "functions": _NO_TOOLS,
+    "function_call": _NO_TOOLS,
+    "modalities": _TEXT_ONLY,
+    "audio": _TEXT_ONLY,
+    "best_of": "set sampling.best_of in the job file",
+    "ignore_eos": "set sampling.ignore_eos in the job file",
+    "include_reasoning": "sampling.thinking in the job file gives thoughts a column of their own",
+    "truncate_prompt_tokens": "set run.on_too_long in the job file",
+    "prompt_logprobs": "set sampling.prompt_logprobs in the job file",
+    "chat_template_kwargs": "a plain prompt goes through no chat template; leave it out",
+    "chat_template": "set prompt.chat_template in the job file",
+}
+
+
+class BadBody(ValueError):
+    """Why a line cannot be run: ``body.key: value is not supported; what is``."""
+
+
+def check_chat_keys(body: Mapping[str, Any]) -> None:
+    """Raise BadBody for what a /v1/chat/completions body cannot hold."""
+    _check(body, CHAT_ONLY, special_tokens=False)
+
+
+def check_completion_keys(body: Mapping[str, Any]) -> None:
+    """Raise BadBody for what a /v1/completions body cannot hold."""
+    _check(body, COMPLETION_ONLY, special_tokens=True)
+
+
+def _check(body: Mapping[str, Any], own: tuple[str, ...], *, special_tokens: bool) -> None:
+    neutral = {**NEUTRAL, _SPECIAL_TOKENS: (special_tokens,)}
+    known = {*own, *BOTH, *neutral}
+    for key, value in body.items():
+        if key in own or key in BOTH or key in IGNORED:
+            continue
+        if key not in neutral:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+            raise BadBody(f"body.{shown(key)[1:-1]}: {shown(value)}: this parameter is not supported; {hint}")
+        if value not in neutral[key]:
+            raise BadBody(f"body.{key}: {shown(value)} is not supported; {_REASONS.get(key, 'leave it out')}")

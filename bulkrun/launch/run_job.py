@@ -1,0 +1,47 @@
+"""The Python API's `run_job`: what `bulkrun submit` does, called from a program. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bulkrun.job.jobfile.load import job_of, load_job
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.work.progress import ProgressSnapshot
+from bulkrun.launch.run import Submitted, submit
+
+
+class _Quiet:
+    """A view that shows nothing, or calls back."""
+
+    def __init__(self, on_progress: Callable[[ProgressSnapshot], None] | None) -> None:
+        self._on_progress = on_progress
+
+    def phase(self, text: str) -> None:
+        """Nothing to show."""
+
+    def update(self, snapshot: ProgressSnapshot) -> None:
+        if self._on_progress is not None:
+            self._on_progress(snapshot)
+
+
+def run_job(
+    job: JobSpec | Mapping[str, Any] | str | Path,
+    *,
+    fresh: bool = False,
+    resume_anyway: bool = False,
+    on_progress: Callable[[ProgressSnapshot], None] | None = None,
+) -> Submitted:
+    """What `bulkrun submit` does: run a job, or continue it; `job` is a job file's path, or its content.
+
+    Returns the finished run: `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
+    `on_progress` gets the numbers about once a second. In the main thread Ctrl-C and SIGTERM save and raise
+    Interrupted, and the same call continues; in another thread signals are left alone. Raises the BulkrunErrors of
+    `bulkrun.errors`, each with the exit code that the command would have ended with.
+    """
+    if isinstance(job, str | Path):
+        spec, job_file = load_job(Path(job)), Path(job)
+    else:
+        spec, job_file = (job if isinstance(job, JobSpec) else job_of(job)), None
+    return submit(spec, _Quiet(on_progress), job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)

@@ -1,0 +1,40 @@
+"""The table for people (`examples/openai_batch.md`) and the tables of the code hold the same keys and values."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from bulkrun.job.prompts.body_keys import BOTH, CHAT_ONLY, COMPLETION_ONLY, IGNORED, NEUTRAL
+
+PAGE = (Path(__file__).parents[3] / "examples/openai_batch.md").read_text()
+HONOURED_PART, NEUTRAL_PART, IGNORED_PART = PAGE.split("\n## ")[1:]
+BY_ENDPOINT = "add_special_tokens"
+
+
+def rows(part: str) -> list[tuple[list[str], str]]:
+    """The keys and the other cell of each row of a table."""
+    lines = [line.strip("|").split("|", 1) for line in part.splitlines() if line.startswith("| `")]
+    return [(re.findall(r"`(\w+)`", keys), told.strip()) for keys, told in lines]
+
+
+def test_every_key_that_is_honoured_is_told() -> None:
+    told = [key for keys, _ in rows(HONOURED_PART) for key in keys]
+    assert sorted(told) == sorted({*BOTH, *CHAT_ONLY, *COMPLETION_ONLY})
+
+
+def test_every_value_that_asks_for_nothing_is_told() -> None:
+    told = {key: json.loads(f"[{value}]") for keys, value in rows(NEUTRAL_PART) for key in keys if key != BY_ENDPOINT}
+    want = {key: list(values) or [None] for key, values in NEUTRAL.items() if key not in CHAT_ONLY}
+    assert told == want
+    assert f"| `{BY_ENDPOINT}` |" in NEUTRAL_PART
+
+
+def test_every_key_that_is_ignored_is_told() -> None:
+    assert sorted(re.findall(r"`(\w+)`", IGNORED_PART)) == sorted(IGNORED)
+
+
+def test_no_key_is_in_two_tables() -> None:
+    known = [*BOTH, *COMPLETION_ONLY, *CHAT_ONLY, *IGNORED, *(key for key in NEUTRAL if key not in CHAT_ONLY)]
+    assert len(known) == len(set(known))
