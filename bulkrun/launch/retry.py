@@ -14,6 +14,7 @@ from bulkrun.data.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
@@ -57,6 +58,7 @@ def retry(
     """
     with drain_on_signal() as drain:
         run = RunDir(root)
+        drain.cancelled = CancelWatch(run)
         record, totals = read_record(run), read_totals(run)
         if totals is None:
             raise UsageError(f"{root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")

@@ -187,3 +187,12 @@ def test_a_planner_that_dies_without_a_word_is_noticed(tmp_path: Path) -> None:
     planner._child.wait()
     with pytest.raises(RunError, match="planner"):
         planner.check()
+
+
+def test_a_home_directory_in_output_path_is_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    assert submit("output.path=~/results").exit_code == 0
+    assert (folder / "home/results/_SUCCESS").exists() and not (folder / "~").exists()
+    shown = CliRunner().invoke(main, ["query", "~/results", "SELECT count(*) AS n FROM results", "--json"])
+    assert json.loads(shown.stdout)["rows"] == [{"n": 6}]
+    assert submit("output.path=~/results").exit_code == 0

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.data.json_types import is_unicode
+from bulkrun.data.paths import user_path
 from bulkrun.data.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
@@ -184,7 +184,7 @@ def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
         return None
     if spec.chat_template == "auto":
         return text.chat_renderer()
-    path = Path(spec.chat_template)
+    path = user_path(spec.chat_template)
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as problem:
