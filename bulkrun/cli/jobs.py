@@ -170,6 +170,8 @@ def _print_summary(done: Submitted) -> None:
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
     rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
     note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
+    if not totals.rows:
+        note("  the input has no rows")
     if saved := _saved(totals):
         note(f"  {saved}")
     for code, rows_with in totals.errors.items():

@@ -16,6 +16,7 @@ from bulkrun.cli import main
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.jobfile.load import load_job
+from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
@@ -73,10 +74,27 @@ def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
     assert sorted((row["row"], row["name"]) for row in rows) == [(i, f"f{i % 5}") for i in range(6)]
 
 
-def test_an_empty_input_is_a_finished_run_without_rows(folder: Path) -> None:
-    (folder / "rows.jsonl").write_text("")
-    assert submit("input.id=null", 'prompt.template="no columns"').exit_code == 0
+@pytest.mark.parametrize(("name", "text"), [("rows.jsonl", ""), ("rows.jsonl", "\n  \n"), ("rows.csv", "")])
+def test_an_empty_input_is_a_finished_run_without_rows(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    result = submit(f"input.path={name}")
+    assert result.exit_code == 0 and "the input has no rows" in result.stderr
     assert json.loads((folder / "out/_SUCCESS").read_text())["rows"] == 0
+    shown = CliRunner().invoke(main, ["query", "out", "SELECT response FROM results", "--json"])
+    assert shown.exit_code == 0 and json.loads(shown.stdout)["rows"] == []
+    assert submit(f"input.path={name}").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["input.sql=SELECT * FROM input WHERE name = 'f0'", "prompt={}", "input.columns=[name]", "prompt.system=x"],
+)
+def test_an_empty_input_needs_no_column_that_the_job_names(folder: Path, setting: str) -> None:
+    (folder / "rows.jsonl").write_text("")
+    prepared = prepare(load_job(Path("job.yaml"), [setting]))
+    with prepared.open_dataset() as dataset:
+        report = dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
+    assert report.counters.rows == 0
 
 
 def test_fresh_keeps_the_old_results_beside_the_new(folder: Path) -> None:

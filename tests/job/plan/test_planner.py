@@ -477,3 +477,19 @@ def test_a_plan_of_text_files_that_was_stopped_and_continued_equals_an_unbroken_
             make_plan(tmp_path / "run", spec, should_stop=lambda steps=allowed: next(steps, True))
     assert make_plan(tmp_path / "run", spec) == unbroken
     assert plan_bytes(tmp_path / "run") == plan_bytes(tmp_path / "unbroken")
+
+
+def test_a_plan_that_counted_blank_lines_as_rows_is_not_continued(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n{"text": "c"}\n' * 2 + '{"text": "d"}\n')
+    spec = job(tmp_path / "in.jsonl", run={"window_rows": 3})
+    assert make_plan(tmp_path / "run", spec).counters.rows == 7
+    plan = RunDir(tmp_path / "run").plan
+    for name in ("complete.json", "window-00001.json", "window-00002.json"):
+        (plan / name).unlink()
+    marker = json.loads((plan / "window-00000.json").read_text())
+    del marker["rows_of_blank_lines"]
+    (plan / "window-00000.json").write_text(json.dumps({**marker, "errors": {"bad_input": 1}}))
+    with pytest.raises(RunError, match=r"took blank lines for rows.*--fresh"):
+        make_plan(tmp_path / "run", spec)
+    (plan / "window-00000.json").write_text(json.dumps({**marker, "errors": {}}))
+    assert make_plan(tmp_path / "run", spec).counters.rows == 7
