@@ -34,6 +34,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.structure import check_thinking, with_schema
+from bulkrun.launch.variables import refuse_variables
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
 from bulkrun.request import SamplingParams
@@ -140,6 +141,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. Raises
     JobFileError, ModelError or InputError that says what is wrong or missing and how to mend it.
     """
+    refuse_variables(spec)
     spec = with_schema(spec)
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else _find_input(spec)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)

@@ -69,7 +69,11 @@ def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
     refused = submit("input.on_duplicate=fail")
     assert refused.exit_code == 2
     assert "f0" in refused.stderr
-    assert submit().exit_code == 0
+    result = submit()
+    assert result.exit_code == 0 and "1 rows have an id that an earlier row has ('f0' in rows 0, 5)" in result.stderr
+    assert json.loads((folder / "out/_SUCCESS").read_text())["duplicate_ids"] == 1
+    status = CliRunner().invoke(main, ["status", "out"]).stdout
+    assert "duplicate ids" in status
     rows = [row for path in (folder / "out").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
     assert sorted((row["row"], row["name"]) for row in rows) == [(i, f"f{i % 5}") for i in range(6)]
 
@@ -214,3 +218,31 @@ def test_a_home_directory_in_output_path_is_the_users(folder: Path, monkeypatch:
     shown = CliRunner().invoke(main, ["query", "~/results", "SELECT count(*) AS n FROM results", "--json"])
     assert json.loads(shown.stdout)["rows"] == [{"n": 6}]
     assert submit("output.path=~/results").exit_code == 0
+
+
+def test_outputs_that_were_cut_are_counted(folder: Path) -> None:
+    result = submit("sampling.max_tokens=1", "sampling.ignore_eos=true")
+    assert "6 outputs were cut at max_tokens" in result.stderr
+    assert json.loads((folder / "out/_SUCCESS").read_text())["cut"] == 6
+    assert "6 outputs were cut at max_tokens" in CliRunner().invoke(main, ["status", "out"]).stdout
+
+
+def test_a_template_that_uses_no_column_is_refused(folder: Path) -> None:
+    result = submit("prompt={template: 'Rate this: {source}'}")
+    assert result.exit_code == 2 and "write {{ source }} for {source}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("output.path", "$OUT/m"), ("output.path", "${OUT}"), ("input.path", "$DATA_DIR/rows.jsonl"), ("model", "~/$M")],
+)
+def test_a_variable_in_a_path_is_refused_unless_something_is_called_so(folder: Path, key: str, text: str) -> None:
+    result = submit(f"{key}={text}")
+    assert result.exit_code == 2 and "variables are not expanded in a job file" in result.stderr
+    assert f'--set {key}="{text}"' in result.stderr and not list(folder.glob("$*"))
+
+
+def test_a_directory_whose_name_looks_like_a_variable_is_that_directory(folder: Path) -> None:
+    (folder / "$OUT").mkdir()
+    assert submit("output.path=$OUT/m").exit_code == 0
+    assert (folder / "$OUT/m/_SUCCESS").exists()

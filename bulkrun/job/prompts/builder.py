@@ -18,7 +18,7 @@ from bulkrun.data.paths import user_path
 from bulkrun.data.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
-from bulkrun.job.prompts.conversations import Ask, conversation_maker
+from bulkrun.job.prompts.conversations import Ask, conversation_maker, no_column_used
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.openai_batch import batch_maker
@@ -84,6 +84,8 @@ class PromptBuilder:
         self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
         self._overrides = Overrides(spec.sampling, columns)
         self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
+        if not self._reads:
+            raise JobFileError([no_column_used(spec.prompt, columns)])
         self._chat = _chat_renderer(spec.prompt, text)
         if self._chat is None and spec.prompt.messages is not None:
             raise JobFileError(
