@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -45,6 +46,13 @@ def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
     return load_job(job, overrides)
 
 
+def _located(job: Path, overrides: tuple[str, ...]) -> AbstractContextManager[None]:
+    """Errors that name a key of the job say where it stands."""
+    from bulkrun.job.jobfile.locate import located
+
+    return located(job, overrides)
+
+
 @click.command()
 @_job_options
 @click.option("--fresh", is_flag=True, help="Start anew: an earlier run there is moved aside, never deleted.")
@@ -77,7 +85,8 @@ def submit(
     if full_refresh and not spec.run.incremental:
         raise click.UsageError("--full-refresh is for jobs with run.incremental: true; --fresh runs this one anew")
     flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
-    _run_and_end(lambda view: submit_job(spec, view, wait=wait, job_file=job, **flags), quiet, as_json)
+    with _located(job, overrides):
+        _run_and_end(lambda view: submit_job(spec, view, wait=wait, job_file=job, **flags), quiet, as_json)
 
 
 @click.command()
@@ -228,7 +237,8 @@ def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check JOB, its input, model and prompt without running anything."""
     from bulkrun.launch.preview import check_job
 
-    facts = check_job(_load(job, overrides))
+    with _located(job, overrides):
+        facts = check_job(_load(job, overrides))
     print_json({"ok": True, **facts}) if as_json else print_facts(facts)
     note(f"{job}: ok")
 
@@ -243,7 +253,8 @@ def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """
     from bulkrun.launch.preview import plan_job
 
-    report, changes = plan_job(_load(job, overrides))
+    with _located(job, overrides):
+        report, changes = plan_job(_load(job, overrides))
     if as_json:
         print_json({**report.to_json(), "changes": changes})
         return
@@ -289,7 +300,8 @@ def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> 
     """Run the first rows of JOB and show prompts and responses. Writes nothing."""
     from bulkrun.launch.preview import preview_job
 
-    shown = preview_job(_load(job, overrides), rows)
+    with _located(job, overrides):
+        shown = preview_job(_load(job, overrides), rows)
     if as_json:
         print_json({"rows": [row._asdict() for row in shown]})
         return

@@ -11,6 +11,7 @@ import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
@@ -40,7 +41,16 @@ def expand(pattern: str, wanted: Callable[[Path], bool]) -> list[Path]:
         return [path]
     if glob.has_magic(pattern):
         return sorted(set(_matching(path, wanted)))
-    raise InputError(f"input.path: {pattern!r} does not exist (looked from {Path.cwd()})")
+    raise InputError(f"input.path: {pattern!r} does not exist (looked from {Path.cwd()}){_nearest(path)}")
+
+
+def _nearest(path: Path) -> str:
+    """The name beside a file that is not there which is most like its own, as a question."""
+    try:
+        near = get_close_matches(path.name, [beside.name for beside in path.parent.iterdir()], n=1)
+    except OSError:
+        return ""
+    return f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
 
 
 def is_hidden(parts: Sequence[str], spelled_out: Sequence[str]) -> bool:

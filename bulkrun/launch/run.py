@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted, RunError
+from bulkrun.errors import EXIT_OK, BulkrunError, InputError, Interrupted, RunError, UsageError
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import worker_environments
 from bulkrun.executors.local import LocalWorkers
@@ -24,7 +24,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.store.run_record import RunRecord, forget_start, open_run, read_record
 from bulkrun.job.store.workers import Heartbeat, Worker
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import deliver
@@ -103,11 +103,18 @@ def submit(
             if again is not None:
                 deliver(again.run, read_record(again.run), drain.should_stop)
                 return again
-        record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
+        was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file)
+        record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
         if (totals := read_totals(prepared.run)) is not None:
             deliver(prepared.run, record, drain.should_stop)
             return Submitted(prepared.run, totals, worked=False)
-        return run_to_end(prepared, record, view, drain)
+        try:
+            return run_to_end(prepared, record, view, drain)
+        except (InputError, UsageError):
+            if record.run_id == wanted.run_id:  # it began here
+                with suppress(RunError, OSError):
+                    forget_start(prepared.run, record, with_root=not was_there)
+            raise
 
 
 def join(root: Path, workers: int | None, view: View) -> Submitted:

@@ -246,3 +246,46 @@ def test_a_directory_whose_name_looks_like_a_variable_is_that_directory(folder: 
     (folder / "$OUT").mkdir()
     assert submit("output.path=$OUT/m").exit_code == 0
     assert (folder / "$OUT/m/_SUCCESS").exists()
+
+
+def test_a_start_that_fails_on_its_input_leaves_no_run(folder: Path) -> None:
+    assert submit("prompt.template='{{ sorce }}'").exit_code == 2
+    assert not (folder / "out").exists()
+    (folder / "out").mkdir()
+    (folder / "out/.keep").touch()
+    assert submit("prompt.template='{{ sorce }}'").exit_code == 2
+    assert [path.name for path in (folder / "out").iterdir()] == [".keep"]
+    assert submit().exit_code == 0
+    assert submit("prompt.template='{{ sorce }}'").exit_code == 4
+    assert (folder / "out/_SUCCESS").exists()
+
+
+def test_a_mistake_that_is_found_late_says_where_in_the_job_file_it_stands(folder: Path) -> None:
+    text = (folder / "job.yaml").read_text()
+    (folder / "job.yaml").write_text(text.replace("rows.jsonl", "rosw.jsonl"))
+    result = submit()
+    assert result.exit_code == 2 and "error: job.yaml:3:9: input.path: 'rosw.jsonl' does not exist" in result.stderr
+    assert "did you mean 'rows.jsonl'?" in result.stderr
+    (folder / "job.yaml").write_text(text.replace("{{ source }}", "{{ sorce }}"))
+    assert "error: job.yaml:4:10: prompt.template: the input has no column 'sorce'" in submit().stderr
+    assert "error: --set input.id: the input has no column 'nam'" in submit("input.id=nam").stderr
+
+
+@pytest.mark.parametrize("place", ["rows.jsonl/m", "rows.jsonl", "/proc/nope/m"])
+def test_a_place_where_no_run_can_be_is_said_by_validate_and_submit(folder: Path, place: str) -> None:
+    shown = CliRunner().invoke(main, ["validate", "job.yaml", "--set", f"output.path={place}"])
+    assert shown.exit_code == 2 and "choose another output.path" in shown.stderr
+    if place != "rows.jsonl":
+        result = submit(f"output.path={place}")
+        assert result.exit_code == 1 and "choose another output.path" in result.stderr
+
+
+def test_the_id_goes_to_the_output_whatever_the_columns(folder: Path) -> None:
+    assert submit("input.columns=[source]").exit_code == 0
+    [part] = (folder / "out").glob("*.parquet")
+    assert pq.read_schema(part).names[:3] == ["name", "source", "row"]
+
+
+def test_what_a_query_cannot_read_comes_with_how_to_join(folder: Path) -> None:
+    result = submit("input.sql=SELECT * FROM input JOIN 'authors.parquet' USING (name)")
+    assert result.exit_code == 2 and "list both there and name both in the SQL" in result.stderr

@@ -33,7 +33,9 @@ class InputSpec(Section):
     )
     sql: str | None = Field(
         None,
-        description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input.",
+        description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input. It "
+        "reads no other files: to join two Parquet files, list both in `path` and name both in the SQL "
+        "(FROM 'docs.parquet' d JOIN 'authors.parquet' a ON ...).",
     )
     id: str | None = Field(None, description="The column that names a row. Default: the row's position.")
     priority: str | None = Field(
@@ -42,7 +44,7 @@ class InputSpec(Section):
         "Default: all are equal.",
     )
     columns: list[str] | None = Field(
-        None, description="Input columns to pass through to the output. Default: all of them."
+        None, description="Input columns to pass through to the output, with that of `id`. Default: all of them."
     )
     on_duplicate: Literal["keep", "fail"] = Field(
         "keep",
@@ -263,8 +265,6 @@ class JobSpec(Section):
             return self
         if self.input.id is None:
             raise ValueError("run.incremental needs input.id: the column by which it knows a row again")
-        if self.input.columns is not None and self.input.id not in self.input.columns:
-            raise ValueError(f"run.incremental needs {self.input.id!r} (input.id) among input.columns")
         if self.output.partition_by:
             raise ValueError(
                 "run.incremental does not go with output.partition_by: a row that changes folders could not be seen "

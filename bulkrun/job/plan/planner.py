@@ -22,7 +22,7 @@ import pyarrow as pa
 from bulkrun.data.batch import Position
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import passthrough_schema
-from bulkrun.errors import Interrupted, RunError
+from bulkrun.errors import Interrupted, JobFileError, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
@@ -89,7 +89,9 @@ class PlanInput:
         spec = detected_job(spec, dataset.schema.names)
         check_id_column(spec.input.id, dataset.schema)
         self.spec = spec
-        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec))
+        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec), spec.input.id)
+        if spec.run.incremental and spec.input.id not in self.passthrough.names:
+            raise JobFileError([f"input.id: {spec.input.id!r} is a result column's name; rename it in input.sql"])
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)
         # A value of a column that nobody reads is nobody's error.
         used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}

@@ -493,3 +493,14 @@ def test_a_plan_that_counted_blank_lines_as_rows_is_not_continued(tmp_path: Path
         make_plan(tmp_path / "run", spec)
     (plan / "window-00000.json").write_text(json.dumps({**marker, "errors": {}}))
     assert make_plan(tmp_path / "run", spec).counters.rows == 7
+
+
+def test_ids_that_repeat_over_files_are_told_with_their_files(tmp_path: Path) -> None:
+    paths = [
+        write_jsonl(tmp_path / f"{n}.jsonl", [{"text": "t", "k": k} for k in keys])
+        for n, keys in (("a", "12"), ("b", "31"))
+    ]
+    spec = job(tmp_path / "*.jsonl", input={"path": str(tmp_path / "*.jsonl"), "id": "k", "on_duplicate": "fail"})
+    with pytest.raises(InputError) as caught:
+        make_plan(tmp_path / "run", spec)
+    assert f"'1' in rows 0 ({paths[0]}, its row 0), 3 ({paths[1]}, its row 1)" in str(caught.value)
