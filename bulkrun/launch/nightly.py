@@ -139,7 +139,7 @@ def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
     parts, columns = prepared.run.parts(), prepared.spec.input.columns
     if not parts:
         return dataset
-    carried = {*(columns or dataset.schema.names), prepared.spec.input.id}
+    carried = {*(columns or ()), prepared.spec.input.id}
     named = [name for name in dataset.schema.names if columns is None or name in carried]
     return fit_dataset(dataset, named, read_part_schema(parts[min(parts)]))
 

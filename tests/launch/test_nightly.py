@@ -286,7 +286,7 @@ def test_a_column_that_nobody_reads_fails_no_row_and_late_ones_are_told(
 def test_results_that_have_no_keys_are_not_taken_for_a_night(nights: Nights) -> None:
     nights.write(rows_of(3))
     nights.submit(run__incremental=False)
-    with pytest.raises(ResumeError, match=r"output.incremental.*\n.*--fresh"):
+    with pytest.raises(ResumeError, match=r"run.incremental.*\n.*--fresh"):
         nights.submit()
 
 
