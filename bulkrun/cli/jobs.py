@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bulkrun.cli.output import count, duration, json_option, note, print_facts, print_json, print_table
+from bulkrun.cli.output import count, json_option, note, print_facts, print_json, print_table
 from bulkrun.cli.run_path import RunPath
+from bulkrun.cli.summary import print_summary, warn_of_undeclared
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanReport
-    from bulkrun.job.work.finish import RunTotals
     from bulkrun.launch.queue import Queued
     from bulkrun.launch.run import Submitted, View
 
@@ -152,7 +152,7 @@ def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json
     if as_json:
         print_json({"run": str(done.run.root), "worked": done.worked, "changes": done.changes, **vars(done.totals)})
     elif not quiet:
-        _print_summary(done)
+        print_summary(done)
     sys.exit(done.exit_code)
 
 
@@ -164,70 +164,6 @@ def _say_where(queued: Queued, quiet: bool, as_json: bool) -> NoReturn:
         note(f"Slurm job {queued.job_id} {'is in the queue' if queued.new else 'was in the queue already'}")
         note(f"next     bulkrun status {root} (or watch, logs, cancel); the same command again continues a run")
     sys.exit(0)
-
-
-def _print_summary(done: Submitted) -> None:
-    from bulkrun.job.store.durable import read_json
-
-    totals, root = done.totals, done.run.root
-    if done.changes:
-        note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
-    if not done.worked:
-        state = "is finished already" if done.changes is None else "has nothing to run"
-        note(f"{root} {state} ({totals.status}); nothing to do. --fresh runs it again.")
-        return
-    tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
-    rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
-    note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
-    if not totals.rows:
-        note("  the input has no rows")
-    if saved := _saved(totals):
-        note(f"  {saved}")
-    if totals.cut:
-        note(
-            f"  {count(totals.cut)} outputs were cut at max_tokens (finish_reason 'length'): raise sampling.max_tokens"
-        )
-    for code, rows_with in totals.errors.items():
-        note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
-    if done.changes is None:
-        planned = read_json(done.run.plan_complete) or {}
-        _warn_of_duplicates(planned.get("duplicate_ids", {}))
-        _warn_of_undeclared(planned.get("undeclared_columns", {}))
-    deep = "" if all(path.parent == root for path in done.run.parts().values()) else "**/"
-    note(f"results  {_results_place(done)}/{deep}*.parquet ({totals.parts} parts)")
-    note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
-
-
-def _warn_of_duplicates(found: dict[str, Any]) -> None:
-    if not found.get("count"):
-        return
-    shown = "; ".join(f"{each['id']!r} in rows {', '.join(map(str, each['rows']))}" for each in found["examples"])
-    note(f"  {count(found['count'])} rows have an id that an earlier row has ({shown}): `row` tells them apart")
-
-
-def _warn_of_undeclared(columns: dict[str, int]) -> None:
-    from bulkrun.job.plan.report import undeclared_lines
-
-    for line in undeclared_lines(columns):
-        note(f"  {line}")
-
-
-def _results_place(done: Submitted) -> str:
-    """The directory or the bucket that other tools read the results from."""
-    from bulkrun.job.store.run_record import read_record
-
-    path = str(read_record(done.run).job["output"]["path"]).rstrip("/")
-    return path if path.startswith("s3://") else str(done.run.root)
-
-
-def _saved(totals: RunTotals) -> str:
-    """What the run did not have to compute, in words; empty when there is nothing to say."""
-    parts = {
-        "{} generations answered by another row's": totals.saved_generations,
-        "{} prompt tokens found in the prefix cache": totals.cached_tokens,
-        "{} outputs stopped early (repetition, timeout)": totals.stopped,
-    }
-    return ", ".join(text.format(count(number)) for text, number in parts.items() if number)
 
 
 @click.command()
@@ -281,7 +217,7 @@ def _print_plan(report: PlanReport) -> None:
         "shards": f"{count(counters.shards)} in {count(report.windows)} windows",
     }
     print_facts(facts)
-    _warn_of_undeclared(counters.undeclared_columns)
+    warn_of_undeclared(counters.undeclared_columns)
     histogram = report.histogram()
     top = max((rows for _, _, rows in histogram), default=0)
     if top:
