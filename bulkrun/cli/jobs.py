@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bulkrun.cli.output import count, duration, json_option, note, print_facts, print_json, print_table
+from bulkrun.cli.output import count, json_option, note, print_facts, print_json, print_table
 from bulkrun.cli.run_path import RunPath
+from bulkrun.cli.summary import print_summary, warn_of_undeclared
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanReport
-    from bulkrun.job.work.finish import RunTotals
     from bulkrun.launch.queue import Queued
     from bulkrun.launch.run import Submitted, View
 
@@ -43,6 +44,13 @@ def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
     from bulkrun.job.jobfile.load import load_job
 
     return load_job(job, overrides)
+
+
+def _located(job: Path, overrides: tuple[str, ...]) -> AbstractContextManager[None]:
+    """Errors that name a key of the job say where it stands."""
+    from bulkrun.job.jobfile.locate import located
+
+    return located(job, overrides)
 
 
 @click.command()
@@ -77,7 +85,8 @@ def submit(
     if full_refresh and not spec.run.incremental:
         raise click.UsageError("--full-refresh is for jobs with run.incremental: true; --fresh runs this one anew")
     flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
-    _run_and_end(lambda view: submit_job(spec, view, wait=wait, job_file=job, **flags), quiet, as_json)
+    with _located(job, overrides):
+        _run_and_end(lambda view: submit_job(spec, view, wait=wait, job_file=job, **flags), quiet, as_json)
 
 
 @click.command()
@@ -143,7 +152,7 @@ def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json
     if as_json:
         print_json({"run": str(done.run.root), "worked": done.worked, "changes": done.changes, **vars(done.totals)})
     elif not quiet:
-        _print_summary(done)
+        print_summary(done)
     sys.exit(done.exit_code)
 
 
@@ -157,55 +166,6 @@ def _say_where(queued: Queued, quiet: bool, as_json: bool) -> NoReturn:
     sys.exit(0)
 
 
-def _print_summary(done: Submitted) -> None:
-    from bulkrun.job.store.durable import read_json
-
-    totals, root = done.totals, done.run.root
-    if done.changes:
-        note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
-    if not done.worked:
-        state = "is finished already" if done.changes is None else "has nothing to run"
-        note(f"{root} {state} ({totals.status}); nothing to do. --fresh runs it again.")
-        return
-    tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
-    rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
-    note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
-    if saved := _saved(totals):
-        note(f"  {saved}")
-    for code, rows_with in totals.errors.items():
-        note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
-    if done.changes is None:
-        _warn_of_undeclared((read_json(done.run.plan_complete) or {}).get("undeclared_columns", {}))
-    deep = "" if all(path.parent == root for path in done.run.parts().values()) else "**/"
-    note(f"results  {_results_place(done)}/{deep}*.parquet ({totals.parts} parts)")
-    note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
-
-
-def _warn_of_undeclared(columns: dict[str, int]) -> None:
-    from bulkrun.job.plan.report import undeclared_lines
-
-    for line in undeclared_lines(columns):
-        note(f"  {line}")
-
-
-def _results_place(done: Submitted) -> str:
-    """The directory or the bucket that other tools read the results from."""
-    from bulkrun.job.store.run_record import read_record
-
-    path = str(read_record(done.run).job["output"]["path"]).rstrip("/")
-    return path if path.startswith("s3://") else str(done.run.root)
-
-
-def _saved(totals: RunTotals) -> str:
-    """What the run did not have to compute, in words; empty when there is nothing to say."""
-    parts = {
-        "{} generations answered by another row's": totals.saved_generations,
-        "{} prompt tokens found in the prefix cache": totals.cached_tokens,
-        "{} outputs stopped early (repetition, timeout)": totals.stopped,
-    }
-    return ", ".join(text.format(count(number)) for text, number in parts.items() if number)
-
-
 @click.command()
 @_job_options
 @json_option
@@ -213,7 +173,8 @@ def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check JOB, its input, model and prompt without running anything."""
     from bulkrun.launch.preview import check_job
 
-    facts = check_job(_load(job, overrides))
+    with _located(job, overrides):
+        facts = check_job(_load(job, overrides))
     print_json({"ok": True, **facts}) if as_json else print_facts(facts)
     note(f"{job}: ok")
 
@@ -228,7 +189,8 @@ def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """
     from bulkrun.launch.preview import plan_job
 
-    report, changes = plan_job(_load(job, overrides))
+    with _located(job, overrides):
+        report, changes = plan_job(_load(job, overrides))
     if as_json:
         print_json({**report.to_json(), "changes": changes})
         return
@@ -255,7 +217,7 @@ def _print_plan(report: PlanReport) -> None:
         "shards": f"{count(counters.shards)} in {count(report.windows)} windows",
     }
     print_facts(facts)
-    _warn_of_undeclared(counters.undeclared_columns)
+    warn_of_undeclared(counters.undeclared_columns)
     histogram = report.histogram()
     top = max((rows for _, _, rows in histogram), default=0)
     if top:
@@ -274,7 +236,8 @@ def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> 
     """Run the first rows of JOB and show prompts and responses. Writes nothing."""
     from bulkrun.launch.preview import preview_job
 
-    shown = preview_job(_load(job, overrides), rows)
+    with _located(job, overrides):
+        shown = preview_job(_load(job, overrides), rows)
     if as_json:
         print_json({"rows": [row._asdict() for row in shown]})
         return

@@ -10,6 +10,8 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
@@ -17,18 +19,38 @@ from typing import NoReturn
 from bulkrun.errors import InputError
 
 
+def user_path(text: str | Path) -> Path:
+    """A path as the user wrote it, with the home directory for a leading `~` or `~name`.
+
+    What still begins with `~` is a name like any other, made absolute because Arrow and DuckDB expand it themselves.
+    """
+    path = Path(text)
+    with suppress(RuntimeError):  # nobody has that name
+        path = path.expanduser()
+    return path.absolute() if path.parts[:1] and path.parts[0].startswith("~") else path
+
+
 def expand(pattern: str, wanted: Callable[[Path], bool]) -> list[Path]:
     """The files that `pattern` means, sorted: of those in directories the `wanted` ones, of those it names all."""
     if "://" in pattern:
         raise InputError(f"input.path: {pattern!r} is neither a local path nor s3://; copy the files to one of them")
-    path = Path(pattern).expanduser()
+    path = user_path(pattern)
     if path.is_dir():
         return sorted(filter(wanted, _files_below(path, path.parts)))
     if path.exists() or path.is_symlink():
         return [path]
     if glob.has_magic(pattern):
         return sorted(set(_matching(path, wanted)))
-    raise InputError(f"input.path: {pattern!r} does not exist (looked from {Path.cwd()})")
+    raise InputError(f"input.path: {pattern!r} does not exist (looked from {Path.cwd()}){_nearest(path)}")
+
+
+def _nearest(path: Path) -> str:
+    """The name beside a file that is not there which is most like its own, as a question."""
+    try:
+        near = get_close_matches(path.name, [beside.name for beside in path.parent.iterdir()], n=1)
+    except OSError:
+        return ""
+    return f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
 
 
 def is_hidden(parts: Sequence[str], spelled_out: Sequence[str]) -> bool:

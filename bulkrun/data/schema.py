@@ -32,16 +32,21 @@ def output_schema(passthrough: pa.Schema, extra: Sequence[pa.Field] = ()) -> pa.
 
 
 def passthrough_schema(
-    input_schema: pa.Schema, columns: Sequence[str] | None, extra: Sequence[pa.Field] = ()
+    input_schema: pa.Schema, columns: Sequence[str] | None, extra: Sequence[pa.Field] = (), id_column: str | None = None
 ) -> pa.Schema:
-    """The input columns that go to the output: those named in `input.columns`, or all.
+    """The input columns that go to the output: those named in `input.columns` and the id's, or all.
+
+    An id that is left out and is named like a result column stays out.
 
     Raises InputError for an unknown name, for a column that is named like a result column, and for two whose names
     differ only in case: to SQL they are one, and it would find the first where the second is meant.
     """
     names = list(input_schema.names) if columns is None else list(dict.fromkeys(columns))
     check_columns(input_schema, names, "input.columns")
-    _refuse_result_names(names, RESULT_NAMES.union(field.name for field in extra))
+    results = RESULT_NAMES.union(field.name for field in extra)
+    if id_column is not None and id_column not in names and _folded(id_column) not in map(_folded, results):
+        names.insert(0, id_column)
+    _refuse_result_names(names, results)
     _refuse_twins(names)
     # Nullable all: a row that could not be read is null in every column.
     return pa.schema([input_schema.field(name).with_nullable(True).remove_metadata() for name in names])

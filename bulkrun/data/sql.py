@@ -31,6 +31,10 @@ from bulkrun.request import RowError
 
 _CODE, _MESSAGE = "bulkrun.error_code", "bulkrun.error_message"
 _ERROR_SCHEMA = pa.schema([(_CODE, pa.string()), (_MESSAGE, pa.string())])
+_HOW_TO_JOIN = (
+    "a query reads the files of input.path alone: to join two Parquet files, list both there and name both in the SQL "
+    "(FROM 'docs.parquet' d JOIN 'authors.parquet' a ON ...; `input` is all of them together)"
+)
 _ROWS_PER_GROUP = 16 * MAX_BATCH_ROWS
 _BYTES_PER_GROUP = 64 * 2**20
 
@@ -148,6 +152,8 @@ def _write_result(
                     writer.add(_fill(batch, schema))
         for path in objects:
             path.check_unchanged()
+    except duckdb.PermissionException as error:
+        raise InputError(f"input.sql: {error}; {_HOW_TO_JOIN}") from error
     except (duckdb.Error, NotASelect) as error:
         raise InputError(f"input.sql: {error}") from error
     except pa.ArrowNotImplementedError as error:

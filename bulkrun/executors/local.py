@@ -63,11 +63,6 @@ class LocalWorkers:
         self._run, self._command, self._first_pause_s, self._clock = run, command, first_pause_s, clock
         self._places = [_Place(environment) for environment in environments]
 
-    @property
-    def ids(self) -> set[str]:
-        """The workers that work or worked last, one for each place."""
-        return {place.worker for place in self._places}
-
     def tend(self) -> bool:
         """Start what is due, look after what ended; whether anybody works or will again.
 

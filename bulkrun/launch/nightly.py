@@ -14,6 +14,7 @@ from bulkrun.data.parts import read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
 from bulkrun.data.subset import write_subset
+from bulkrun.errors import InputError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.durable import remove_tree
@@ -138,12 +139,21 @@ def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
     parts, columns = prepared.run.parts(), prepared.spec.input.columns
     if not parts:
         return dataset
-    named = dataset.schema.names if columns is None else columns
+    carried = {*(columns or ()), prepared.spec.input.id}
+    named = [name for name in dataset.schema.names if columns is None or name in carried]
     return fit_dataset(dataset, named, read_part_schema(parts[min(parts)]))
 
 
 def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted: Wanted, folder: Path) -> Changes:
-    """How the input differs from the results of the run; `folder` is for temporary files."""
+    """How the input differs from the results of the run; `folder` is for temporary files.
+
+    Raises InputError where an input of no rows would drop all results: that is what a failed export looks like.
+    """
+    if wanted.drop_vanished and source.dataset.is_void:
+        raise InputError(
+            "input.path: holds no rows at all, and run.on_vanished: drop would drop every result; mend the input, or "
+            "keep them with --set run.on_vanished=keep"
+        )
     return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bulkrun.data.batch import InputBatch
+from bulkrun.data.remote import is_remote
 from bulkrun.data.schema import output_schema, passthrough_schema
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.partitions import Partitions
@@ -17,6 +18,7 @@ from bulkrun.job.plan.rows import check_id_column, fit_prompt, id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
+from bulkrun.job.store.run_dir import check_place
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import Generation, row_seed
@@ -39,11 +41,13 @@ class PreviewedRow(NamedTuple):
 def check_job(spec: JobSpec) -> dict[str, Any]:
     """Everything that can be checked without running: input, columns, prompt, model. Raises what `submit` would."""
     prepared = prepare(spec)
+    check_place(prepared.run)
     with prepared.open_dataset() as dataset:
         PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
-        check_id_column(detected_job(spec, dataset.schema.names).input.id, dataset.schema)
+        id_column = detected_job(spec, dataset.schema.names).input.id
+        check_id_column(id_column, dataset.schema)
         extra = extra_fields(prepared.spec)
-        passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra)
+        passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra, id_column)
         Partitions(spec.output.partition_by, passthrough)
         Priorities(spec.input.priority, dataset.schema.names)
         declared = output_schema(passthrough, extra)
@@ -54,7 +58,7 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
         "prompt": describe_prompt(spec, dataset.schema.names),
         "input columns": ", ".join(f"{field.name} {field.type}" for field in dataset.schema),
         "output columns": ", ".join(declared.names),
-        "output": spec.output.path,
+        "output": spec.output.path if is_remote(spec.output.path) else str(prepared.run.root),
     }
 
 

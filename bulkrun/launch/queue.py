@@ -9,11 +9,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bulkrun.errors import ExecutorError
+from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import visible_gpus
 from bulkrun.executors.slurm import queued_jobs, submit_array
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.cancel import CancelWatch
+from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
 from bulkrun.job.work.finish import read_totals
@@ -70,6 +72,7 @@ def _submit_to_slurm(
 
     Raises ExecutorError where Slurm refuses, and what entering a run raises.
     """
+    cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
     view.phase("checking the job, the input and the model")
     prepared = prepare(spec)
     record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
@@ -82,6 +85,8 @@ def _submit_to_slurm(
         return Submitted(prepared.run, totals, worked=False)
     if queued := queued_jobs(prepared.run):
         return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
+    if cancelled.now():
+        raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
     return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(record.job)), new=True)
 
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
+from bulkrun.errors import EXIT_OK, BulkrunError, InputError, Interrupted, RunError, UsageError
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import worker_environments
 from bulkrun.executors.local import LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.cancel import asked_to_stop
+from bulkrun.job.store.cancel import CancelWatch
+from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.store.run_record import RunRecord, forget_start, open_run, read_record
+from bulkrun.job.store.workers import Heartbeat, Worker
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
@@ -38,10 +42,6 @@ _LOOK_EVERY_S = 1.0
 
 class Workers(Protocol):
     """The workers that this process looks after, whoever starts them."""
-
-    @property
-    def ids(self) -> set[str]:
-        """Those that are processes of this machine."""
 
     def tend(self) -> bool:
         """Start what is due, look after what ended; whether anybody works. Raises the error that ended one."""
@@ -93,6 +93,7 @@ def submit(
     Raises Interrupted when a signal ended it (everything is saved), and every `BulkrunError` of its parts.
     """
     with drain_on_signal() as drain:
+        drain.cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
         view.phase("checking the job, the input and the model")
         prepared = prepare(spec)
         if spec.run.incremental and not fresh:
@@ -102,11 +103,18 @@ def submit(
             if again is not None:
                 deliver(again.run, read_record(again.run), drain.should_stop)
                 return again
-        record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
+        was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file)
+        record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
         if (totals := read_totals(prepared.run)) is not None:
             deliver(prepared.run, record, drain.should_stop)
             return Submitted(prepared.run, totals, worked=False)
-        return run_to_end(prepared, record, view, drain)
+        try:
+            return run_to_end(prepared, record, view, drain)
+        except (InputError, UsageError):
+            if record.run_id == wanted.run_id:  # it began here
+                with suppress(RunError, OSError):
+                    forget_start(prepared.run, record, with_root=not was_there)
+            raise
 
 
 def join(root: Path, workers: int | None, view: View) -> Submitted:
@@ -117,6 +125,7 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
     """
     with drain_on_signal() as drain:
         run = RunDir(root)
+        drain.cancelled = CancelWatch(run)
         record = read_record(run)
         if (totals := read_totals(run)) is not None:
             return Submitted(run, totals, worked=False)
@@ -135,27 +144,47 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     worker or the planner.
     """
     run, began = prepared.run, time.monotonic()
-    workers = _make_workers(prepared.spec, run)
-    planner = PlannerProcess(run)
-    drain.before_ending = workers.kill
-    unsaved: list[BulkrunError] = []
-    try:
-        drain.started()
-        _supervise(workers, planner, TeamProgress(run), view, drain)
-    finally:
-        unsaved = workers.stop()
-        planner.stop()
-    for error in unsaved:
-        raise error
-    totals = read_totals(run)
-    if totals is None:
-        raise _interrupted(run, workers, view, drain)
+    with _heard_of(run):
+        workers = _make_workers(prepared.spec, run)
+        planner = PlannerProcess(run)
+        drain.before_ending = workers.kill
+        unsaved: list[BulkrunError] = []
+        try:
+            drain.started()
+            _supervise(workers, planner, TeamProgress(run), view, drain)
+        finally:
+            unsaved = workers.stop()
+            planner.stop()
+        for error in unsaved:
+            raise error
+        totals = read_totals(run)
+        if totals is None:
+            raise _interrupted(run, view, drain)
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
 
 
-def _interrupted(run: RunDir, workers: Workers, view: View, drain: DrainOnSignal) -> Interrupted:
+@contextmanager
+def _heard_of(run: RunDir) -> Iterator[None]:
+    """Show this process among those of the run: while a model loads, nobody else tells that somebody is there."""
+    heartbeat = Heartbeat(run, Worker.this_process(), dict, role="supervisor")
+    heartbeat.start()
+    ended, message = "interrupted", None
+    try:
+        yield
+        ended = "completed"
+    except Interrupted:
+        raise
+    except BulkrunError as error:
+        ended, message = "failed", str(error)
+        raise
+    finally:
+        with suppress(RunError):  # a full disk: what happened before it is what is to be told
+            heartbeat.stop(ended, message)
+
+
+def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
     """What stopped an unfinished run, and who continues it: inside a Slurm job whose time is up, Slurm."""
-    cancelled = asked_to_stop(run, workers.ids)
+    cancelled = drain.cancelled()
     by = drain.received or ("bulkrun cancel" if cancelled else "its time limit")
     next_turn = "run the same command again to continue"
     allocation = current_allocation()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -50,12 +51,27 @@ def check_grammar(structured: StructuredOutput) -> None:
     """Compile the grammar for no tokenizer. Raises ValueError with what cannot be used and where."""
     is_error, messages = LLMatcher.validate_grammar_with_warnings(to_grammar(structured), None, limits=parser_limits())
     if is_error:
-        raise ValueError(short_message(messages[0]))
+        place = _bad_pattern(json.loads(structured.value)) if structured.kind == "json" else None
+        message = short_message(messages[0])
+        if structured.kind == "regex":
+            message = re.sub(r"^at \d+\(\d+\): invalid regex .* \(in regex\): ", "", message)
+        raise ValueError(f"at {place}: {message}" if place else message)
+
+
+def _bad_pattern(schema: Any, place: str = "$") -> str | None:
+    """Where in a schema a `pattern` stands that cannot be used; None where it is not a pattern's fault."""
+    if isinstance(schema, dict) and isinstance(pattern := schema.get("pattern"), str):
+        alone = json.dumps({"type": "string", "pattern": pattern})
+        if LLMatcher.validate_grammar_with_warnings(_json_grammar(alone), None, limits=parser_limits())[0]:
+            return f"{place}.pattern"
+    inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    return next((found for key, value in inner if (found := _bad_pattern(value, f"{place}.{key}"))), None)
 
 
 def short_message(problem: str) -> str:
     """llguidance's message in one line, without the dump of its state and the picture of the place."""
     text = re.split(r"<state>|<non-verbose/>", problem)[0]
+    text = re.sub(r"regex parse error:\s*\n\s*(.*)\n[ ^]*\nerror: (.*)", r"\2: \1", text)
     lines = [line.strip() for line in text.splitlines()]
     message = "; ".join(line for line in lines if line and not re.fullmatch(r"\^+|\d+ \|.*", line))
     return message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE - 3]}..."

@@ -53,7 +53,9 @@ def results(out: Path) -> dict[int, str]:
 def computed(out: Path) -> tuple[int, int]:
     """Prompt and output tokens that all attempts together computed, by the workers' last words."""
     ended = [event for event in read_events(RunDir(out)) if "output_tokens" in event]
-    return sum(event["prompt_tokens"] for event in ended), sum(event["output_tokens"] for event in ended)
+    return sum(event["computed_prompt_tokens"] for event in ended), sum(
+        event["computed_output_tokens"] for event in ended
+    )
 
 
 def cut_run(folder: Path, cuts: int, rows: int, max_tokens: int, seed: int) -> dict[str, object]:

@@ -92,3 +92,11 @@ def test_a_hostile_grammar_does_not_hang(structured: StructuredOutput) -> None:
 def test_a_message_is_cut() -> None:
     assert short_message("at 1(8): bad\n   ^^^\n<state>\nTokens: 12") == "at 1(8): bad"
     assert len(short_message("x" * 1000)) == 300
+
+
+def test_a_pattern_that_cannot_be_used_is_named_by_its_place() -> None:
+    schema = {"properties": {"a": {"type": "string"}, "b": {"items": {"type": "string", "pattern": "(?=x)y"}}}}
+    with pytest.raises(ValueError, match=r"^at \$\.properties\.b\.items\.pattern: look-around.*: \(\?=x\)y$"):
+        check_grammar(StructuredOutput("json", json.dumps(schema)))
+    with pytest.raises(ValueError, match=r"^unclosed group: \(x$"):
+        check_grammar(StructuredOutput("regex", "(x"))

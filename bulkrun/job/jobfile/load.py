@@ -83,6 +83,7 @@ class _Job:
     document: Document
     overridden: list[strict_yaml.Path] = field(default_factory=list)
     set_problems: list[str] = field(default_factory=list)
+    hints: dict[strict_yaml.Path, str] = field(default_factory=dict)
 
     def override(self, option: str) -> None:
         """Put the value of ``a.b=c`` in, or note why that cannot be."""
@@ -92,9 +93,12 @@ class _Job:
         if not equals or not all(path):
             self.set_problems.append(f"--set {option}: write it as key=value, for example sampling.temperature=0.7")
         elif value.problems:
-            self.set_problems += [f"--set {key_name(path)}: {problem.what}" for problem in value.problems]
+            hint = _quoting_hint(key_name(path), text)
+            self.set_problems += [f"--set {key_name(path)}: {problem.what}{hint}" for problem in value.problems]
         elif isinstance(self.document.value, dict):
             self._put(path, value.value)
+            if isinstance(value.value, dict | list):
+                self.hints[path] = _quoting_hint(key_name(path), text)
 
     def _put(self, path: strict_yaml.Path, value: Any) -> None:
         section = self.document.value
@@ -142,7 +146,15 @@ class _Job:
     def _located(self, problem: SpecProblem) -> tuple[int, int, str]:
         key = f"{key_name(problem.path)}: " if problem.path else ""
         if any(problem.path[: len(path)] == path for path in self.overridden):
-            return 2**31, 0, f"--set {key}{problem.what}"
+            return 2**31, 0, f"--set {key}{problem.what}{self.hints.get(problem.path, '')}"
         known = (problem.path[:length] for length in range(len(problem.path), -1, -1))
         line, column = next(self.document.marks[path] for path in known if path in self.document.marks)
         return line, column, f"{self.name}:{line}:{column}: {key}{problem.what}"
+
+
+def _quoting_hint(key: str, text: str) -> str:
+    """What to do where text with braces or a colon was read as YAML's own."""
+    if not any(sign in text for sign in ("{", "[", ": ")):
+        return ""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f"; a value is YAML, so quote text with braces or colons once more: --set '{key}=\"{escaped}\"'"

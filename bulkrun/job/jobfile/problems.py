@@ -35,11 +35,29 @@ _WANTED = {
     "model_type": "a section of keys and values",
     "model_attributes_type": "a section of keys and values",
 }
+_GUIDED = ("json", "regex", "choice", "grammar")
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
+}
+
+# Keys of vLLM's and other runners' configurations that have another name, or no counterpart, here.
+_ELSEWHERE = {
+    **{f"guided_{kind}": f"write sampling.structured_outputs: {{{kind}: ...}}" for kind in _GUIDED},
+    "guided_decoding": "write sampling.structured_outputs",
+    "response_format": "write sampling.structured_outputs: {json: ...}",
+    "tensor_parallel_size": "a model runs on one GPU; run.workers starts several, one for each GPU",
+    "pipeline_parallel_size": "a model runs on one GPU; run.workers starts several, one for each GPU",
+    "data_parallel_size": "write run.workers: one worker for each GPU",
+    "max_new_tokens": "write sampling.max_tokens",
+    "max_completion_tokens": "write sampling.max_tokens",
+    "do_sample": "write sampling.temperature: 0 for greedy outputs, more for sampled ones",
+    "batch_size": "write engine.max_num_seqs: the most sequences that run at once",
+    "bad_words": "words cannot be forbidden one by one; sampling.structured_outputs says what outputs look like",
+    "logit_bias": "logits cannot be changed one by one; sampling.structured_outputs says what outputs look like",
+    "trust_remote_code": "code that comes with a model is never run",
 }
 
 
@@ -124,6 +142,8 @@ def _unknown_key(path: Path) -> str:
     elsewhere = _sections_with(key)
     if elsewhere:
         return f"unknown key here; {key} belongs to {' or '.join(elsewhere)}"
+    if key in _ELSEWHERE:
+        return f"unknown key; {_ELSEWHERE[key]}"
     near = get_close_matches(key, keys_of(section), n=1)
     if near:
         return f"unknown key, did you mean {near[0]}?"

@@ -30,23 +30,27 @@ class InputSpec(Section):
 
     path: str | list[str] = Field(
         description="A file, a directory, a glob, or a list of them: .parquet, .jsonl or .ndjson, .csv (text also "
-        ".gz, .zst); local or s3://."
+        ".gz, .zst); local or s3://. CSV columns are all text."
     )
     sql: str | None = Field(
         None,
-        description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input. "
-        "Default: all rows of the files.",
+        description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input. It "
+        "reads no other files: to join two Parquet files, list both in `path` and name both in the SQL "
+        "(FROM 'docs.parquet' d JOIN 'authors.parquet' a ON ...). Default: all rows of the files.",
     )
     id: str | None = Field(None, description="The column that names a row. Default: the row's position.")
     priority: str | None = Field(
-        None, description="A column of integers: rows with a smaller one run first. Default: all are equal."
+        None,
+        description="A column of integers (or of text that is one, as in CSV): rows with a smaller one run first. "
+        "Default: all are equal.",
     )
     columns: list[str] | None = Field(
-        None, description="Input columns to pass through to the output. Default: all of them."
+        None, description="Input columns to pass through to the output, with that of `id`. Default: all of them."
     )
     on_duplicate: Literal["keep", "fail"] = Field(
         "keep",
-        description="What to do when two rows have one id: keep both (told apart by position), or refuse.",
+        description="What to do when two rows have one id: keep both (the output column `row` tells them apart, their "
+        "number is reported; the noise of sampling follows the id, so equal prompts get equal texts), or refuse.",
     )
     max_row_bytes: int = Field(
         16 * 2**20,
@@ -223,7 +227,7 @@ class RunSpec(Section):
         0.5,
         ge=0,
         le=1,
-        description="Stop the run when more than this share of the last 1000 rows failed.",
+        description="Stop the run when more than this share of the last 1000 rows failed; from 100 rows on.",
     )
     on_too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
         "error", description="A prompt that does not fit: an error row, or cut at its start or its end."
@@ -290,8 +294,6 @@ class JobSpec(Section):
             return self
         if self.input.id is None:
             raise ValueError("run.incremental needs input.id: the column by which it knows a row again")
-        if self.input.columns is not None and self.input.id not in self.input.columns:
-            raise ValueError(f"run.incremental needs {self.input.id!r} (input.id) among input.columns")
         if self.output.partition_by:
             raise ValueError(
                 "run.incremental does not go with output.partition_by: a row that changes folders could not be seen "

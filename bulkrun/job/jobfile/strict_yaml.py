@@ -65,7 +65,9 @@ def parse_yaml(text: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        document.problems.append(Problem(line, column, "", f"not valid YAML: {error.problem or error.context}"))
+        what = str(error.problem or error.context)
+        what += "; indent with spaces, not with a tab" if "'\\t'" in what else ""
+        document.problems.append(Problem(line, column, "", f"not valid YAML: {what}"))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         document.problems.append(

@@ -71,11 +71,27 @@ def refuse_duplicate_ids(dataset: Dataset, spec: JobSpec, folder: Path) -> None:
     counter.add(chunk)
     found = counter.report()
     if found["count"]:
-        shown = "; ".join(f"{each['id']!r} in rows {', '.join(map(str, each['rows']))}" for each in found["examples"])
+        shown = "; ".join(f"{each['id']!r} in {places_of(dataset, each['rows'])}" for each in found["examples"])
         raise InputError(
             f"input.id: {found['count']} rows have an id of column {name!r} that an earlier row has: {shown}; "
             + ("run.incremental needs unique ids" if spec.run.incremental else _FIX)
         )
+
+
+def places_of(dataset: Dataset, rows: Sequence[int]) -> str:
+    """Rows for people: their numbers in the input, and with several files each one's file and number there."""
+    if dataset.num_sources < 2 or dataset.num_sources != len(dataset.files):
+        return f"rows {', '.join(map(str, rows))}"
+    first, found = 0, dict[int, str]()
+    for batch in dataset.batches(limit=max(rows) + 1):
+        file, number = batch.position
+        found |= {
+            row: f"{row} ({dataset.files[file].path}, its row {number + row - first})"
+            for row in rows
+            if first <= row < first + batch.rows.num_rows
+        }
+        first += batch.rows.num_rows
+    return f"rows {', '.join(found[row] for row in rows)}"
 
 
 def report_duplicate_ids(run: RunDir, markers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from bulkrun.data.batch import Position
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import passthrough_schema
-from bulkrun.errors import Interrupted, RunError
+from bulkrun.errors import Interrupted, JobFileError, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
@@ -41,6 +41,8 @@ from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.durable import make_dirs, publish_new, read_json, write_file, write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.result_columns import extra_fields
+
+_BLANK_LINES = "rows_of_blank_lines"  # in the marker of a window
 
 
 class PlanPoint(NamedTuple):
@@ -87,7 +89,9 @@ class PlanInput:
         spec = detected_job(spec, dataset.schema.names)
         check_id_column(spec.input.id, dataset.schema)
         self.spec = spec
-        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec))
+        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec), spec.input.id)
+        if spec.run.incremental and spec.input.id not in self.passthrough.names:
+            raise JobFileError([f"input.id: {spec.input.id!r} is a result column's name; rename it in input.sql"])
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)
         # A value of a column that nobody reads is nobody's error.
         used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}
@@ -178,7 +182,18 @@ class Planner:
         markers: list[dict[str, Any]] = []
         while (marker := read_json(self._run.window(len(markers)))) is not None:
             markers.append(marker)
+        self._refuse_other_rows(markers)
         return markers
+
+    def _refuse_other_rows(self, markers: list[dict[str, Any]]) -> None:
+        """A text file's rows are counted without its blank lines; a plan begun before that counted them as errors."""
+        if self._input.dataset.num_rows is not None:
+            return
+        if any(_BLANK_LINES not in marker and "bad_input" in marker.get("errors", {}) for marker in markers):
+            raise RunError(
+                f"{self._run.plan}: the plan was begun by a version of bulkrun that took blank lines for rows, so it "
+                "cannot go on with the right one; start anew with --fresh"
+            )
 
     def _plan_window(self, at: PlanPoint, folder: Path) -> dict[str, Any] | None:
         """Publish the shards of one window and then its marker, which is returned; None at the end of the input."""
@@ -195,7 +210,13 @@ class Planner:
                 self._publish(at, shard, table, arrangement, folder)
         if window.ids:
             write_ids(id_file(self._run, at.window), window.ids)
-        place = {"window": at.window, "first_row": at.row, "first_shard": at.shard, "next": list(position)}
+        place = {
+            "window": at.window,
+            "first_row": at.row,
+            "first_shard": at.shard,
+            "next": list(position),
+            _BLANK_LINES: 0,
+        }
         marker = {**vars(arrangement.counters), **place}
         write_new_json(self._run.window(at.window), marker)
         return marker

@@ -35,13 +35,18 @@ _TAIL_BYTES = 8192  # holds the nonce of a JSON document and of a Parquet footer
 
 
 @contextmanager
-def disk_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError of the body into a RunError: what was being done, to which file, why not, what to do."""
+def disk_errors(
+    doing: str, path: Path, otherwise: str = "nothing that was finished is lost; run the same command again"
+) -> Iterator[None]:
+    """Turn an OSError of the body into a RunError: what was being done, to which file, why not, what to do.
+
+    `otherwise` is what to do where the error itself does not tell.
+    """
     try:
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        advice = _ADVICE.get(error.errno or 0, "nothing that was finished is lost; run the same command again")
+        advice = _ADVICE.get(error.errno or 0, otherwise)
         raise RunError(f"{path}: {doing} failed: {reason}; {advice}") from error
 
 
@@ -64,7 +69,7 @@ def make_dirs(path: Path, mode: int = 0o777) -> None:
     """
     if path.is_dir():
         return
-    with disk_errors("creating the directory", path):
+    with disk_errors("creating the directory", path, otherwise="choose another output.path"):
         _make_dirs(path.resolve(), mode)
 
 

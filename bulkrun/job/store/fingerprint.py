@@ -17,6 +17,26 @@ Facts = Mapping[str, Any]
 # Keys whose change leaves every result as it was: --resume-anyway accepts them.
 HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.rows_per_file")
 
+# Where the job file has keys that count for another section here, for people.
+_KEYS = {
+    "model.name": "model",
+    "input.limit": "run.limit",
+    "prompt.on_too_long": "run.on_too_long",
+    "prompt.max_tokens_per_row": "run.max_tokens_per_row",
+    "output.columns": "input.columns",
+    "output.incremental": "run.incremental",
+    "plan.window_rows": "run.window_rows",
+    "plan.rows_per_file": "output.rows_per_file",
+    **{
+        f"model.{name}": f"engine.{name}" for name in ("load_format", "quantization", "kv_cache_dtype", "deterministic")
+    },
+}
+
+
+def job_key(key: str) -> str:
+    """A dotted key of an identity as the job file has it."""
+    return _KEYS.get(key, key)
+
 
 def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) -> dict[str, dict[str, Any]]:
     """The part of a resolved job (as `JobSpec.model_dump()`) that results depend on, in sections.
@@ -32,7 +52,7 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
         "prompt": _prompt(job["prompt"])
         | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
         "sampling": _sampling(job["sampling"]),
-        "output": {"columns": given["columns"], "partition_by": output["partition_by"]}
+        "output": {"columns": _carried(given), "partition_by": output["partition_by"]}
         | ({"incremental": True} if run["incremental"] else {}),
         "plan": {"window_rows": run["window_rows"], "rows_per_file": output["rows_per_file"]},
     }
@@ -46,6 +66,12 @@ def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
     values = given.get("chat_template_kwargs")
     rest = {key: value for key, value in given.items() if key != "chat_template_kwargs"}
     return {**rest, "chat_template_kwargs": json.dumps(dict(sorted(values.items())))} if values else rest
+
+
+def _carried(given: Mapping[str, Any]) -> list[str] | None:
+    """The input's columns in the output: those chosen, and always the one that names a row."""
+    columns, name = given["columns"], given["id"]
+    return columns if columns is None or name is None or name in columns else [name, *columns]
 
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@
       .bulkrun/flight/WORKER.jsonl      which generations are in a worker's engine, should it die
       .bulkrun/workers/WORKER.json      heartbeat and live counters of a process
       .bulkrun/events.jsonl             what happened, one JSON line each
-      .bulkrun/cancelled.json           which workers `bulkrun cancel` asked to stop
+      .bulkrun/cancelled.json           the last request of `bulkrun cancel`
       .bulkrun/logs/                    what workers wrote on stderr
       .bulkrun/slurm/                   batch scripts, and the ids of the jobs they became
       .bulkrun/tmp/                     files that are not whole yet
@@ -29,11 +29,12 @@ Nothing under .bulkrun ends in .parquet (DuckDB's `**` globs enter dot folders),
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bulkrun.data.partitions import PART_NAME, find_parts
-from bulkrun.errors import RunError
+from bulkrun.errors import JobFileError, RunError
 
 _SHARD = re.compile(r"shard-(\d{5,})\.arrow")
 
@@ -107,7 +108,8 @@ class RunDir:
 
     @property
     def cancelled(self) -> Path:
-        return self.state / "cancelled.json"
+        """One file for a run and for what is staged in it: who cancels a run means both."""
+        return (self.root.parent if self.is_staged else self.state) / "cancelled.json"
 
     @property
     def delivered(self) -> Path:
@@ -182,3 +184,16 @@ def _numbers(folder: Path, pattern: re.Pattern[str]) -> set[int]:
     if not folder.is_dir():
         return set()
     return {int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
+
+
+def check_place(run: RunDir) -> None:
+    """Raise JobFileError where the run's directory cannot be made or written: asked of what is there of its path."""
+    there = next(path for path in (run.root.absolute(), *run.root.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise JobFileError([f"output.path: {there} is a file, not a directory; choose another output.path"])
+    try:
+        with tempfile.TemporaryDirectory(dir=there, prefix=".bulkrun-"):
+            pass
+    except OSError as error:
+        what = f"nothing can be written in {there}: {error.strerror or error}"
+        raise JobFileError([f"output.path: {what}; choose another output.path"]) from None

@@ -18,9 +18,17 @@ from typing import Any
 from bulkrun.data.remote import is_remote
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
-from bulkrun.job.store.durable import disk_errors, fsync_dir, make_dirs, read_json, replace_json, write_new_json
+from bulkrun.job.store.durable import (
+    disk_errors,
+    fsync_dir,
+    make_dirs,
+    read_json,
+    remove_tree,
+    replace_json,
+    write_new_json,
+)
 from bulkrun.job.store.events import log_event, utc_now
-from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, key_salt
+from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, job_key, key_salt
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import TTL_S, LifeWatch, Worker, read_workers
@@ -210,6 +218,24 @@ def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
     return wanted
 
 
+def forget_start(run: RunDir, record: RunRecord, *, with_root: bool) -> None:
+    """Remove what a start that failed before anything was planned made: the state, and `with_root` the directory too.
+
+    Nothing is removed where somebody else entered the run meanwhile, or where its results go to a bucket, which knows
+    its owner. The record goes first: without it the rest is nothing.
+    """
+    begun = run.planned_shards() or run.committed_shards() or any(run.journal.glob("shard-*"))
+    if begun or _bucket(record) or read_record(run).run_id != record.run_id:
+        return
+    life = LifeWatch(run)
+    if any(life.alive(state.worker) for state in read_workers(run)):
+        return
+    run.run_json.unlink()
+    remove_tree(run.state)
+    if with_root and not any(run.root.iterdir()):
+        run.root.rmdir()
+
+
 def _keep_plan_settings(job: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     """A half-made plan goes on with the windows and shards it began with."""
     run = {**job["run"], "window_rows": old["run"]["window_rows"]}
@@ -227,7 +253,7 @@ def _explain(run: RunDir, changed: Mapping[str, tuple[Any, Any]], *, harmless: b
 
 def difference_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """A line for each key of a difference: the old value and the new one, each cut to what fits."""
-    return [f"  {key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changed.items()]
+    return [f"  {job_key(key)}: {_short(old)} -> {_short(new)}" for key, (old, new) in changed.items()]
 
 
 def _short(value: Any) -> str:

@@ -21,6 +21,7 @@ from bulkrun.data.duck import locked_connection, no_glob, quoted
 from bulkrun.data.parts import read_part_columns
 from bulkrun.data.subset import PICK_SCHEMA
 from bulkrun.errors import InputError
+from bulkrun.job.plan.duplicates import places_of
 from bulkrun.job.plan.planner import PlanInput, PlanPoint
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.rows import id_texts
@@ -92,7 +93,7 @@ def find_changes(
         connection = locked_connection(files=[today, results], spill=Path(spill))
         try:
             _load(connection, today, results)
-            _refuse_duplicates(connection, id_column)
+            _refuse_duplicates(connection, id_column, source)
             return _compare(connection, wanted, first_row, folder / "picks.tmp")
         finally:
             connection.close()
@@ -163,13 +164,13 @@ def _load(connection: duckdb.DuckDBPyConnection, today: Path, results: Path) -> 
     connection.execute(f"CREATE TEMP TABLE results AS SELECT *, {_WHO.format(order='row')} AS who FROM samples")
 
 
-def _refuse_duplicates(connection: duckdb.DuckDBPyConnection, id_column: str) -> None:
+def _refuse_duplicates(connection: duckdb.DuckDBPyConnection, id_column: str, source: PlanInput) -> None:
     twice = connection.execute(
         "SELECT id, list_sort(list(position))[1:3] FROM today WHERE id IS NOT NULL "
         "GROUP BY id HAVING count(*) > 1 ORDER BY id LIMIT 3"
     ).fetchall()
     if twice:
-        shown = "; ".join(f"{name!r} in rows {', '.join(map(str, rows))}" for name, rows in twice)
+        shown = "; ".join(f"{name!r} in {places_of(source.dataset, rows)}" for name, rows in twice)
         raise InputError(
             f"input.id: column {id_column!r} names two rows alike: {shown}; run.incremental needs unique ids"
         )

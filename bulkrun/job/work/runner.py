@@ -306,7 +306,10 @@ class JobRunner:
         with suppress(BulkrunError):
             self._heartbeat.stop(ended, message)
             stats = self._room.stats
-            computed = {"prompt_tokens": stats.num_prompt_tokens, "output_tokens": stats.num_output_tokens}
+            computed = {
+                "computed_prompt_tokens": stats.num_prompt_tokens,
+                "computed_output_tokens": stats.num_output_tokens,
+            }
             self._log(ended, rows=self._latest.rows_done, **computed)
 
     def _log(self, event: str, **numbers: str | int | float | bool | None) -> None:

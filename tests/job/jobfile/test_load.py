@@ -312,3 +312,33 @@ def test_the_schema_describes_every_key(folder: Path) -> None:
 def test_every_job_that_is_shipped_loads() -> None:
     shipped = sorted((Path(__file__).parents[3] / "jobs").glob("*.yaml"))
     assert [load_job(path).name for path in shipped]
+
+
+def test_a_tab_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("name: x\ninput:\n\tpath: y\n")
+    with pytest.raises(JobFileError, match="indent with spaces, not with a tab"):
+        load_job(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("sampling.guided_json={}", "write sampling.structured_outputs: {json: ...}"),
+        ("engine.tensor_parallel_size=2", "run.workers starts several"),
+        ("sampling.bad_words=[x]", "words cannot be forbidden"),
+    ],
+)
+def test_a_key_of_another_runner_is_told_what_it_is_here(tmp_path: Path, override: str, fix: str) -> None:
+    (tmp_path / "x.yaml").write_text("name: x\nmodel: m\ninput: {path: y}\noutput: {path: z}\n")
+    with pytest.raises(JobFileError) as caught:
+        load_job(tmp_path / "x.yaml", [override])
+    assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{{ body }}", "Rate: {t}", 'Say "hi": {{ x }}'])
+def test_text_with_braces_in_a_set_option_is_told_how_to_be_quoted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.yaml").write_text("name: x\nmodel: m\ninput: {path: y}\noutput: {path: z}\n")
+    with pytest.raises(JobFileError) as caught:
+        load_job(tmp_path / "x.yaml", [f"prompt.template={text}"])
+    fix = str(caught.value).split("--set '")[1].removesuffix("'")
+    assert load_job(tmp_path / "x.yaml", [fix]).prompt.template == text

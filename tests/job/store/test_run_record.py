@@ -88,9 +88,9 @@ def test_engine_and_pace_may_change_freely_and_the_new_values_are_kept(tmp_path:
     [
         ({"sampling.temperature": 0.7}, {}, "sampling.temperature: 0.0 -> 0.7"),
         ({"prompt.column": "text"}, {}, "prompt.column: 'doc' -> 'text'"),
-        ({"run.limit": 5}, {}, "input.limit: None -> 5"),
-        ({"input.columns": ["doc"]}, {}, r"output.columns: None -> \['doc'\]"),
-        ({"run.on_too_long": "truncate_left"}, {}, "prompt.on_too_long: 'error' -> 'truncate_left'"),
+        ({"run.limit": 5}, {}, "  run.limit: None -> 5"),
+        ({"input.columns": ["doc"]}, {}, r"  input.columns: None -> \['doc'\]"),
+        ({"run.on_too_long": "truncate_left"}, {}, "  run.on_too_long: 'error' -> 'truncate_left'"),
         ({}, {"hash": "bb"}, "input.hash: 'aa' -> 'bb'"),
         ({}, {"rows": 3}, "input.rows: None -> 3"),
     ],

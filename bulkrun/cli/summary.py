@@ -1,0 +1,78 @@
+"""What `submit` and its kin say, on stderr, of a run that ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bulkrun.cli.output import count, duration, note
+
+if TYPE_CHECKING:
+    from bulkrun.job.work.finish import RunTotals
+    from bulkrun.launch.run import Submitted
+
+
+def print_summary(done: Submitted) -> None:
+    """What came of a run: rows, tokens, what to look at, where the results are."""
+    from bulkrun.job.store.durable import read_json
+
+    totals, root = done.totals, done.run.root
+    if done.changes:
+        note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
+    if not done.worked:
+        state = "is finished already" if done.changes is None else "has nothing to run"
+        note(f"{root} {state} ({totals.status}); nothing to do. --fresh runs it again.")
+        return
+    tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
+    rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
+    note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
+    if not totals.rows:
+        note("  the input has no rows")
+    if what := saved(totals):
+        note(f"  {what}")
+    if totals.cut:
+        note(
+            f"  {count(totals.cut)} outputs were cut at max_tokens (finish_reason 'length'): raise sampling.max_tokens"
+        )
+    for code, rows_with in totals.errors.items():
+        note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
+    if done.changes is None:
+        planned = read_json(done.run.plan_complete) or {}
+        warn_of_duplicates(planned.get("duplicate_ids", {}))
+        warn_of_undeclared(planned.get("undeclared_columns", {}))
+    deep = "" if all(path.parent == root for path in done.run.parts().values()) else "**/"
+    note(f"results  {_results_place(done)}/{deep}*.parquet ({totals.parts} parts)")
+    note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def warn_of_duplicates(found: dict[str, Any]) -> None:
+    """Ids that repeat: `found` is what the plan says of them."""
+    if not found.get("count"):
+        return
+    shown = "; ".join(f"{each['id']!r} in rows {', '.join(map(str, each['rows']))}" for each in found["examples"])
+    note(f"  {count(found['count'])} rows have an id that an earlier row has ({shown}): `row` tells them apart")
+
+
+def warn_of_undeclared(columns: dict[str, int]) -> None:
+    """Columns that came too late to be in the output."""
+    from bulkrun.job.plan.report import undeclared_lines
+
+    for line in undeclared_lines(columns):
+        note(f"  {line}")
+
+
+def _results_place(done: Submitted) -> str:
+    """The directory or the bucket that other tools read the results from."""
+    from bulkrun.job.store.run_record import read_record
+
+    path = str(read_record(done.run).job["output"]["path"]).rstrip("/")
+    return path if path.startswith("s3://") else str(done.run.root)
+
+
+def saved(totals: RunTotals) -> str:
+    """What the run did not have to compute, in words; empty when there is nothing to say."""
+    parts = {
+        "{} generations answered by another row's": totals.saved_generations,
+        "{} prompt tokens found in the prefix cache": totals.cached_tokens,
+        "{} outputs stopped early (repetition, timeout)": totals.stopped,
+    }
+    return ", ".join(text.format(count(number)) for text, number in parts.items() if number)
