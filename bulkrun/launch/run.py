@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import worker_environments
-from bulkrun.executors.local import LocalWorkers
+from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import asked_to_stop
@@ -34,6 +34,7 @@ from bulkrun.launch.worker import command
 
 _TEND_EVERY_S = 0.1
 _LOOK_EVERY_S = 1.0
+_END_GRACE_S = 5.0  # after the run's end: workers end by themselves, but for one that is frozen
 
 
 class Workers(Protocol):
@@ -46,7 +47,7 @@ class Workers(Protocol):
     def tend(self) -> bool:
         """Start what is due, look after what ended; whether anybody works. Raises the error that ended one."""
 
-    def stop(self) -> list[BulkrunError]:
+    def stop(self, grace_s: float = DRAIN_S) -> list[BulkrunError]:
         """Let all save and end; the errors that kept some from saving."""
 
     def kill(self) -> None:
@@ -139,18 +140,20 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     planner = PlannerProcess(run)
     drain.before_ending = workers.kill
     unsaved: list[BulkrunError] = []
+    ended: float | None = None
     try:
         drain.started()
-        _supervise(workers, planner, TeamProgress(run), view, drain)
+        ended = _supervise(run, workers, planner, view, drain)
     finally:
-        unsaved = workers.stop()
+        unsaved = workers.stop(DRAIN_S if ended is None else _END_GRACE_S)
         planner.stop()
     for error in unsaved:
         raise error
     totals = read_totals(run)
     if totals is None:
         raise _interrupted(run, workers, view, drain)
-    return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
+    deliver(run, record, drain.should_stop)  # which a worker that had to be ended may not have done
+    return Submitted(run, totals, worked=True, elapsed_s=(ended or time.monotonic()) - began)
 
 
 def _interrupted(run: RunDir, workers: Workers, view: View, drain: DrainOnSignal) -> Interrupted:
@@ -174,16 +177,40 @@ def _make_workers(spec: JobSpec, run: RunDir) -> Workers:
     return LocalWorkers(run, partial(command, run, supervisor=os.getpid()), environments)
 
 
-def _supervise(workers: Workers, planner: PlannerProcess, team: TeamProgress, view: View, drain: DrainOnSignal) -> None:
-    """Until all workers have ended or a signal came: restart who died, show how it goes."""
+def _supervise(
+    run: RunDir, workers: Workers, planner: PlannerProcess, view: View, drain: DrainOnSignal
+) -> float | None:
+    """Until all workers have ended, the run is finished or a signal came: restart who died, show how it goes.
+
+    Returns when the run was seen to be finished, None if that was not seen. Workers then have a little time to end; one
+    that does not (frozen, on a node that hangs) has nothing left to do, and nobody needs to wait for it.
+    """
     view.phase("loading the model")
-    running, next_look = False, 0.0
+    show, finished = _Shown(TeamProgress(run), view), None
     while workers.tend() and not drain.should_stop():
         planner.check()
-        if time.monotonic() >= next_look and (snapshot := team.snapshot()) is not None:
-            next_look = time.monotonic() + _LOOK_EVERY_S
-            if not running:
-                view.phase("running")
-            running = True
-            view.update(snapshot)
+        show.now_and_then()
+        if finished is None and run.success.exists():
+            finished = time.monotonic()
+        if finished is not None and time.monotonic() - finished >= _END_GRACE_S:
+            break
         time.sleep(_TEND_EVERY_S)
+    return finished
+
+
+class _Shown:
+    """What the view was told of the workers."""
+
+    def __init__(self, team: TeamProgress, view: View) -> None:
+        self._team, self._view = team, view
+        self._running, self._next_look = False, 0.0
+
+    def now_and_then(self) -> None:
+        """The numbers, once anybody is at work."""
+        if time.monotonic() < self._next_look or (snapshot := self._team.snapshot()) is None:
+            return
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        if not self._running:
+            self._view.phase("running")
+        self._running = True
+        self._view.update(snapshot)
