@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
@@ -24,7 +25,8 @@ from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import load_engine
 from bulkrun.launch.prepare import BUNDLED_ROOT, sampling_with_defaults
 from bulkrun.launch.prompt_stream import Asked, PromptStream, RequestOutput, SharedEngine
-from bulkrun.launch.run import Submitted, submit
+from bulkrun.launch.queue import submit_job
+from bulkrun.launch.run import Submitted
 from bulkrun.launch.structure import with_schema
 from bulkrun.models.model_dir import generation_defaults, resolve_model
 from bulkrun.request import RowError, SamplingParams
@@ -83,7 +85,10 @@ class LLM:
     ['empty_prompt', 'bad_input']
     """
 
-    def __init__(self, model: str, *, seed: int = 0, **engine: Unpack[EngineSettings]) -> None:
+    def __init__(self, model: str | PathLike[str], *, seed: int = 0, **engine: Unpack[EngineSettings]) -> None:
+        model = fspath(model) if isinstance(model, PathLike) else model
+        if type(seed) is not int:
+            raise UsageError(f"seed: {seed!r:.60} is not a whole number")
         self._job = {"name": "python", "model": model, "input": {"path": "-"}, "output": {"path": "-"}}
         settings = job_of({**self._job, "engine": dict(engine)}).engine
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)
@@ -168,6 +173,7 @@ class LLM:
         ordered: bool,
         add_special_tokens: bool,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        self._shared.check_process()
         sampling = self._sampling_of_each(given, sampling_params)
         asked = (
             ask(prompt, params, row_seed(self._seed if seed is None else seed, str(index), 0))
@@ -188,6 +194,8 @@ class LLM:
         """The parameters of each prompt, and the seed where it was given. Raises UsageError, before anything runs."""
         if sampling is None or isinstance(sampling, SamplingParams | Mapping):
             return repeat(self._params(sampling or {}))
+        if not isinstance(sampling, Sequence) or isinstance(sampling, str | bytes):
+            raise _not_sampling(sampling)
         if not isinstance(given, list) or len(sampling) != len(given):
             prompts = f"{len(given)} prompts" if isinstance(given, list) else "an iterator of prompts"
             raise UsageError(f"sampling_params: {len(sampling)} of them for {prompts}; give one for all, or one each")
@@ -196,6 +204,8 @@ class LLM:
     def _params(self, sampling: Sampling) -> tuple[SamplingParams, int | None]:
         if isinstance(sampling, SamplingParams):
             return sampling, None
+        if not isinstance(sampling, Mapping):
+            raise _not_sampling(sampling)
         if refused := [name for name in _NOT_HERE if name in sampling]:
             raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
         spec = with_schema(job_of({**self._job, "sampling": dict(sampling)})).sampling
@@ -213,11 +223,18 @@ class LLM:
         if (
             isinstance(prompt, Sequence)
             and not isinstance(prompt, bytes | bytearray)
-            and all(type(token_id) is int for token_id in prompt)
+            and all(type(token_id) is int and token_id >= 0 for token_id in prompt)
         ):
             return Asked(None, list(prompt), sampling, seed)
         error = RowError("bad_input", f"{repr(prompt)[:60]} is neither a text nor a list of token ids")
         return Asked(None, None, sampling, seed, error)
+
+
+def _not_sampling(given: object) -> UsageError:
+    return UsageError(
+        f"sampling_params: {given!r:.60} is neither SamplingParams nor a mapping with the keys of a job file's "
+        "sampling section, like {'max_tokens': 64}"
+    )
 
 
 class _Quiet:
@@ -243,7 +260,8 @@ def run_job(
 ) -> Submitted:
     """What `bulkrun submit` does: run a job, or continue it; `job` is a job file's path, or its content.
 
-    Returns the finished run: `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
+    Runs it where its `run.executor` says; with Slurm this waits until the run is finished. Returns the finished run:
+    `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
     `on_progress` gets the numbers about once a second. In the main thread Ctrl-C and SIGTERM save and raise
     Interrupted, and the same call continues; in another thread signals are left alone. Raises the BulkrunErrors of
     `bulkrun.errors`, each with the exit code that the command would have ended with.
@@ -252,4 +270,7 @@ def run_job(
         spec, job_file = load_job(Path(job)), Path(job)
     else:
         spec, job_file = (job if isinstance(job, JobSpec) else job_of(job)), None
-    return submit(spec, _Quiet(on_progress), job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
+    flags = {"fresh": fresh, "resume_anyway": resume_anyway}
+    done = submit_job(spec, _Quiet(on_progress), wait=True, job_file=job_file, **flags)
+    assert isinstance(done, Submitted), "it was waited for"
+    return done

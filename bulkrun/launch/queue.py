@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bulkrun.errors import ExecutorError
+from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import visible_gpus
 from bulkrun.executors.slurm import queued_jobs, submit_array
@@ -20,6 +20,7 @@ from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.run import Submitted, View, submit
+from bulkrun.launch.signals import drain_on_signal
 
 _LOOK_EVERY_S = 1.0
 _ASK_QUEUE_EVERY = 10  # looks: Slurm's controller is everybody's
@@ -86,20 +87,29 @@ def _submit_to_slurm(
 
 
 def wait_for(queued: Queued, view: View) -> Submitted:
-    """Stay until the run is finished. Raises ExecutorError when its array left the queue before that."""
+    """Stay until the run is finished. Raises ExecutorError when its array left the queue before that.
+
+    A signal ends the waiting, not the run: Interrupted.
+    """
     run, began, team = queued.run, time.monotonic(), TeamProgress(queued.run)
     looks = gone = 0
     view.phase(f"waiting for Slurm job {queued.job_id}")
-    while (totals := read_totals(run)) is None:
-        if (snapshot := team.snapshot()) is not None:
-            view.update(snapshot)
-        if looks % _ASK_QUEUE_EVERY == _ASK_QUEUE_EVERY - 1:
-            gone = 0 if queued_jobs(run) else gone + 1
-        if gone >= _TIMES_GONE:
-            raise ExecutorError(
-                f"{run.root}: job {queued.job_id} left the queue before the run was finished; "
-                f"`bulkrun logs {run.root}` shows why; the same command continues"
-            )
-        looks += 1
-        time.sleep(_LOOK_EVERY_S)
+    with drain_on_signal() as drain:
+        drain.started()
+        while (totals := read_totals(run)) is None:
+            if drain.should_stop():
+                raise Interrupted(
+                    f"stopped waiting by {drain.received}; Slurm job {queued.job_id} goes on, `bulkrun cancel` stops it"
+                )
+            if (snapshot := team.snapshot()) is not None:
+                view.update(snapshot)
+            if looks % _ASK_QUEUE_EVERY == _ASK_QUEUE_EVERY - 1:
+                gone = 0 if queued_jobs(run) else gone + 1
+            if gone >= _TIMES_GONE:
+                raise ExecutorError(
+                    f"{run.root}: job {queued.job_id} left the queue before the run was finished; "
+                    f"`bulkrun logs {run.root}` shows why; the same command continues"
+                )
+            looks += 1
+            time.sleep(_LOOK_EVERY_S)
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
