@@ -164,13 +164,14 @@ def test_a_worker_killed_by_hand_is_replaced(folder: Path, bulkrun: Callable[...
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a GPU")
-def test_an_engine_that_cannot_start_is_said_at_once(
-    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
+@pytest.mark.parametrize("command", ["submit", "validate"])
+def test_a_gpu_that_is_not_there_is_said_at_once(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], command: str
 ) -> None:
-    parent = bulkrun("submit", "job.yaml", "--set", "engine.device=cuda")
+    parent = bulkrun(command, "job.yaml", "--set", "engine.device=cuda")
     said = parent.communicate(timeout=60)[1]
-    assert parent.returncode == 1
-    assert "a worker failed before its first row" in said and "CUDA" in said
+    assert parent.returncode == 2
+    assert "error: engine.device cuda: torch " in said and "Traceback" not in said
 
 
 def test_a_worker_without_a_run_says_so(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
