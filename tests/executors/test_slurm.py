@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -62,6 +63,24 @@ def test_no_value_can_smuggle_a_line_into_the_script() -> None:
 def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ExecutorError, match="sbatch: not found; is this a machine of a Slurm cluster"):
+        submit_array(RunDir(tmp_path / "out"), spec(tmp_path / "out"))
+    assert submitted_jobs(RunDir(tmp_path / "out")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "job_id"), [("12", "12"), ("12;west", "12"), ("lmod: gr\\374n\\n7;west\\n", "7"), ("", None), ("ok", None)]
+)
+def test_the_job_id_is_a_number_whatever_a_site_prints_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, job_id: str | None
+) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    if job_id is not None:
+        assert submit_array(RunDir(tmp_path / "out"), spec(tmp_path / "out")) == job_id
+        return
+    with pytest.raises(ExecutorError, match="no job id"):
         submit_array(RunDir(tmp_path / "out"), spec(tmp_path / "out"))
     assert submitted_jobs(RunDir(tmp_path / "out")) == []
 

@@ -42,6 +42,7 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
     monkeypatch.setattr(queue, "submit", lambda spec, view, **flags: submitted.append(spec))
     queue.submit_job(spec, NoView())
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
