@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from bulkrun.cli.export import export
 from bulkrun.cli.jobs import plan, preview, retry, schema, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
+from bulkrun.cli.streams import drop_stdout, settle_streams
 from bulkrun.errors import BulkrunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
@@ -82,9 +82,19 @@ for _commands in _TOPICS.values():
 
 
 def run() -> None:
-    """Entry point: a reader that went away (`bulkrun ... | head`) is not an error."""
+    """Entry point: a reader that went away (`bulkrun ... | head`) is not an error, a full disk behind stdout is one."""
+    settle_streams()
     try:
-        main(prog_name="bulkrun")
+        try:
+            main(prog_name="bulkrun")
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         sys.exit(141)
+    except OSError as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        drop_stdout()
+        click.echo(f"error: {error.filename or 'stdout'}: {error.strerror or error}", err=True)
+        sys.exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -115,6 +116,8 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
     if as_json:
         print_json({"columns": table.column_names, "rows": rows})
     elif as_csv:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # a file for programs, as `export` writes it
         writer = csv.writer(sys.stdout)
         writer.writerow(table.column_names)
         writer.writerows([csv_cell(cell) for cell in row.values()] for row in rows)

@@ -226,6 +226,18 @@ def test_doctor_finds_this_machine_fit(folder: Path) -> None:
     assert checks["torch"] == checks["disk"] == checks["hard links"] == "ok"
 
 
+def test_doctor_survives_what_it_was_called_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise OSError("libtorch_cpu.so: cannot open shared object file\nand more")
+
+    monkeypatch.setattr("bulkrun.launch.doctor._processor", broken)
+    result = bulkrun("doctor", "--json")
+    found = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert result.exit_code == 1 and found["disk"]["state"] == "ok"
+    assert found["processor"]["state"] == "fail"
+    assert found["processor"]["detail"] == "OSError: libtorch_cpu.so: cannot open shared object file"
+
+
 @pytest.mark.parametrize("command", [("status",), ("errors",), ("verify",), ("query", "SELECT 1")])
 def test_a_directory_that_is_no_run_is_said_to_be_none(command: tuple[str, ...], tmp_path: Path) -> None:
     name, *rest = command
