@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import click
@@ -24,6 +25,8 @@ _TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Look at a run": (status, watch, logs, errors, query, export, verify, compact, list_runs),
     "This machine": (models, doctor, bench),
 }
+
+_SAVING = ("submit", "worker", "retry")
 
 _EXIT_CODES = """\b
 Exit codes:
@@ -81,14 +84,26 @@ for _commands in _TOPICS.values():
         main.add_command(_command)
 
 
+def _heard_signals() -> AbstractContextManager[object]:
+    """A command that works on a run ends as documented from its first moment on, not only once it has begun to."""
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") not in _SAVING:
+        return nullcontext()
+    from bulkrun.launch.signals import drain_on_signal
+
+    return drain_on_signal()
+
+
 def run() -> None:
     """Entry point: a reader that went away (`bulkrun ... | head`) is not an error, a full disk behind stdout is one."""
     settle_streams()
     try:
         try:
-            main(prog_name="bulkrun")
+            with _heard_signals():
+                main(prog_name="bulkrun")
         finally:
             sys.stdout.flush()
+    except BulkrunError as error:
+        _end(error)
     except BrokenPipeError:
         drop_stdout()
         sys.exit(141)

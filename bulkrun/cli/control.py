@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -54,9 +55,10 @@ def logs(run: Path, lines: int, follow: bool) -> None:
         for line in tail:
             click.echo(cell_text(line))
     if follow:
-        for line in follow_events(RunDir(run)):
-            click.echo(cell_text(line))
-            sys.stdout.flush()
+        with suppress(KeyboardInterrupt):  # its documented end
+            for line in follow_events(RunDir(run)):
+                click.echo(cell_text(line))
+                sys.stdout.flush()
 
 
 @click.command()

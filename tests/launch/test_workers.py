@@ -14,8 +14,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
+from tests.job.small_runs import enter, job
 
 JOB = """\
 name: many
@@ -172,6 +174,35 @@ def test_a_gpu_that_is_not_there_is_said_at_once(
     said = parent.communicate(timeout=60)[1]
     assert parent.returncode == 2
     assert "error: engine.device cuda: torch " in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_in_the_first_second_is_heard_too(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    parent = bulkrun("submit", "job.yaml")
+    wait_until(lambda: hears(parent.pid, number), "a handler", 20)
+    parent.send_signal(number)
+    said = parent.communicate(timeout=60)[1]
+    assert parent.returncode == 75 and f"stopped by {number.name}" in said, said
+    assert "Traceback" not in said and "Aborted" not in said
+
+
+def hears(pid: int, number: signal.Signals) -> bool:
+    """Whether a process handles a signal itself. Python handles Ctrl-C from its start: then the others tell."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1) and bool(caught >> (number - 1) & 1)
+
+
+def test_following_the_logs_ends_with_ctrl_c(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
+    run, _ = enter(folder / "out", job(folder / "out"))
+    log_event(run, "w", "before")
+    following = bulkrun("logs", "out", "--follow")
+    assert following.stdout is not None and "before" in following.stdout.readline()
+    time.sleep(0.5)
+    following.send_signal(signal.SIGINT)
+    assert following.communicate(timeout=20)[1] == "" and following.returncode == 0
 
 
 def test_a_worker_without_a_run_says_so(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
