@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from bulkrun.errors import ExecutorError
+from bulkrun.errors import ExecutorError, JobFileError
 from bulkrun.executors.allocation import Allocation, current_allocation, deadline_of
 from bulkrun.executors.slurm import batch_script, submit_array, submitted_jobs
 from bulkrun.job.jobfile.cluster import SlurmSpec
+from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
 
@@ -58,6 +59,31 @@ def test_no_value_can_smuggle_a_line_into_the_script() -> None:
     for key in ("extra", "setup"):
         with pytest.raises(ValidationError):
             SlurmSpec.model_validate({key: ["--x\nrm -rf /"]})
+
+
+@pytest.mark.parametrize("key", ["partition", "account", "qos", "constraint"])
+@pytest.mark.parametrize("value", ['a" --wrap="x', "a\\"])
+def test_no_value_ends_the_quotes_that_it_is_put_between(key: str, value: str) -> None:
+    with pytest.raises(ValidationError):
+        SlurmSpec.model_validate({key: value})
+
+
+@pytest.mark.parametrize("gpus", [0, 2, "4", "a100:2", "a100:1,v100:2", "nvidia_a100_3g.20gb:1"])
+def test_gpus_are_a_number_or_types_and_numbers(gpus: int | str) -> None:
+    assert SlurmSpec(gpus=gpus).gpus == gpus
+
+
+@pytest.mark.parametrize("gpus", [-1, "a100", "", "1 --x", '1" --x', "1\n#SBATCH --x"])
+def test_no_other_gpus_are_asked_for(gpus: int | str) -> None:
+    with pytest.raises(ValidationError):
+        SlurmSpec(gpus=gpus)
+
+
+def test_bad_gpus_are_said_with_what_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(
+        JobFileError, match=r'slurm\.gpus: "a100" cannot be used here\. GPUs per element \(1\), or type'
+    ):
+        job_of({"name": "t", "model": "m", "input": {"path": "x"}, "output": {"path": "y"}, "slurm": {"gpus": "a100"}})
 
 
 def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

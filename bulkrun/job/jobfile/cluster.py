@@ -9,20 +9,24 @@ from pydantic import Field
 from bulkrun.job.jobfile.section import Section
 
 _LINE = Field(pattern=r"^[^\r\n]+$")
+_NAME = r"^[^\r\n\"\\]+$"  # goes between quotes into a line of the script
+_GPUS = r"^([A-Za-z][\w.-]*:)?[0-9]+(,([A-Za-z][\w.-]*:)?[0-9]+)*$"
 
 
 class SlurmSpec(Section):
     """How `submit --executor slurm` asks for machines: an array of identical workers. Names are sbatch's."""
 
     array: int | None = Field(None, ge=1, le=4096, description="Workers (array elements). Default: run.workers.")
-    partition: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --partition.")
-    account: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --account.")
-    qos: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --qos.")
+    partition: str | None = Field(None, pattern=_NAME, description="sbatch --partition.")
+    account: str | None = Field(None, pattern=_NAME, description="sbatch --account.")
+    qos: str | None = Field(None, pattern=_NAME, description="sbatch --qos.")
     time: str | None = Field(None, pattern=r"^[0-9:-]+$", description='sbatch --time, in quotes: "04:00:00".')
-    gpus: int | str | None = Field(None, description="GPUs per element (1), or type and count (a100:1).")
+    gpus: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=_GPUS)] | None = Field(
+        None, description="GPUs per element (1), or type and count (a100:1)."
+    )
     cpus: int | None = Field(None, ge=1, description="CPUs per element.")
     mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="Memory per node: 64G.")
-    constraint: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --constraint.")
+    constraint: str | None = Field(None, pattern=_NAME, description="sbatch --constraint.")
     warn: int = Field(
         120, ge=10, le=3600, description="Seconds before the time limit at which Slurm says so (SIGUSR1)."
     )
