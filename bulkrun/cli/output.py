@@ -23,10 +23,11 @@ def note(message: str) -> None:
 def print_json(value: Any) -> None:
     """One JSON object; dates, paths and the like as text."""
     indent = 2 if sys.stdout.isatty() else None
-    click.echo(json.dumps(value, ensure_ascii=not _takes_unicode(), default=str, indent=indent))
+    click.echo(json.dumps(value, ensure_ascii=not takes_unicode(), default=str, indent=indent))
 
 
-def _takes_unicode() -> bool:
+def takes_unicode() -> bool:
+    """Whether stdout is UTF-8; else JSON says what is not ASCII in its own escapes."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 

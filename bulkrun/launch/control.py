@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bulkrun.errors import ExecutorError
 from bulkrun.executors.slurm import QueuedJob, cancel_jobs, queued_jobs, submitted_jobs
@@ -10,6 +10,7 @@ from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.store.workers import LifeWatch, read_workers
+from bulkrun.job.views.status import RunStatus, next_command, read_status
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,18 @@ def cancel_run(run: RunDir) -> Cancelled:
     read_record(run)
     workers = _ask(run) + (_ask(run.staged) if run.staged.state.is_dir() else [])
     return Cancelled(workers, cancel_jobs(run) if submitted_jobs(run) else [])
+
+
+def status_with_queue(run: RunDir) -> tuple[RunStatus, list[QueuedJob]]:
+    """How a run stands, and what of it is in Slurm's queue: one that nobody works on yet waits there."""
+    found, queue = read_status(run), queue_of(run)
+    if queue and found.state == "interrupted":
+        waits = f"Slurm job {queue[0].job_id} is {queue[0].state}" + (
+            f" ({queue[0].reason})" if queue[0].reason else ""
+        )
+        next_one = next_command(run, read_record(run), "queued")
+        found = replace(found, state="queued", message=waits, next_command=next_one)
+    return found, queue
 
 
 def queue_of(run: RunDir) -> list[QueuedJob]:

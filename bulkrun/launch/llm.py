@@ -270,7 +270,7 @@ def run_job(
         spec, job_file = load_job(Path(job)), Path(job)
     else:
         spec, job_file = (job if isinstance(job, JobSpec) else job_of(job)), None
-    flags = {"fresh": fresh, "resume_anyway": resume_anyway}
-    done = submit_job(spec, _Quiet(on_progress), wait=True, job_file=job_file, **flags)
+    view = _Quiet(on_progress)
+    done = submit_job(spec, view, wait=True, job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
     assert isinstance(done, Submitted), "it was waited for"
     return done

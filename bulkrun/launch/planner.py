@@ -93,7 +93,7 @@ def main(root: Path) -> None:
     worker = Worker.this_process()
     heartbeat = Heartbeat(run, worker, dict, role="planner")
     heartbeat.start()
-    ended = "failed"
+    ended, message = "failed", None
     try:
         created = datetime.fromisoformat(record.created).astimezone()
         prepared = prepare(JobSpec.model_validate(record.job), now=lambda: created)
@@ -101,10 +101,11 @@ def main(root: Path) -> None:
         plan_run(run, record, prepared, worker)
         ended = "completed" if run.plan_complete.exists() else "interrupted"
     except BulkrunError as error:
+        message = f"{type(error).__name__}: {error}"
         channel.send(error)
         sys.exit(error.exit_code)
     finally:
-        heartbeat.stop(ended)
+        heartbeat.stop(ended, message)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ With Slurm this process loads nothing and computes nothing; with `wait` it stays
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bulkrun.executors.slurm import queued_jobs, submit_array
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.prepare import prepare
@@ -42,6 +44,7 @@ def submit_job(
     *,
     wait: bool = False,
     job_file: Path | None = None,
+    overrides: Sequence[str] = (),
     fresh: bool = False,
     resume_anyway: bool = False,
     full_refresh: bool = False,
@@ -51,8 +54,8 @@ def submit_job(
         spec = _as_one_element(spec)
     if spec.run.executor != "slurm":
         given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
-        return submit(spec, view, job_file=job_file, **given)
-    done = _submit_to_slurm(spec, view, job_file, fresh=fresh, resume_anyway=resume_anyway)
+        return submit(spec, view, job_file=job_file, overrides=overrides, **given)
+    done = _submit_to_slurm(spec, view, job_file, overrides, fresh=fresh, resume_anyway=resume_anyway)
     return wait_for(done, view) if wait and isinstance(done, Queued) else done
 
 
@@ -65,7 +68,7 @@ def _as_one_element(spec: JobSpec) -> JobSpec:
 
 
 def _submit_to_slurm(
-    spec: JobSpec, view: View, job_file: Path | None, *, fresh: bool, resume_anyway: bool
+    spec: JobSpec, view: View, job_file: Path | None, overrides: Sequence[str], *, fresh: bool, resume_anyway: bool
 ) -> Queued | Submitted:
     """Check the job, enter the run, put its array into the queue unless it is there already.
 
@@ -73,8 +76,9 @@ def _submit_to_slurm(
     """
     view.phase("checking the job, the input and the model")
     prepared = prepare(spec)
-    record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
-    if (totals := read_totals(prepared.run)) is not None:
+    wanted = prepared.record(job_file, overrides)
+    record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+    if (totals := finished_totals(prepared.run)) is not None:
         if spec.run.incremental:
             raise ExecutorError(
                 f"{prepared.run.root}: an incremental night runs where it is started; start it in the queue: "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import asked_to_stop
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
@@ -85,6 +87,7 @@ def submit(
     view: View,
     *,
     job_file: Path | None = None,
+    overrides: Sequence[str] = (),
     fresh: bool = False,
     resume_anyway: bool = False,
     full_refresh: bool = False,
@@ -99,12 +102,15 @@ def submit(
         if spec.run.incremental and not fresh:
             from bulkrun.launch.nightly import submit_again  # which runs what it stages with this module
 
-            again = submit_again(prepared, view, drain, job_file=job_file, full_refresh=full_refresh)
+            again = submit_again(
+                prepared, view, drain, job_file=job_file, overrides=overrides, full_refresh=full_refresh
+            )
             if again is not None:
                 deliver(again.run, read_record(again.run), drain.should_stop)
                 return again
-        record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
-        if (totals := read_totals(prepared.run)) is not None:
+        wanted = prepared.record(job_file, overrides)
+        record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+        if (totals := finished_totals(prepared.run)) is not None:
             deliver(prepared.run, record, drain.should_stop)
             return Submitted(prepared.run, totals, worked=False)
         return run_to_end(prepared, record, view, drain)
@@ -119,7 +125,7 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
     with drain_on_signal() as drain:
         run = RunDir(root)
         record = read_record(run)
-        if (totals := read_totals(run)) is not None:
+        if (totals := finished_totals(run)) is not None:
             return Submitted(run, totals, worked=False)
         view.phase("checking the input and the model")
         spec = JobSpec.model_validate(record.job)
