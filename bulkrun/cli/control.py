@@ -67,8 +67,8 @@ def logs(run: Path, lines: int, follow: bool) -> None:
 def cancel(run: Path, as_json: bool) -> None:
     """Make everybody who works on RUN save and stop.
 
-    Reaches all nodes, and takes its jobs out of Slurm's queue. Nothing that was finished is lost; submitting the job
-    again continues it.
+    Reaches all nodes and those that are still starting, and takes its jobs out of Slurm's queue. Nothing that was
+    finished is lost; submitting the job again continues it.
     """
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.launch.control import cancel_run
@@ -77,7 +77,9 @@ def cancel(run: Path, as_json: bool) -> None:
     if as_json:
         print_json(vars(stopped))
         return
-    for name, ids in vars(stopped).items():
+    told = {"workers": stopped.workers, "Slurm jobs": stopped.slurm_jobs}
+    for name, ids in told.items():
         if ids:
-            note(f"{name.replace('_', ' ')}: {', '.join(ids)}")
-    note("nobody works on this run" if not any(vars(stopped).values()) else "they save and stop within seconds")
+            note(f"{name}: {', '.join(ids)}")
+    nobody = "the run is finished" if stopped.finished else "nobody works on this run; a submit that just starts stops"
+    note("they save and stop within seconds" if any(told.values()) else nobody)

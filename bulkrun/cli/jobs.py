@@ -183,15 +183,30 @@ def _print_summary(done: Submitted, anew: str) -> None:
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
     rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
     note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
+    if not totals.rows:
+        note("  the input has no rows")
     if saved := _saved(totals):
         note(f"  {saved}")
+    if totals.cut:
+        note(
+            f"  {count(totals.cut)} outputs were cut at max_tokens (finish_reason 'length'): raise sampling.max_tokens"
+        )
     for code, rows_with in totals.errors.items():
         note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
     if done.changes is None:
-        _warn_of_undeclared((read_json(done.run.plan_complete) or {}).get("undeclared_columns", {}))
+        planned = read_json(done.run.plan_complete) or {}
+        _warn_of_duplicates(planned.get("duplicate_ids", {}))
+        _warn_of_undeclared(planned.get("undeclared_columns", {}))
     deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
     note(f"results  {shlex.quote(_results_place(done))}/{deep}*.parquet ({totals.parts} parts)")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def _warn_of_duplicates(found: dict[str, Any]) -> None:
+    if not found.get("count"):
+        return
+    shown = "; ".join(f"{each['id']!r} in rows {', '.join(map(str, each['rows']))}" for each in found["examples"])
+    note(f"  {count(found['count'])} rows have an id that an earlier row has ({shown}): `row` tells them apart")
 
 
 def _warn_of_undeclared(columns: dict[str, int]) -> None:

@@ -13,8 +13,6 @@ class RunPath(click.ParamType[Path]):
     name = "run"
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if not str(value).startswith("s3://"):
-            return Path(value)
         from bulkrun.job.store.places import find_run
 
         return find_run(str(value)).root

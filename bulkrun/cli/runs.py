@@ -62,6 +62,10 @@ def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
         "shards": f"{found.shards_committed} of {shards} committed",
         "tokens": f"{count(found.prompt_tokens)} in, {count(found.completion_tokens)} out (committed)",
     }
+    if found.cut:
+        facts["cut"] = f"{count(found.cut)} outputs were cut at max_tokens"
+    if found.duplicate_ids:
+        facts["duplicate ids"] = f"{count(found.duplicate_ids)} rows have an id that an earlier row has"
     if found.state == "running":
         facts["speed"] = f"{found.rows_per_s:,.1f} rows/s, {count(found.tokens_per_s)} tok/s, "
         facts["speed"] += f"{duration(found.eta_s)} left"

@@ -1,4 +1,4 @@
-"""CSV with a header row: every record is exactly one row, every column is text.
+"""CSV with a header row: every record is exactly one row, every column is text. Blank lines between records are none.
 
 CSV has no types, so guessing them would make a row's value depend on other rows: cast in `input.sql` where it matters.
 A field in double quotes may hold commas and newlines. A record with too few or too many fields, bad quotes, a NUL or
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, record_batch
 from bulkrun.data.files import InputFile, open_stream
-from bulkrun.data.lines import read_lines
+from bulkrun.data.lines import Line, is_blank, read_lines
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
@@ -72,7 +72,7 @@ def _next_group(records: _Records, width: int) -> list[Record]:
     end = records.bytes_read + MAX_BATCH_BYTES
     while len(group) < MAX_BATCH_ROWS and records.bytes_read < end and (record := next(records, None)) is not None:
         if not isinstance(record, RowError) and len(record) != width:
-            record = records.error(f"{len(record)} fields where the header has {width}" if record else "blank line")
+            record = records.error(f"{len(record)} fields where the header has {width}")
         group.append(record)
     return group
 
@@ -137,8 +137,10 @@ class _Lines:
         self.record_line = 1
         self.bytes_read = 0
         self._record_start = 0
+        self._between = True
 
     def start_record(self) -> None:
+        self._between = True
         self.record_line = self.line + 1
         self._record_start = self.bytes_read
 
@@ -146,19 +148,27 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = next(self._lines)
-        self.line = line.number
-        self.bytes_read += len(line.data or b"") + 1
+        line = self._next()
+        while self._between and is_blank(line):
+            self.start_record()
+            line = self._next()
+        self._between = False
         if line.data is None or self.bytes_read - self._record_start > self.max_bytes + 1:
             raise _TooLong
         return line.data.decode("utf-8", errors="surrogateescape") + "\n"
+
+    def _next(self) -> Line:
+        line = next(self._lines)
+        self.line = line.number
+        self.bytes_read += len(line.data or b"") + 1
+        return line
 
 
 def _read_header(file: InputFile, max_row_bytes: int) -> list[str]:
     with open_stream(file) as stream:
         header = next(_Records(file, stream, max_row_bytes), None)
     if header is None:
-        raise InputError(f"{file.path}: empty; the first line of a CSV file names its columns")
+        return []  # not one line, so not one row
     if isinstance(header, RowError):
         raise InputError(f"{header.message} (in the header, which names the columns)")
     for number, name in enumerate(header, start=1):

@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal, cast
 
 import pyarrow as pa
 
-from bulkrun.data.paths import expand, is_hidden, matches, partition_folders
+from bulkrun.data.paths import expand, is_hidden, matches, partition_folders, user_path
 from bulkrun.data.remote import RemotePath, find_objects, is_remote
 from bulkrun.errors import InputError
 
@@ -81,7 +81,7 @@ def find_files(paths: str | Sequence[str]) -> list[InputFile]:
 
 
 def _expand(pattern: str) -> list[InputFile]:
-    spelled = Path(pattern).expanduser().parts
+    spelled = user_path(pattern).parts
     found = expand(pattern, lambda path: _classify(path) is not None)
     return [_describe(path, partition_folders(path.parts, spelled)) for path in found]
 

@@ -1,4 +1,4 @@
-"""JSON lines: every line is exactly one row, and a line that is no good is a row with an error that names the line.
+"""JSON lines: every line but a blank one is exactly one row; one that is no good is a row with an error that names it.
 
 The schema is declared from a bounded sample of all files. DuckDB's and pyarrow's own readers lose bad lines or accept
 them silently, so this one reads bytes, splits lines itself and decodes them one by one.
@@ -19,7 +19,7 @@ import pyarrow as pa
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, record_batch
 from bulkrun.data.files import InputFile, open_stream
 from bulkrun.data.json_types import TEXT, JsonType, KeyCounts, Shape, find_mismatch, is_unicode
-from bulkrun.data.lines import Line, read_lines
+from bulkrun.data.lines import Line, filled_lines
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
@@ -72,7 +72,7 @@ class JsonlSource:
         file = self._files[start.file]
         row = start.row
         with open_stream(file) as stream:
-            for lines in _in_groups(read_lines(stream, self._max_row_bytes, skip=row)):
+            for lines in _in_groups(islice(filled_lines(stream, self._max_row_bytes), row, None)):
                 yield self._batch(file, Position(start.file, row), lines)
                 row += len(lines)
 
@@ -151,7 +151,7 @@ def infer_types(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, Jso
     max_lines, max_bytes = max(16, SAMPLE_LINES // len(files)), max(2**16, SAMPLE_BYTES // len(files))
     for file in files:
         with open_stream(file) as stream:
-            for line in islice(read_lines(stream, max_row_bytes), max_lines):
+            for line in islice(filled_lines(stream, max_row_bytes), max_lines):
                 _add_to_sample(shapes, line, max_row_bytes)
                 if line.offset > max_bytes:
                     break
@@ -194,8 +194,6 @@ def parse_line(line: Line, max_row_bytes: int) -> dict[str, Any]:
     if line.data is None:
         raise BadLine(f"the line that starts at byte {line.offset} is longer than input.max_row_bytes {max_row_bytes}")
     text = _decode(line.data)
-    if not text or text.isspace():
-        raise BadLine("blank line")
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise BadLine(f"objects or lists nested more than {MAX_DEPTH} deep")
     value = _parse(text)

@@ -46,12 +46,13 @@ class _Pending:
         return data
 
 
-def read_lines(stream: BinaryIO, max_bytes: int, skip: int = 0) -> Iterator[Line]:
-    """The lines of `stream` after the first `skip`, never holding more than `max_bytes` and a chunk."""
-    number, offset, first_chunk = _skip_lines(stream, skip)
+def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[Line]:
+    """The lines of `stream`, never holding more than `max_bytes` and a chunk."""
+    chunk = stream.read(CHUNK_BYTES)
+    number, offset = 0, len(_BOM) if chunk.startswith(_BOM) else 0
     pending = _Pending(max_bytes)
-    for chunk in chain([first_chunk], iter(lambda: stream.read(CHUNK_BYTES), b"")):
-        first, *others = chunk.split(b"\n")
+    for piece in chain([chunk[offset:]], iter(lambda: stream.read(CHUNK_BYTES), b"")):
+        first, *others = piece.split(b"\n")
         pending.add(first)
         for following in others:
             size = pending.size
@@ -63,17 +64,11 @@ def read_lines(stream: BinaryIO, max_bytes: int, skip: int = 0) -> Iterator[Line
         yield Line(number + 1, offset, pending.take())
 
 
-def _skip_lines(stream: BinaryIO, skip: int) -> tuple[int, int, bytes]:
-    """Read past `skip` lines: the lines skipped, the byte where the next one starts, and what was read of it."""
-    chunk = stream.read(CHUNK_BYTES)
-    number, offset = 0, len(_BOM) if chunk.startswith(_BOM) else 0
-    chunk = chunk[offset:]
-    while chunk and number + (newlines := chunk.count(b"\n")) < skip:
-        number += newlines
-        offset += len(chunk)
-        chunk = stream.read(CHUNK_BYTES)
-    start = 0
-    while chunk and number < skip:
-        start = chunk.index(b"\n", start) + 1
-        number += 1
-    return number, offset + start, chunk[start:]
+def is_blank(line: Line) -> bool:
+    """Whether nothing but white space is on a line: then it is no row, wherever it stands."""
+    return line.data is not None and not line.data.strip()
+
+
+def filled_lines(stream: BinaryIO, max_bytes: int) -> Iterator[Line]:
+    """The lines of `stream` that are not blank, with their numbers among all lines."""
+    return (line for line in read_lines(stream, max_bytes) if not is_blank(line))

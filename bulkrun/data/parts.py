@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bulkrun.errors import RunError
@@ -28,6 +29,7 @@ class PartInfo:
 
     Tokens are those of all generations, also of samples that `best_of` dropped. Of these, `saved_generations` were
     answered by another row's, `stopped` ran in circles or out of time; `cached_tokens` came from the prefix cache.
+    `cut` counts output rows that ended at the most tokens they could have.
 
     `generation` 0 is what a run published; a retry, an incremental night or `compact` writes a higher one. `folder` is
     the part's partition ("" without partitions), `partition_types` the Arrow types of its columns by name.
@@ -49,10 +51,16 @@ class PartInfo:
     saved_generations: int = 0
     cached_tokens: int = 0
     stopped: int = 0
+    cut: int = 0
 
     @property
     def error_rows(self) -> int:
         return sum(self.errors.values())
+
+
+def count_cut(table: pa.Table) -> int:
+    """The output rows that ended at the most tokens they could have."""
+    return int(pc.sum(pc.equal(table["finish_reason"], "length")).as_py() or 0)
 
 
 def write_part(path: Path, table: pa.Table, info: PartInfo, *, compression: str = "zstd") -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
@@ -17,11 +18,22 @@ from typing import NoReturn
 from bulkrun.errors import InputError
 
 
+def user_path(text: str | Path) -> Path:
+    """A path as the user wrote it, with the home directory for a leading `~` or `~name`.
+
+    What still begins with `~` is a name like any other, made absolute because Arrow and DuckDB expand it themselves.
+    """
+    path = Path(text)
+    with suppress(RuntimeError):  # nobody has that name
+        path = path.expanduser()
+    return path.absolute() if path.parts[:1] and path.parts[0].startswith("~") else path
+
+
 def expand(pattern: str, wanted: Callable[[Path], bool]) -> list[Path]:
     """The files that `pattern` means, sorted: of those in directories the `wanted` ones, of those it names all."""
     if "://" in pattern:
         raise InputError(f"input.path: {pattern!r} is neither a local path nor s3://; copy the files to one of them")
-    path = Path(pattern).expanduser()
+    path = user_path(pattern)
     if path.is_dir():
         return sorted(filter(wanted, _files_below(path, path.parts)))
     if path.exists() or path.is_symlink():

@@ -22,6 +22,7 @@ from bulkrun.data.csv_reader import CsvSource
 from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.folder_columns import with_folder_columns
 from bulkrun.data.jsonl import ChooseColumns, JsonlSource
+from bulkrun.data.no_rows import NoRows
 from bulkrun.data.parquet import ParquetSource
 from bulkrun.errors import InputError
 
@@ -51,6 +52,18 @@ class Dataset:
     def num_rows(self) -> int | None:
         """All rows, where that is known without reading them (Parquet), else None."""
         return self.source.num_rows
+
+    @property
+    def is_void(self) -> bool:
+        """Whether there is no row and nothing that would tell its columns: JSON lines or CSV without a line."""
+        if isinstance(self.source, NoRows):
+            return True
+        told = self.num_rows is not None or (self.files[0].format == "csv" and bool(self.schema.names))
+        return not told and next(self.batches(limit=1), None) is None
+
+    def of_no_rows(self, schema: pa.Schema) -> Dataset:
+        """A void input with the columns that are expected of it."""
+        return replace(self, source=NoRows(schema), num_sources=0)
 
     @property
     def undeclared_columns(self) -> dict[str, int]:
@@ -116,8 +129,10 @@ def open_input(
         folder = tempfile.TemporaryDirectory(prefix="bulkrun-")
         sql_snapshot = Path(folder.name, "input.snapshot")
     if not sql_snapshot.exists():
-        source = _open_files(files, max_row_bytes, json_text)
-        write_snapshot(Dataset(files, source, len(files)).batches(), source.schema, files, sql, sql_snapshot)
+        given = Dataset(files, _open_files(files, max_row_bytes, json_text), len(files), folder)
+        if given.is_void:  # no columns for a query to name
+            return given
+        write_snapshot(given.batches(), given.schema, files, sql, sql_snapshot)
     return Dataset(files, SnapshotSource.open(sql_snapshot, max_row_bytes), 1, folder)
 
 

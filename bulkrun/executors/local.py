@@ -67,11 +67,6 @@ class LocalWorkers:
         self._places = [_Place(environment) for environment in environments]
         self._frozen = FrozenWatch(run, silent_s=silent_s, clock=clock)
 
-    @property
-    def ids(self) -> set[str]:
-        """The workers that work or worked last, one for each place."""
-        return {place.worker for place in self._places}
-
     def tend(self) -> bool:
         """Start what is due, look after what ended; whether anybody works or will again.
 

@@ -70,11 +70,6 @@ class RayWorkers:
         self._hosts = [host.remote(run, command, str(Path.cwd())) for _ in range(count)]
         self._calls = [actor.work.remote() for actor in self._hosts]
 
-    @property
-    def ids(self) -> set[str]:
-        """Workers of this process: none, they are the actors'."""
-        return set()
-
     def tend(self) -> bool:
         """Whether anybody works or will again. Raises the error that ended a worker."""
         done, going = self._ray.wait(self._calls, num_returns=len(self._calls), timeout=0)

@@ -11,21 +11,30 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.store.workers import LifeWatch, read_workers
 from bulkrun.job.views.status import RunStatus, next_command, read_status
+from bulkrun.job.work.finish import read_totals
+
+_STOP = ("supervisor", "runner")  # the others are these ones' children, or end on their own
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Who was told: ids of workers, and of Slurm jobs."""
+    """Who was told, as far as they can be seen: processes by their ids, and Slurm jobs. `finished`: the run is done."""
 
     workers: list[str] = field(default_factory=list)
     slurm_jobs: list[str] = field(default_factory=list)
+    finished: bool = False
 
 
 def cancel_run(run: RunDir) -> Cancelled:
-    """Tell them all; returns at once. Raises RunError for a directory that is no run, ExecutorError for Slurm's."""
+    """Tell them all, those that are still starting too; returns at once.
+
+    Raises RunError for a directory that is no run, ExecutorError for Slurm's.
+    """
     read_record(run)
-    workers = _ask(run) + (_ask(run.staged) if run.staged.state.is_dir() else [])
-    return Cancelled(workers, cancel_jobs(run) if submitted_jobs(run) else [])
+    request_cancel(run)
+    workers = _living(run) + (_living(run.staged) if run.staged.state.is_dir() else [])
+    finished = read_totals(run) is not None and not run.staged.state.is_dir()
+    return Cancelled(workers, cancel_jobs(run) if submitted_jobs(run) else [], finished)
 
 
 def status_with_queue(run: RunDir) -> tuple[RunStatus, list[QueuedJob]]:
@@ -48,9 +57,6 @@ def queue_of(run: RunDir) -> list[QueuedJob]:
         return []
 
 
-def _ask(run: RunDir) -> list[str]:
+def _living(run: RunDir) -> list[str]:
     life = LifeWatch(run)
-    living = [state.worker.id for state in read_workers(run) if state.role == "runner" and life.alive(state.worker)]
-    if living:
-        request_cancel(run, living)
-    return living
+    return [state.worker.id for state in read_workers(run) if state.role in _STOP and life.alive(state.worker)]

@@ -15,6 +15,7 @@ from bulkrun.data.parts import read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
 from bulkrun.data.subset import write_subset
+from bulkrun.errors import InputError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.durable import remove_tree
@@ -150,7 +151,15 @@ def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
 
 
 def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted: Wanted, folder: Path) -> Changes:
-    """How the input differs from the results of the run; `folder` is for temporary files."""
+    """How the input differs from the results of the run; `folder` is for temporary files.
+
+    Raises InputError where an input of no rows would drop all results: that is what a failed export looks like.
+    """
+    if wanted.drop_vanished and source.dataset.is_void:
+        raise InputError(
+            "input.path: holds no rows at all, and run.on_vanished: drop would drop every result; mend the input, or "
+            "keep them with --set run.on_vanished=keep"
+        )
     return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
 
 

@@ -14,20 +14,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import bulkrun
 from bulkrun.data.files import InputFile, find_files
+from bulkrun.data.parts import read_part_schema
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.data.remote import RemotePath
+from bulkrun.data.schema import RESULT_NAMES
 from bulkrun.data.subset import open_subset
 from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.detect import json_text_columns
+from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.prompts.overrides import sampling_value
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
+from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.structure import check_thinking, with_schema
+from bulkrun.launch.variables import refuse_variables
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
 from bulkrun.request import SamplingParams
@@ -62,13 +69,23 @@ class PreparedJob:
         given = self.spec.input
         if self.run.is_staged:
             return open_subset(self.run.subset)
-        return open_input(
+        dataset = open_input(
             given.path,
             sql=given.sql,
             sql_snapshot=snapshot,
             max_row_bytes=given.max_row_bytes,
             json_text=partial(json_text_columns, self.spec),
         )
+        return dataset.of_no_rows(self._expected_schema(dataset)) if dataset.is_void else dataset
+
+    def _expected_schema(self, dataset: Dataset) -> pa.Schema:
+        """The columns of an input that does not tell: those of the results that go on, then what the job names."""
+        fields = list(dataset.schema)
+        if self.spec.run.incremental and (parts := self.run.parts()):
+            added = RESULT_NAMES.union(field.name for field in extra_fields(self.spec))
+            fields += [field for field in read_part_schema(parts[min(parts)]) if field.name not in added]
+        fields += [pa.field(name, pa.string()) for name in named_columns(self.spec)]
+        return pa.schema(list({field.name: field for field in reversed(fields)}.values())[::-1])
 
     def input_facts(self) -> dict[str, Any]:
         """What tells these input files from any others, wherever they are."""
@@ -125,6 +142,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. Raises
     JobFileError, ModelError or InputError that says what is wrong or missing and how to mend it.
     """
+    refuse_variables(spec)
     spec = with_schema(spec)
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else _find_input(spec)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)

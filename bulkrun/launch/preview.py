@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bulkrun.data.batch import InputBatch
+from bulkrun.data.remote import is_remote
 from bulkrun.data.schema import output_schema, passthrough_schema
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.partitions import Partitions
@@ -56,7 +57,7 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
         "prompt": describe_prompt(spec, dataset.schema.names),
         "input columns": ", ".join(f"{field.name} {field.type}" for field in dataset.schema),
         "output columns": ", ".join(declared.names),
-        "output": spec.output.path,
+        "output": spec.output.path if is_remote(spec.output.path) else str(prepared.run.root),
     }
 
 

@@ -15,6 +15,8 @@ from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import visible_gpus
 from bulkrun.executors.slurm import queued_jobs, submit_array
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.cancel import CancelWatch
+from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
 from bulkrun.job.views.finished import finished_totals
@@ -74,6 +76,7 @@ def _submit_to_slurm(
 
     Raises ExecutorError where Slurm refuses, and what entering a run raises.
     """
+    cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
     view.phase("checking the job, the input and the model")
     prepared = prepare(spec)
     wanted = prepared.record(job_file, overrides)
@@ -87,6 +90,8 @@ def _submit_to_slurm(
         return Submitted(prepared.run, totals, worked=False)
     if queued := queued_jobs(prepared.run):
         return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
+    if cancelled.now():
+        raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
     return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(record.job)), new=True)
 
 

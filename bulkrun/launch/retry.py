@@ -15,11 +15,12 @@ from bulkrun.data.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
 from bulkrun.job.update.diff import Wanted
-from bulkrun.job.update.failed import failed_rows, picks_of
+from bulkrun.job.update.failed import failed_rows, picks_of, refuse_blank_lines
 from bulkrun.job.update.hold import hold
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.overrides import retry_job
@@ -59,6 +60,7 @@ def retry(
     """
     with drain_on_signal() as drain:
         run = RunDir(root)
+        drain.cancelled = CancelWatch(run)
         record, totals = read_record(run), read_totals(run)
         if totals is None:
             raise UsageError(f"{root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
@@ -154,6 +156,8 @@ def _write_input(prepared: PreparedJob, dataset: Dataset, picks: _Picks, path: P
 
 
 def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
+    if not run.sql_snapshot.exists():  # which has fixed the numbers
+        refuse_blank_lines(run)
     rows = failed_rows(run, codes)
     return _Picks(len(rows), partial(picks_of, rows))
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
+from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted, RunError
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import worker_environments
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.cancel import asked_to_stop
+from bulkrun.job.store.cancel import CancelWatch
+from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.store.workers import Heartbeat, Worker
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import deliver
@@ -41,10 +44,6 @@ _END_GRACE_S = 5.0  # after the run's end: workers end by themselves, but for on
 
 class Workers(Protocol):
     """The workers that this process looks after, whoever starts them."""
-
-    @property
-    def ids(self) -> set[str]:
-        """Those that are processes of this machine."""
 
     def tend(self) -> bool:
         """Start what is due, look after what ended; whether anybody works. Raises the error that ended one."""
@@ -97,6 +96,7 @@ def submit(
     Raises Interrupted when a signal ended it (everything is saved), and every `BulkrunError` of its parts.
     """
     with drain_on_signal() as drain:
+        drain.cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
         view.phase("checking the job, the input and the model")
         prepared = prepare(spec)
         if spec.run.incremental and not fresh:
@@ -124,6 +124,7 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
     """
     with drain_on_signal() as drain:
         run = RunDir(root)
+        drain.cancelled = CancelWatch(run)
         record = read_record(run)
         if (totals := finished_totals(run)) is not None:
             return Submitted(run, totals, worked=False)
@@ -142,29 +143,49 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     worker or the planner.
     """
     run, began = prepared.run, time.monotonic()
-    workers = _make_workers(prepared.spec, run)
-    planner = PlannerProcess(run)
-    drain.before_ending = workers.kill
-    unsaved: list[BulkrunError] = []
-    ended: float | None = None
-    try:
-        drain.started()
-        ended = _supervise(run, workers, planner, view, drain)
-    finally:
-        unsaved = workers.stop(DRAIN_S if ended is None else _END_GRACE_S)
-        planner.stop()
-    for error in unsaved:
-        raise error
-    totals = read_totals(run)
-    if totals is None:
-        raise _interrupted(run, workers, view, drain)
-    deliver(run, record, drain.should_stop)  # which a worker that had to be ended may not have done
+    with _heard_of(run):
+        workers = _make_workers(prepared.spec, run)
+        planner = PlannerProcess(run)
+        drain.before_ending = workers.kill
+        unsaved: list[BulkrunError] = []
+        ended: float | None = None
+        try:
+            drain.started()
+            ended = _supervise(run, workers, planner, view, drain)
+        finally:
+            unsaved = workers.stop(DRAIN_S if ended is None else _END_GRACE_S)
+            planner.stop()
+        for error in unsaved:
+            raise error
+        totals = read_totals(run)
+        if totals is None:
+            raise _interrupted(run, view, drain)
+        deliver(run, record, drain.should_stop)  # which a worker that had to be ended may not have done
     return Submitted(run, totals, worked=True, elapsed_s=(ended or time.monotonic()) - began)
 
 
-def _interrupted(run: RunDir, workers: Workers, view: View, drain: DrainOnSignal) -> Interrupted:
+@contextmanager
+def _heard_of(run: RunDir) -> Iterator[None]:
+    """Show this process among those of the run: while a model loads, nobody else tells that somebody is there."""
+    heartbeat = Heartbeat(run, Worker.this_process(), dict, role="supervisor")
+    heartbeat.start()
+    ended, message = "interrupted", None
+    try:
+        yield
+        ended = "completed"
+    except Interrupted:
+        raise
+    except BulkrunError as error:
+        ended, message = "failed", str(error)
+        raise
+    finally:
+        with suppress(RunError):  # a full disk: what happened before it is what is to be told
+            heartbeat.stop(ended, message)
+
+
+def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
     """What stopped an unfinished run, and who continues it: inside a Slurm job whose time is up, Slurm."""
-    cancelled = asked_to_stop(run, workers.ids)
+    cancelled = drain.cancelled()
     by = drain.received or ("bulkrun cancel" if cancelled else "its time limit")
     next_turn = "run the same command again to continue"
     allocation = current_allocation()

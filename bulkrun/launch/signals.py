@@ -1,4 +1,4 @@
-"""Signals of a run: the first one drains, a second one stops at once.
+"""What asks a run to stop: signals, of which the first one drains and a second one stops at once, and `bulkrun cancel`.
 
 SIGINT (Ctrl-C), SIGTERM (Slurm, kill, shutdown), SIGHUP (a terminal that closed; ignored under nohup) and SIGUSR1
 (Slurm's early warning) all mean: stop admitting, save, exit 75. A second SIGINT or SIGTERM ends the process on the spot
@@ -33,23 +33,24 @@ class _StoppedWhileStarting(BaseException):
 class DrainOnSignal:
     """Remembers that a signal asked the run to stop; `received` is its name or None.
 
-    `before_ending` is called before a second signal ends the process.
+    `before_ending` is called before a second signal ends the process, `cancelled` whenever nobody signalled yet.
     """
 
     def __init__(self, *, supervised: bool = False) -> None:
         self.received: str | None = None
         self.before_ending: Callable[[], None] = lambda: None
+        self.cancelled: Callable[[], bool] = lambda: False
         self._supervised = supervised
         self._starting = True
 
     def should_stop(self) -> bool:
-        return self.received is not None
+        return self.received is not None or self.cancelled()
 
     def started(self) -> None:
         """From here on the run loop looks at `should_stop`; until here a signal ends the block with `Interrupted`."""
         self._starting = False
-        if self.received:
-            raise Interrupted(f"stopped by {self.received} before the first row")
+        if self.should_stop():
+            raise Interrupted(f"stopped by {self.received or 'bulkrun cancel'} before the first row")
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.received and self._supervised:

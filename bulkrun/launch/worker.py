@@ -41,9 +41,9 @@ def command(run: RunDir, worker: str, supervisor: int) -> list[str]:
 
 def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor, drain: DrainOnSignal) -> int:
     """Be a worker of the run. Returns the exit code; raises every `BulkrunError` of its parts."""
+    drain.cancelled = CancelWatch(run)
     prepared = prepare(JobSpec.model_validate(record.job))
     deadline = deadline_of(current_allocation(), prepared.spec.run.walltime)
-    cancelled = CancelWatch(run, worker.id)
     load_engine = engine_factory(prepared)
 
     def first_engine() -> Engine:  # that only the runner holds: one that failed must go before the next one comes
@@ -66,7 +66,7 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
         prepared.tokenizer.decode_batch,
         rebuild_engine=next_engine,
         worker=worker,
-        should_stop=lambda: drain.should_stop() or supervisor.is_gone() or cancelled(),
+        should_stop=lambda: drain.should_stop() or supervisor.is_gone(),
         deadline=deadline,
         heartbeat_s=_HEARTBEAT_S,
     ).run()

@@ -25,7 +25,6 @@ GOOD_ROWS = [
 BAD = {
     "too few fields": (b"4\n", "1 fields where the header has 2"),
     "too many fields": (b"4,a,b\n", "3 fields where the header has 2"),
-    "blank": (b"\n", "blank line"),
     "text after a quote": (b'4,"a"b\n', "not valid CSV"),
     "bare carriage return": (b"4,a\rb\n", "not valid CSV"),
     "NUL": (b"4,a\0b\n", "NUL"),
@@ -85,7 +84,6 @@ def test_a_field_longer_than_the_csv_modules_limit_is_read(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "empty"),
         (b"a,a\n", "two columns are named 'a'"),
         (b",a\n", "column 1 has no name"),
         (b'"a\n', "never closed"),
@@ -120,10 +118,12 @@ def test_a_table_written_by_the_csv_module_comes_back_from_every_position(
 
 @given(data=st.binary(max_size=60).map(lambda data: data.replace(b'"', b"'")), cap=st.integers(10, 70))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_without_quotes_every_fuzzed_line_is_exactly_one_row(tmp_path: Path, data: bytes, cap: int) -> None:
+def test_without_quotes_every_fuzzed_line_that_is_not_blank_is_exactly_one_row(
+    tmp_path: Path, data: bytes, cap: int
+) -> None:
     (tmp_path / "x.csv").write_bytes(b"a,b\n" + data)
-    pieces = data.split(b"\n")
-    assert len(read(tmp_path / "x.csv", max_row_bytes=cap)[0]) == len(pieces) - (pieces[-1] == b"")
+    filled = [line for line in data.split(b"\n") if line.strip() or len(line) > cap]
+    assert len(read(tmp_path / "x.csv", max_row_bytes=cap)[0]) == len(filled)
 
 
 @given(data=st.text(st.sampled_from('a,"\n\r'), max_size=40))
@@ -132,3 +132,13 @@ def test_quotes_in_any_place_never_raise(tmp_path: Path, data: str) -> None:
     (tmp_path / "x.csv").write_bytes(b"a,b\n" + data.encode())
     rows, errors = read(tmp_path / "x.csv")
     assert set(errors) <= set(range(len(rows)))
+
+
+@pytest.mark.parametrize("row", range(4))
+def test_blank_lines_between_records_are_no_rows_wherever_one_starts_to_read(tmp_path: Path, row: int) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(b'\n\r\nid,text\n\n1,"a\n\n b"\n  \n\n2\n3,c\n\n')
+    with open_input(str(path)) as dataset:
+        rows, errors = read_all(dataset, Position(0, row))
+    assert [each["text"] for each in rows] == ["a\n\n b", None, "c"][row:]
+    assert [error.message.split(": ")[0] for error in errors.values()] == ([f"{path}:10"] if row < 2 else [])

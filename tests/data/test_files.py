@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bulkrun.data.files import find_files, open_stream
+from bulkrun.data.paths import user_path
 from bulkrun.errors import InputError
 
 
@@ -209,3 +210,10 @@ def test_the_fingerprint_sees_a_change_at_either_end_and_any_new_mtime(tmp_path:
     os.utime(path, ns=(0, 12345))
     [touched] = find_files(str(path))
     assert touched.fingerprint() != changed.fingerprint()
+
+
+def test_a_tilde_is_the_home_directory_and_otherwise_a_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert user_path("~/out") == Path("/home/me/out")
+    assert user_path("out/~") == Path("out/~")
+    assert user_path("~nobody-of-this-name/x") == Path.cwd() / "~nobody-of-this-name/x"

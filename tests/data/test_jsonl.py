@@ -29,8 +29,7 @@ BAD = {
     "escaped NUL": (rb'{"prompt": "a\u0000b"}', "NUL"),
     "escaped NUL in a key": (rb'{"prompt\u0000": "b"}', "NUL"),
     "raw NUL": (b'{"prompt": "a\0b"}', "not valid JSON"),
-    "blank": (b"", "blank line"),
-    "spaces": (b"  \t\r", "blank line"),
+    "space that is not JSON's": ("\u00a0".encode(), "not valid JSON"),
     "array": (b"[1, 2]", "a list, not a JSON object"),
     "scalar": (b'"text"', "a string, not a JSON object"),
     "null": (b"null", "null, not a JSON object"),
@@ -88,7 +87,7 @@ def test_null_and_missing_values_are_null_and_not_errors(tmp_path: Path) -> None
     assert read(path) == ([{"id": 1, "prompt": "a"}, {"id": 2, "prompt": None}, {"id": 3, "prompt": None}], {})
 
 
-@pytest.mark.parametrize(("data", "rows"), [(b"", 0), (b"\n", 1), (b"\n\n", 2), (b"\xef\xbb\xbf", 0), (b"x", 1)])
+@pytest.mark.parametrize(("data", "rows"), [(b"", 0), (b"\n \r\n", 0), (b"\xef\xbb\xbf", 0), (b"x", 1)])
 def test_a_file_without_any_good_line_still_has_its_rows(tmp_path: Path, data: bytes, rows: int) -> None:
     (tmp_path / "x.jsonl").write_bytes(data)
     got, errors = read(tmp_path / "x.jsonl")
@@ -221,13 +220,13 @@ fuzzed_line = st.one_of(
 
 @given(lines=st.lists(fuzzed_line, max_size=30), final_newline=st.booleans(), cap=st.integers(1, 400))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_fuzzed_lines_are_each_exactly_one_row(
+def test_fuzzed_lines_that_are_not_blank_are_each_exactly_one_row(
     tmp_path: Path, lines: list[bytes], final_newline: bool, cap: int
 ) -> None:
     data = b"\n".join(lines) + (b"\n" if final_newline else b"")
     (tmp_path / "x.jsonl").write_bytes(data)
     pieces = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    expected = len(pieces) - (pieces[-1] == b"")
+    expected = sum(bool(line.strip()) or len(line) > cap for line in pieces)
     with open_input(str(tmp_path / "x.jsonl"), max_row_bytes=cap) as dataset:
         rows, _ = read_all(dataset)
         assert len(rows) == expected
@@ -276,3 +275,13 @@ def test_a_hundred_megabyte_line_is_one_error_row_and_is_never_held(tmp_path: Pa
     rows, errors, grown_mib, base_mib = map(int, done.stdout.split())
     assert (rows, errors) == (3, 1)
     assert grown_mib < 50 and base_mib < 250
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_blank_lines_are_no_rows_wherever_one_starts_to_read(tmp_path: Path, row: int) -> None:
+    lines = [b"", {"id": 0}, b"  \t\r", b"", {"id": 1}, b"x", {"id": 3}, b" "]
+    path = write_lines(tmp_path / "x.jsonl", lines)
+    with open_input([str(path)] * 2) as dataset:
+        rows, errors = read_all(dataset, Position(0, row))
+    assert [each["id"] for each in rows] == [0, 1, None, 3][row:]
+    assert [error.message.split(": ")[0] for error in errors.values()] == ([f"{path}:6"] if row < 3 else [])

@@ -66,7 +66,7 @@ def test_a_snapshot_without_a_run_is_gone_when_the_dataset_is_closed(folder: Pat
 
 
 def test_lines_that_cannot_be_read_come_as_error_rows_after_the_querys(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "x.jsonl", [*ROWS[:40], b"{broken", *ROWS[40:50], b""])
+    path = write_lines(tmp_path / "x.jsonl", [*ROWS[:40], b"{broken", *ROWS[40:50], b"x"])
     rows, errors = read(path, sql="SELECT id FROM input WHERE id < 3")
     assert [row["id"] for row in rows] == [0, 1, 2, None, None]
     assert [error.message.split(": ")[0] for error in errors.values()] == [f"{path}:41", f"{path}:52"]

@@ -368,3 +368,23 @@ def test_after_any_nights_the_results_are_those_of_one_run_over_the_last_input(
         answers = {name: row["response"] for name, row in nights.results().items()}
         assert answers == {name: nights.expected(name, f"v{text}") for name, text in texts.items()}
     whole(nights)
+
+
+def test_a_night_of_an_empty_file_changes_nothing_and_drops_nothing(nights: Nights) -> None:
+    nights.write([{"id": "a", "text": "one", "size": 1}, {"id": "b", "text": "two", "size": 2}])
+    nights.submit()
+    before = nights.results()
+    (nights.folder / "rows.jsonl").write_text("")
+    assert nights.submit().exit_code == 0 and nights.results() == before
+    with pytest.raises(InputError, match="no rows at all"):
+        nights.submit(run__on_vanished="drop")
+    assert nights.results() == before
+    nights.write([{"id": "a", "text": "one", "size": 1}, {"id": "c", "text": "three", "size": 3}])
+    assert nights.submit().exit_code == 0 and set(nights.results()) == {"a", "b", "c"}
+
+
+def test_a_first_night_without_rows_is_gone_on_with(nights: Nights) -> None:
+    (nights.folder / "rows.jsonl").write_text("")
+    assert nights.submit().exit_code == 0
+    nights.write([{"id": "a", "text": "one"}])
+    assert nights.submit().exit_code == 0 and set(nights.results()) == {"a"}

@@ -25,8 +25,6 @@ class NoView:
 class Frozen:
     """A worker that never ends by itself."""
 
-    ids: set[str] = set()  # noqa: RUF012
-
     def __init__(self) -> None:
         self.graces: list[float] = []
 

@@ -16,6 +16,7 @@ from bulkrun.cli import main
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.jobfile.load import load_job
+from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
@@ -68,15 +69,36 @@ def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
     refused = submit("input.on_duplicate=fail")
     assert refused.exit_code == 2
     assert "f0" in refused.stderr
-    assert submit().exit_code == 0
+    result = submit()
+    assert result.exit_code == 0 and "1 rows have an id that an earlier row has ('f0' in rows 0, 5)" in result.stderr
+    assert json.loads((folder / "out/_SUCCESS").read_text())["duplicate_ids"] == 1
+    status = CliRunner().invoke(main, ["status", "out"]).stdout
+    assert "duplicate ids" in status
     rows = [row for path in (folder / "out").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
     assert sorted((row["row"], row["name"]) for row in rows) == [(i, f"f{i % 5}") for i in range(6)]
 
 
-def test_an_empty_input_is_a_finished_run_without_rows(folder: Path) -> None:
-    (folder / "rows.jsonl").write_text("")
-    assert submit("input.id=null", 'prompt.template="no columns"').exit_code == 0
+@pytest.mark.parametrize(("name", "text"), [("rows.jsonl", ""), ("rows.jsonl", "\n  \n"), ("rows.csv", "")])
+def test_an_empty_input_is_a_finished_run_without_rows(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    result = submit(f"input.path={name}")
+    assert result.exit_code == 0 and "the input has no rows" in result.stderr
     assert json.loads((folder / "out/_SUCCESS").read_text())["rows"] == 0
+    shown = CliRunner().invoke(main, ["query", "out", "SELECT response FROM results", "--json"])
+    assert shown.exit_code == 0 and json.loads(shown.stdout)["rows"] == []
+    assert submit(f"input.path={name}").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["input.sql=SELECT * FROM input WHERE name = 'f0'", "prompt={}", "input.columns=[name]", "prompt.system=x"],
+)
+def test_an_empty_input_needs_no_column_that_the_job_names(folder: Path, setting: str) -> None:
+    (folder / "rows.jsonl").write_text("")
+    prepared = prepare(load_job(Path("job.yaml"), [setting]))
+    with prepared.open_dataset() as dataset:
+        report = dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
+    assert report.counters.rows == 0
 
 
 def test_fresh_keeps_the_old_results_beside_the_new(folder: Path) -> None:
@@ -187,3 +209,40 @@ def test_a_planner_that_dies_without_a_word_is_noticed(tmp_path: Path) -> None:
     planner._child.wait()
     with pytest.raises(RunError, match="planner"):
         planner.check()
+
+
+def test_a_home_directory_in_output_path_is_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    assert submit("output.path=~/results").exit_code == 0
+    assert (folder / "home/results/_SUCCESS").exists() and not (folder / "~").exists()
+    shown = CliRunner().invoke(main, ["query", "~/results", "SELECT count(*) AS n FROM results", "--json"])
+    assert json.loads(shown.stdout)["rows"] == [{"n": 6}]
+    assert submit("output.path=~/results").exit_code == 0
+
+
+def test_outputs_that_were_cut_are_counted(folder: Path) -> None:
+    result = submit("sampling.max_tokens=1", "sampling.ignore_eos=true")
+    assert "6 outputs were cut at max_tokens" in result.stderr
+    assert json.loads((folder / "out/_SUCCESS").read_text())["cut"] == 6
+    assert "6 outputs were cut at max_tokens" in CliRunner().invoke(main, ["status", "out"]).stdout
+
+
+def test_a_template_that_uses_no_column_is_refused(folder: Path) -> None:
+    result = submit("prompt={template: 'Rate this: {source}'}")
+    assert result.exit_code == 2 and "write {{ source }} for {source}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("output.path", "$OUT/m"), ("output.path", "${OUT}"), ("input.path", "$DATA_DIR/rows.jsonl"), ("model", "~/$M")],
+)
+def test_a_variable_in_a_path_is_refused_unless_something_is_called_so(folder: Path, key: str, text: str) -> None:
+    result = submit(f"{key}={text}")
+    assert result.exit_code == 2 and "variables are not expanded in a job file" in result.stderr
+    assert f'--set {key}="{text}"' in result.stderr and not list(folder.glob("$*"))
+
+
+def test_a_directory_whose_name_looks_like_a_variable_is_that_directory(folder: Path) -> None:
+    (folder / "$OUT").mkdir()
+    assert submit("output.path=$OUT/m").exit_code == 0
+    assert (folder / "$OUT/m/_SUCCESS").exists()

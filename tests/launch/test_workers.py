@@ -156,6 +156,21 @@ def test_workers_of_a_killed_parent_save_and_end(folder: Path, bulkrun: Callable
     assert rows_of(folder) == list(range(ROWS))
 
 
+def test_a_cancel_reaches_a_submit_that_is_still_starting_and_no_later_one(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
+) -> None:
+    first = bulkrun("submit", "job.yaml")
+    wait_until(lambda: any((folder / "out/.bulkrun/workers").glob("*.json")), "a submit that entered the run")
+    stopped = bulkrun("cancel", "out", "--json")
+    assert json.loads(stopped.communicate(timeout=60)[0])["workers"] and runners(folder) == []
+    said = first.communicate(timeout=60)[1]
+    assert first.returncode == 75 and "stopped by bulkrun cancel" in said, said
+    again = bulkrun("submit", "job.yaml")
+    assert again.wait(120) == 0, again.communicate()[1]
+    assert rows_of(folder) == list(range(ROWS))
+    assert "the run is finished" in bulkrun("cancel", "out").communicate(timeout=60)[1]
+
+
 @pytest.mark.slow
 def test_a_worker_killed_by_hand_is_replaced(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
     parent = bulkrun("submit", "job.yaml")

@@ -29,7 +29,7 @@ class InputSpec(Section):
 
     path: str | list[str] = Field(
         description="A file, a directory, a glob, or a list of them: .parquet, .jsonl, .csv (text also .gz, .zst); "
-        "local or s3://."
+        "local or s3://. CSV columns are all text."
     )
     sql: str | None = Field(
         None,
@@ -37,14 +37,17 @@ class InputSpec(Section):
     )
     id: str | None = Field(None, description="The column that names a row. Default: the row's position.")
     priority: str | None = Field(
-        None, description="A column of integers: rows with a smaller one run first. Default: all are equal."
+        None,
+        description="A column of integers (or of text that is one, as in CSV): rows with a smaller one run first. "
+        "Default: all are equal.",
     )
     columns: list[str] | None = Field(
         None, description="Input columns to pass through to the output. Default: all of them."
     )
     on_duplicate: Literal["keep", "fail"] = Field(
         "keep",
-        description="What to do when two rows have one id: keep both (told apart by position), or refuse.",
+        description="What to do when two rows have one id: keep both (the output column `row` tells them apart, their "
+        "number is reported; the noise of sampling follows the id, so equal prompts get equal texts), or refuse.",
     )
     max_row_bytes: int = Field(
         16 * 2**20,
@@ -195,7 +198,7 @@ class RunSpec(Section):
         0.5,
         ge=0,
         le=1,
-        description="Stop the run when more than this share of the last 1000 rows failed.",
+        description="Stop the run when more than this share of the last 1000 rows failed; from 100 rows on.",
     )
     on_too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
         "error", description="A prompt that does not fit: an error row, or cut at its start or its end."

@@ -52,6 +52,11 @@ class PlanView:
         return self.complete is not None and len(self.committed) >= self.complete["shards"]
 
     @property
+    def duplicate_ids(self) -> int:
+        """Rows whose id an earlier row has; 0 while the plan is not complete."""
+        return int(((self.complete or {}).get("duplicate_ids") or {}).get("count", 0))
+
+    @property
     def planned(self) -> PlannedRows:
         windows = self._windows.values()
         return PlannedRows(sum(window.rows for window in windows), sum(window.errors for window in windows))

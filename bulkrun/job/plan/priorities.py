@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 
 _LARGEST = 2**31 - 1
+_INTEGER = re.compile(r"\s*[-+]?[0-9]{1,20}\s*", re.ASCII)
 
 
 class RowPriorities(NamedTuple):
@@ -40,8 +42,8 @@ class Priorities:
             return RowPriorities(values, {})
         read, errors = python_rows(rows.select([self._column]))
         for row, value in enumerate(each[self._column] for each in read):
-            if _is_priority(value):
-                values[row] = int(value)
+            if (priority := _priority(value)) is not None:
+                values[row] = priority
             elif value is not None:
                 errors[row] = RowError(
                     "bad_input", f"input.priority: column {self._column!r} is {value!r:.60}, not a 32-bit integer"
@@ -49,7 +51,9 @@ class Priorities:
         return RowPriorities(values, errors)
 
 
-def _is_priority(value: Any) -> bool:
-    """Whether it is an integer of 32 bits; what DuckDB sums up is a decimal without places."""
+def _priority(value: Any) -> int | None:
+    """An integer of 32 bits; what DuckDB sums up is a decimal without places, and CSV columns are all text."""
     whole = type(value) is int or (isinstance(value, Decimal) and value == value.to_integral_value())
-    return whole and -_LARGEST <= value <= _LARGEST
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        value, whole = int(value), True
+    return int(value) if whole and -_LARGEST <= value <= _LARGEST else None

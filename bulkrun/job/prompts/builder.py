@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.data.json_types import is_unicode
+from bulkrun.data.paths import user_path
 from bulkrun.data.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
-from bulkrun.job.prompts.conversations import Ask, conversation_maker
+from bulkrun.job.prompts.conversations import Ask, conversation_maker, no_column_used
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.openai_batch import batch_maker
@@ -84,6 +84,8 @@ class PromptBuilder:
         self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
         self._overrides = Overrides(spec.sampling, columns)
         self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
+        if not self._reads:
+            raise JobFileError([no_column_used(spec.prompt, columns)])
         self._chat = _chat_renderer(spec.prompt, text)
         if self._chat is None and spec.prompt.messages is not None:
             raise JobFileError(
@@ -184,7 +186,7 @@ def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
         return None
     if spec.chat_template == "auto":
         return text.chat_renderer()
-    path = Path(spec.chat_template)
+    path = user_path(spec.chat_template)
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as problem:

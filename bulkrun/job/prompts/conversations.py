@@ -6,12 +6,13 @@ Knows the shapes in which messages and texts come; knows no models, tokens or sa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.spec import PromptSpec
+from bulkrun.job.jobfile.spec import ChatMessage, PromptSpec
 from bulkrun.job.prompts.templates import RowTemplate, unknown_column
 from bulkrun.request import RowError
 
@@ -27,6 +28,7 @@ class Ask(NamedTuple):
     sampling: Mapping[str, Any] = MappingProxyType({})
 
 
+_SINGLE_BRACES = re.compile(r"\{\s*(\w+)\s*\}")
 RowToAsk = Callable[[Mapping[str, Any]], Ask | RowError]
 RowToConversation = Callable[[Mapping[str, Any]], Conversation | RowError]
 
@@ -70,6 +72,16 @@ def _body_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToConversa
         raise JobFileError([f"{key}: {unknown_column(name, columns)}"])
     read = _messages_of if spec.messages is not None else _text_of
     return (lambda row: read(name, row[name])), [name]
+
+
+def no_column_used(spec: PromptSpec, columns: Sequence[str]) -> str:
+    """What is wrong with templates that read nothing of a row: every row would ask the same."""
+    key = "prompt.template" if spec.template is not None else "prompt.messages"
+    texts = [spec.template or "", *(m.content for m in spec.messages or () if isinstance(m, ChatMessage))]
+    single = [name for text in texts for name in _SINGLE_BRACES.findall(text) if name in columns]
+    name = single[0] if single else next(iter(columns), "text")
+    fix = f"write {{{{ {name} }}}} for {{{name}}}" if single else f"write {{{{ {name} }}}} where a row's value goes"
+    return f"{key}: uses no column of the input, so every row would have the same prompt; {fix}"
 
 
 def _templated(keyed: Sequence[tuple[str, str, str]], columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:

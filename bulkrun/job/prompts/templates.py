@@ -66,6 +66,16 @@ class RowTemplate:
         return f"prints {column}, which is null in this row; write {{{{ x or '' }}}} where null is fine"
 
 
+def columns_of(source: str) -> list[str]:
+    """The names that a template reads, sorted; none where it does not parse (`RowTemplate` tells why)."""
+    sandbox = Sandbox(strict=True)
+    try:
+        names = meta.find_undeclared_variables(sandbox.parse(source))
+    except (jinja2.TemplateSyntaxError, TemplateFailed, RecursionError):
+        return []
+    return sorted(names - set(sandbox.globals) - {ROW_VARIABLE})
+
+
 def unknown_column(name: str, columns: Sequence[str]) -> str:
     """The message for a column that the input does not have: with the nearest name, or all of them."""
     near = difflib.get_close_matches(name, columns, n=1)

@@ -1,13 +1,15 @@
-"""Asking workers to stop, through the store: reaches every node, needs no signal and no shared pid.
+"""Asking everybody who works on a run to stop, through the store: reaches every node, needs no signal, pid or clock.
 
-A request names the workers that lived when it was made; workers that start later have other ids and go on. Knows
-no processes.
+A request is one random id, and whoever enters the run remembers the id that is there: another one later on is meant
+for them, however far they have come, and the one that was there never is. So a request that nobody heard, or that a
+crash left behind, stops nobody who comes later. Knows no processes.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from bulkrun.job.store.durable import read_json, replace_json
 from bulkrun.job.store.run_dir import RunDir
@@ -15,27 +17,29 @@ from bulkrun.job.store.run_dir import RunDir
 _LOOK_AGAIN_S = 1.0
 
 
-def request_cancel(run: RunDir, workers: Iterable[str]) -> None:
-    """Ask these workers to save and stop."""
-    known = (read_json(run.cancelled) or {}).get("workers", [])
-    replace_json(run.cancelled, {"workers": sorted({*known, *workers})})
-
-
-def asked_to_stop(run: RunDir, workers: Iterable[str]) -> bool:
-    """Whether any of these workers was asked to."""
-    return not set(workers).isdisjoint((read_json(run.cancelled) or {}).get("workers", []))
+def request_cancel(run: RunDir) -> None:
+    """Ask all who entered the run before now to save and stop."""
+    replace_json(run.cancelled, {"request": secrets.token_hex(8)})
 
 
 class CancelWatch:
-    """Whether a worker was asked to stop; cheap enough to ask between any two steps."""
+    """Whether a cancel was requested after this was made; cheap enough to ask between any two steps."""
 
-    def __init__(self, run: RunDir, worker: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._worker, self._clock = run, worker, clock
+    def __init__(self, run: RunDir, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._clock = run, clock
+        self._known = self._request()
         self._next_look = clock()
         self._cancelled = False
 
     def __call__(self) -> bool:
-        if not self._cancelled and self._clock() >= self._next_look:
-            self._next_look = self._clock() + _LOOK_AGAIN_S
-            self._cancelled = asked_to_stop(self._run, [self._worker])
+        """The answer, a second old at most."""
+        return self.now() if self._clock() >= self._next_look else self._cancelled
+
+    def now(self) -> bool:
+        """The answer of this moment. Once asked, a worker goes on stopping."""
+        self._next_look = self._clock() + _LOOK_AGAIN_S
+        self._cancelled = self._cancelled or self._request() not in (None, self._known)
         return self._cancelled
+
+    def _request(self) -> str | None:
+        return (read_json(self._run.cancelled) or {}).get("request")

@@ -11,6 +11,7 @@ import os
 import re
 from pathlib import Path
 
+from bulkrun.data.paths import user_path
 from bulkrun.data.remote import endpoint, is_remote
 from bulkrun.errors import RunError
 from bulkrun.job.store.bucket_owner import OWNER
@@ -21,14 +22,14 @@ from bulkrun.job.store.run_dir import RunDir
 def run_dir_of(path: str, state: str | None) -> RunDir:
     """The run directory of a job with this `output.path` and `output.state`."""
     if not is_remote(path):
-        return RunDir(Path(path))
-    return RunDir(Path(state).expanduser() if state else _default_state(path))
+        return RunDir(user_path(path))
+    return RunDir(user_path(state) if state else _default_state(path))
 
 
 def find_run(run: str) -> RunDir:
     """The run that RUN on a command line means. Raises RunError for a URL whose state is not on this machine."""
     if not is_remote(run):
-        return RunDir(Path(run))
+        return RunDir(user_path(run))
     found = RunDir(_default_state(run))
     if found.run_json.exists():
         return found

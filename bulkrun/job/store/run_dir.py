@@ -14,7 +14,7 @@
       .bulkrun/flight/WORKER.jsonl      which generations are in a worker's engine, should it die
       .bulkrun/workers/WORKER.json      heartbeat and live counters of a process
       .bulkrun/events.jsonl             what happened, one JSON line each
-      .bulkrun/cancelled.json           which workers `bulkrun cancel` asked to stop
+      .bulkrun/cancelled.json           the last request of `bulkrun cancel`
       .bulkrun/logs/                    what workers wrote on stderr
       .bulkrun/slurm/                   batch scripts, and the ids of the jobs they became
       .bulkrun/tmp/                     files that are not whole yet
@@ -107,7 +107,8 @@ class RunDir:
 
     @property
     def cancelled(self) -> Path:
-        return self.state / "cancelled.json"
+        """One file for a run and for what is staged in it: who cancels a run means both."""
+        return (self.root.parent if self.is_staged else self.state) / "cancelled.json"
 
     @property
     def delivered(self) -> Path:

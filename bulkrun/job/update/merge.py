@@ -66,6 +66,7 @@ def _finish(run: RunDir, update: Update, old: RunTotals) -> RunTotals:
         sum_parts(record, [read_part_info(path) for path in run.parts().values()]),
         generation=update.generation,
         next_row=update.next_row,
+        duplicate_ids=old.duplicate_ids,
         updates=[*old.updates, {**history, **update.request}],
     )
     replace_json(run.success, totals_document(totals))

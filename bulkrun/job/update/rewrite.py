@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.parts import PartInfo, write_part
+from bulkrun.data.parts import PartInfo, count_cut, write_part
 from bulkrun.job.store.durable import disk_errors
 from bulkrun.job.store.run_record import RunRecord
 
@@ -27,6 +27,7 @@ def write_again(folder: Path, table: pa.Table, like: PartInfo, record: RunRecord
         input_rows=table.num_rows // record.samples,
         rows=table.num_rows,
         errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
+        cut=count_cut(table),
         prompt_tokens=_sum(table, "prompt_tokens"),
         completion_tokens=_sum(table, "completion_tokens"),
     )

@@ -67,6 +67,8 @@ class RunStatus:
     next_command: str
     totals: RunTotals | None
     update: RunStatus | None = None  # of the retry or incremental night under way
+    cut: int = 0  # output rows that ended at max_tokens
+    duplicate_ids: int = 0
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -99,6 +101,8 @@ def read_status(run: RunDir) -> RunStatus:
         next_command=next_command(run, record, state),
         totals=totals,
         update=read_status(run.staged) if read_update(run) is not None else None,
+        cut=sum(part.cut for part in parts),
+        duplicate_ids=totals.duplicate_ids if totals else plan.duplicate_ids,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.partitions import folder_values
-from bulkrun.data.parts import PartInfo, read_part_info, write_part
+from bulkrun.data.parts import PartInfo, count_cut, read_part_info, write_part
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
@@ -172,6 +172,7 @@ def _publish(run: RunDir, planned: ShardInfo, identity: RunIdentity, table: pa.T
         input_rows=table.num_rows // identity.samples,
         rows=table.num_rows,
         errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
+        cut=count_cut(table),
         versions=identity.versions,
         folder=planned.folder,
         partition_types=types,

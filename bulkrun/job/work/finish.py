@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from bulkrun.data.parts import PartInfo, read_part_info
@@ -25,7 +25,8 @@ from bulkrun.job.work.commit import clear_shard_state
 class RunTotals:
     """What `_SUCCESS` holds. `rows` are input rows; `ok` and `errors` count output rows (rows x samples).
 
-    `saved_generations`, `cached_tokens` and `stopped` are the sums over the parts' footers (`PartInfo`).
+    `saved_generations`, `cached_tokens`, `stopped` and `cut` are the sums over the parts' footers (`PartInfo`);
+    `duplicate_ids` counts input rows whose id an earlier row has.
 
     With a `generation` above 0 (retry, incremental nights, compact) the parts are no longer those of the plan.
     `next_row` is then the first row number that was never given; `updates` says what each generation changed.
@@ -50,6 +51,8 @@ class RunTotals:
     saved_generations: int = 0
     cached_tokens: int = 0
     stopped: int = 0
+    cut: int = 0
+    duplicate_ids: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -92,7 +95,7 @@ def add_up(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
     input_rows = sum(part.input_rows for part in parts)
     if input_rows != plan.complete["rows"]:
         raise RunError(f"{run.root}: the input has {plan.complete['rows']} rows, the parts answer {input_rows}")
-    return sum_parts(record, parts)
+    return replace(sum_parts(record, parts), duplicate_ids=plan.duplicate_ids)
 
 
 def _check_parts(run: RunDir, record: RunRecord, parts: list[PartInfo]) -> None:
@@ -120,6 +123,7 @@ def sum_parts(record: RunRecord, parts: Sequence[PartInfo]) -> RunTotals:
         saved_generations=sum(part.saved_generations for part in parts),
         cached_tokens=sum(part.cached_tokens for part in parts),
         stopped=sum(part.stopped for part in parts),
+        cut=sum(part.cut for part in parts),
         parts=len(parts),
         run_id=record.run_id,
         started=record.created,

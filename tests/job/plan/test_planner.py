@@ -404,9 +404,9 @@ def test_a_column_that_nobody_reads_fails_no_row(tmp_path: Path, monkeypatch: py
     planned = read_rows(tmp_path / "run")
     assert [row["row_id"] for row in planned] == [str(row) for row in range(20)]
     assert {(row["priority"], row["overrides"]) for row in planned} == {(1, '{"max_tokens":5}')}
-    for template, errors in (("constant", 0), ("{{ odd }}", 4), ("{{ row.text }}", 4)):
+    for template, errors in (("{{ text }}", 0), ("{{ odd }}", 4), ("{{ row.text }}", 4)):
         whole = job(path, input=given, prompt={"template": template})
-        assert make_plan(tmp_path / template[:5], whole).counters.errors.get("bad_input", 0) == errors
+        assert make_plan(tmp_path / f"run{errors}{len(template)}", whole).counters.errors.get("bad_input", 0) == errors
 
 
 def late_columns(count: int) -> list[dict[str, Any]]:
@@ -477,3 +477,19 @@ def test_a_plan_of_text_files_that_was_stopped_and_continued_equals_an_unbroken_
             make_plan(tmp_path / "run", spec, should_stop=lambda steps=allowed: next(steps, True))
     assert make_plan(tmp_path / "run", spec) == unbroken
     assert plan_bytes(tmp_path / "run") == plan_bytes(tmp_path / "unbroken")
+
+
+def test_a_plan_that_counted_blank_lines_as_rows_is_not_continued(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n{"text": "c"}\n' * 2 + '{"text": "d"}\n')
+    spec = job(tmp_path / "in.jsonl", run={"window_rows": 3})
+    assert make_plan(tmp_path / "run", spec).counters.rows == 7
+    plan = RunDir(tmp_path / "run").plan
+    for name in ("complete.json", "window-00001.json", "window-00002.json"):
+        (plan / name).unlink()
+    marker = json.loads((plan / "window-00000.json").read_text())
+    del marker["rows_of_blank_lines"]
+    (plan / "window-00000.json").write_text(json.dumps({**marker, "errors": {"bad_input": 1}}))
+    with pytest.raises(RunError, match=r"took blank lines for rows.*--fresh"):
+        make_plan(tmp_path / "run", spec)
+    (plan / "window-00000.json").write_text(json.dumps({**marker, "errors": {}}))
+    assert make_plan(tmp_path / "run", spec).counters.rows == 7

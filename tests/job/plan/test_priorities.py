@@ -82,3 +82,12 @@ def test_a_priority_that_python_cannot_hold_is_an_error_of_its_row(tmp_path: Pat
     pq.write_table(pa.table({"text": ["a", "b"], "p": pa.array([None, 10**8], pa.date32())}), path)
     make_plan(tmp_path / "run", job(path, input={"priority": "p", "columns": ["text"]}))
     assert [row["error_code"] for row in read_rows(tmp_path / "run")] == [None, "bad_input"]
+
+
+def test_text_that_is_an_integer_is_a_priority_because_csv_has_only_text(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("text,p\na,2\nb, -7\nc,x\nd,1.0\ne,99999999999\n")
+    make_plan(tmp_path / "run", job(path, input={"priority": "p"}))
+    rows = read_rows(tmp_path / "run")
+    assert [row["priority"] for row in rows[:2]] == [2, -7]
+    assert [row["error_code"] for row in rows] == [None, None, "bad_input", "bad_input", "bad_input"]

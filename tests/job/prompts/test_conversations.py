@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bulkrun.job.prompts.conversations import BadMessages, read_messages
+from bulkrun.job.jobfile.spec import PromptSpec
+from bulkrun.job.prompts.conversations import BadMessages, no_column_used, read_messages
 
 
 def text(value: str) -> dict[str, Any]:
@@ -51,3 +52,10 @@ def test_a_message_that_cannot_be_read_names_its_place_and_why(message: Any, why
 def test_what_is_no_list_is_no_conversation(value: Any) -> None:
     with pytest.raises(BadMessages, match="not a list of messages"):
         read_messages(value)
+
+
+def test_templates_that_use_no_column_are_told_how_to() -> None:
+    fixed = PromptSpec.model_validate({"messages": [{"role": "user", "content": "Rate {title} of { text }"}]})
+    assert "prompt.messages: uses no column" in no_column_used(fixed, ["id", "text"])
+    assert "write {{ text }} for {text}" in no_column_used(fixed, ["id", "text"])
+    assert "write {{ id }} where a row's value goes" in no_column_used(PromptSpec(template="Hi"), ["id"])

@@ -1,0 +1,25 @@
+"""The input's columns that a job names, for an input that has no rows and so no columns of its own."""
+
+from __future__ import annotations
+
+from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
+from bulkrun.job.prompts.detect import has_mapping
+from bulkrun.job.prompts.templates import columns_of
+
+
+def named_columns(spec: JobSpec) -> list[str]:
+    """Every column that the job cannot do without, each once; `text` stands for a prompt that columns would tell."""
+    given, output = spec.input, spec.output
+    names = [given.id, given.priority, *(given.columns or []), *output.partition_by, *spec.sampling.per_row.values()]
+    names += _prompt_columns(spec.prompt) if has_mapping(spec.prompt) else ["text"]
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def _prompt_columns(prompt: PromptSpec) -> list[str]:
+    templates, columns = [prompt.template, prompt.system], [prompt.column]
+    if isinstance(prompt.messages, list):
+        templates += [message.content for message in prompt.messages]
+    else:
+        columns.append(prompt.messages)
+    columns += [name for source in templates if source is not None for name in columns_of(source)]
+    return [name for name in columns if name is not None]
