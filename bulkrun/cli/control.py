@@ -82,4 +82,8 @@ def cancel(run: Path, as_json: bool) -> None:
         if ids:
             note(f"{name}: {', '.join(ids)}")
     nobody = "the run is finished" if stopped.finished else "nobody works on this run; a submit that just starts stops"
-    note("they save and stop within seconds" if any(told.values()) else nobody)
+    if stopped.silent:
+        note(f"silent for a while, they may be frozen and hear it late or never: {', '.join(stopped.silent)}")
+    heard = len(stopped.workers) > len(stopped.silent) or stopped.slurm_jobs
+    if heard or not stopped.silent:
+        note("they save and stop within seconds" if heard else nobody)

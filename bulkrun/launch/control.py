@@ -9,20 +9,25 @@ from bulkrun.executors.slurm import QueuedJob, cancel_jobs, queued_jobs, submitt
 from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
-from bulkrun.job.store.workers import LifeWatch, read_workers
+from bulkrun.job.store.workers import HEARTBEAT_S, LifeWatch, read_workers, silent_for
 from bulkrun.job.views.status import RunStatus, next_command, read_status
 from bulkrun.job.work.finish import read_totals
 
+_SILENT_S = 4 * HEARTBEAT_S
 _STOP = ("supervisor", "runner")  # the others are these ones' children, or end on their own
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Who was told, as far as they can be seen: processes by their ids, and Slurm jobs. `finished`: the run is done."""
+    """Who was told, as far as they can be seen: processes by their ids, and Slurm jobs. `finished`: the run is done.
+
+    The `silent` ones of the processes gave no sign of life for some seconds: whether they hear it is not known.
+    """
 
     workers: list[str] = field(default_factory=list)
     slurm_jobs: list[str] = field(default_factory=list)
     finished: bool = False
+    silent: list[str] = field(default_factory=list)
 
 
 def cancel_run(run: RunDir) -> Cancelled:
@@ -32,9 +37,12 @@ def cancel_run(run: RunDir) -> Cancelled:
     """
     read_record(run)
     request_cancel(run)
-    workers = _living(run) + (_living(run.staged) if run.staged.state.is_dir() else [])
-    finished = read_totals(run) is not None and not run.staged.state.is_dir()
-    return Cancelled(workers, cancel_jobs(run) if submitted_jobs(run) else [], finished)
+    runs = [run, run.staged] if run.staged.state.is_dir() else [run]
+    found = [(one, worker) for one in runs for worker in _living(one)]
+    silent = [worker for one, worker in found if silent_for(one, worker) > _SILENT_S]
+    finished = read_totals(run) is not None and len(runs) == 1
+    jobs = cancel_jobs(run) if submitted_jobs(run) else []
+    return Cancelled([worker for _, worker in found], jobs, finished, silent)
 
 
 def status_with_queue(run: RunDir) -> tuple[RunStatus, list[QueuedJob]]:

@@ -144,8 +144,8 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     """
     run, began = prepared.run, time.monotonic()
     with _heard_of(run):
-        workers = _make_workers(prepared.spec, run)
-        planner = PlannerProcess(run)
+        workers = _make_workers(prepared.spec, run, record.run_id)
+        planner = PlannerProcess(run, record.run_id)
         drain.before_ending = workers.kill
         unsaved: list[BulkrunError] = []
         ended: float | None = None
@@ -196,12 +196,12 @@ def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
     return Interrupted(f"stopped by {by}: {read_status(run).rows_done:,} rows are done and saved; {next_turn}")
 
 
-def _make_workers(spec: JobSpec, run: RunDir) -> Workers:
+def _make_workers(spec: JobSpec, run: RunDir, run_id: str) -> Workers:
     """The workers of this process, by the job's executor. A Slurm job has its own place: it works where it is."""
     if spec.run.executor == "ray":
-        return RayWorkers(run, command, spec.run.workers, spec.ray)
+        return RayWorkers(run, partial(command, run_id=run_id), spec.run.workers, spec.ray)
     environments = worker_environments(spec.run.workers, spec.engine.device)
-    return LocalWorkers(run, partial(command, run, supervisor=os.getpid()), environments)
+    return LocalWorkers(run, partial(command, run, supervisor=os.getpid(), run_id=run_id), environments)
 
 
 def _supervise(

@@ -52,7 +52,7 @@ def test_a_finished_run_does_not_wait_for_a_worker_that_is_frozen(
     start(tmp_path / "out", make_rows(20), spec)
     run, record = enter(tmp_path / "out", spec)
     frozen = Frozen()
-    monkeypatch.setattr(module, "_make_workers", lambda spec, run: frozen)
+    monkeypatch.setattr(module, "_make_workers", lambda spec, run, run_id: frozen)
     monkeypatch.setattr(module, "_END_GRACE_S", 0.5)
     began = time.monotonic()
     done = run_to_end(Prepared(run, spec), record, NoView(), DrainOnSignal())  # type: ignore[arg-type]

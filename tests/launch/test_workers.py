@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.executors.child_errors import received
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
@@ -154,6 +155,31 @@ def test_workers_of_a_killed_parent_save_and_end(folder: Path, bulkrun: Callable
     last = bulkrun("worker", "out", "--workers", "1")
     assert last.wait(120) == 0, last.communicate()[1]
     assert rows_of(folder) == list(range(ROWS))
+
+
+def test_a_submit_that_is_still_starting_is_seen_and_not_moved_aside(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
+) -> None:
+    first = bulkrun("submit", "job.yaml")
+    wait_until(lambda: any((folder / "out/.bulkrun/workers").glob("*.json")), "a submit that entered the run")
+    fresh = bulkrun("submit", "job.yaml", "--fresh", "--set", "sampling.max_tokens=2")
+    status = bulkrun("status", "out", "--json")
+    shown = json.loads(status.communicate(timeout=60)[0])
+    assert shown["state"] in ("planning", "running") and any(worker["alive"] for worker in shown["workers"])
+    said = fresh.communicate(timeout=60)[1]
+    assert fresh.returncode == 1 and "a worker is running here" in said, said
+    assert first.wait(120) == 0 and rows_of(folder) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("module", ["worker", "planner"])
+def test_a_process_of_a_run_that_was_replaced_does_not_work_on_its_successor(folder: Path, module: str) -> None:
+    run, _ = enter(folder / "out", job(folder / "out"))
+    planner = [str(run.root), "the one before"]
+    worker = [str(run.root), "--id", "w", "--supervisor", str(os.getpid()), "--run-id", "the one before"]
+    command = [sys.executable, "-m", f"bulkrun.launch.{module}", *(planner if module == "planner" else worker)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "moved aside" in str(received(done.stdout)) and done.stderr == ""
+    assert not read_workers(run)
 
 
 def test_a_cancel_reaches_a_submit_that_is_still_starting_and_no_later_one(

@@ -113,9 +113,23 @@ def check_not_replaced(run: RunDir, run_id: str) -> None:
     """
     document = read_json(run.run_json)
     if document is None or document.get("run_id") != run_id:
-        raise RunError(
-            f"{run.root}: this run was moved aside (--fresh) or removed while this worker was away; it stops here"
-        )
+        raise _replaced(run)
+
+
+def read_own_record(run: RunDir, run_id: str) -> RunRecord:
+    """The record of a run for a process that was started for it. Raises RunError when the directory holds another."""
+    if not run.run_json.exists():
+        raise _replaced(run)
+    record = read_record(run)
+    if record.run_id != run_id:
+        raise _replaced(run)
+    return record
+
+
+def _replaced(run: RunDir) -> RunError:
+    return RunError(
+        f"{run.root}: this run was moved aside (--fresh) or removed while this worker was away; it stops here"
+    )
 
 
 def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyway: bool = False) -> RunRecord:

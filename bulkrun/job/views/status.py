@@ -17,7 +17,7 @@ from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
-from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers
+from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
 from bulkrun.job.update.staging import read_update
 from bulkrun.job.views.finished import lost_rows
 from bulkrun.job.work.finish import RunTotals, read_totals
@@ -125,11 +125,7 @@ def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int
 
 
 def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:
-    try:
-        beat = (run.workers / f"{state.worker.id}.json").stat().st_mtime
-    except FileNotFoundError:
-        beat = 0.0
-    age = max(0.0, time.time() - beat)
+    age = silent_for(run, state.worker.id)
     alive = state.ended is None and not state.worker.gone and age < TTL_S
     worker = state.worker
     return WorkerStatus(worker.id, state.role, worker.pid, alive, state.ended, state.message, age, state.progress)
@@ -144,10 +140,8 @@ def _state(
         return (totals.status, None) if lost is None else ("failed", lost)
     if any(worker.alive for worker in workers):
         return ("running" if plan.shards else "planning"), None
-    if plan.complete is None and (failed := _failed_planner(workers)) is not None:
-        return "failed", failed.message
-    runners = [worker for worker in workers if worker.role == "runner"]
-    last = min(runners or workers, key=lambda worker: worker.age_s, default=None)
+    others = [worker for worker in workers if worker.role != "planner"]  # whose failure its parent tells too
+    last = min(others or workers, key=lambda worker: worker.age_s, default=None)
     if last is None:
         return "interrupted", "no worker has started yet"
     if last.ended == "failed":
@@ -155,13 +149,6 @@ def _state(
     if last.ended is None and _silent_but_there(last):
         return "stalled", f"worker {last.id} (process {last.pid}) has been silent for {last.age_s:.0f} s"
     return "interrupted", None if last.ended else f"worker {last.id} (process {last.pid}) was killed"
-
-
-def _failed_planner(workers: list[WorkerStatus]) -> WorkerStatus | None:
-    """The last planner, if it failed: that stopped the others in order. The next start has a planner of its own."""
-    planners = [worker for worker in workers if worker.role == "planner"]
-    last = min(planners, key=lambda worker: worker.age_s, default=None)
-    return last if last is not None and last.ended == "failed" else None
 
 
 def _silent_but_there(worker: WorkerStatus) -> bool:

@@ -15,7 +15,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
-from bulkrun.job.store.workers import Worker, WorkerState, read_workers
+from bulkrun.job.store.workers import Heartbeat, Worker, WorkerState, read_workers
 from bulkrun.job.update.staging import begin_merge
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.listing import find_runs, statuses
@@ -94,12 +94,24 @@ def test_a_planner_that_failed_is_why_the_others_were_stopped(tmp_path: Path) ->
     for name, role, ended, message, age_s in [
         ("p", "planner", "failed", "UsageError: no column", 20),
         ("w", "runner", "interrupted", None, 15),
+        ("s", "supervisor", "failed", "no column", 14),
     ]:
         path = run.workers / f"{name}.json"
         replace_json(path, asdict(WorkerState(replace(me, id=name), 3, role, ended, message)))
         os.utime(path, (time.time() - age_s,) * 2)
     status = read_status(run)
-    assert (status.state, status.message) == ("failed", "UsageError: no column")
+    assert (status.state, status.message) == ("failed", "no column")
+
+
+def test_a_submit_whose_model_is_loading_is_there(tmp_path: Path) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    write_plan(run, make_rows(10), 5)
+    heartbeat = Heartbeat(run, Worker.this_process(), dict, role="supervisor")
+    heartbeat.start()
+    status = read_status(run)
+    assert status.state == "running" and [worker.role for worker in status.workers] == ["supervisor"]
+    heartbeat.stop("failed", "no such GPU")
+    assert (read_status(run).state, read_status(run).message) == ("failed", "no such GPU")
 
 
 def put_worker(run: RunDir, worker: Worker, age_s: float, **progress: float) -> None:
