@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import click
@@ -18,6 +18,7 @@ from bulkrun.cli.jobs import plan, preview, retry, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.cli.schema import schema
+from bulkrun.cli.streams import drop_stdout, settle_streams
 from bulkrun.errors import BulkrunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
@@ -25,6 +26,8 @@ _TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Look at a run": (status, watch, logs, errors, query, export, verify, compact, list_runs),
     "This machine": (models, doctor, bench),
 }
+
+_SAVING = ("submit", "worker", "retry")
 
 _EXIT_CODES = """\b
 Exit codes:
@@ -82,10 +85,32 @@ for _commands in _TOPICS.values():
         main.add_command(_command)
 
 
+def _heard_signals() -> AbstractContextManager[object]:
+    """A command that works on a run ends as documented from its first moment on, not only once it has begun to."""
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") not in _SAVING:
+        return nullcontext()
+    from bulkrun.launch.signals import drain_on_signal
+
+    return drain_on_signal()
+
+
 def run() -> None:
-    """Entry point: a reader that went away (`bulkrun ... | head`) is not an error."""
+    """Entry point: a reader that went away (`bulkrun ... | head`) is not an error, a full disk behind stdout is one."""
+    settle_streams()
     try:
-        main(prog_name="bulkrun")
+        try:
+            with _heard_signals():
+                main(prog_name="bulkrun")
+        finally:
+            sys.stdout.flush()
+    except BulkrunError as error:
+        _end(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         sys.exit(141)
+    except OSError as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        drop_stdout()
+        click.echo(f"error: {error.filename or 'stdout'}: {error.strerror or error}", err=True)
+        sys.exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -60,9 +61,10 @@ def logs(run: Path, lines: int, follow: bool, as_json: bool) -> None:
         for line in tail:
             click.echo(cell_text(line))
     if follow:
-        for line in follow_events(RunDir(run)):
-            click.echo(cell_text(line))
-            sys.stdout.flush()
+        with suppress(KeyboardInterrupt):  # its documented end
+            for line in follow_events(RunDir(run)):
+                click.echo(cell_text(line))
+                sys.stdout.flush()
 
 
 @click.command()
@@ -86,4 +88,8 @@ def cancel(run: Path, as_json: bool) -> None:
         if ids:
             note(f"{name}: {', '.join(ids)}")
     nobody = "the run is finished" if stopped.finished else "nobody works on this run; a submit that just starts stops"
-    note("they save and stop within seconds" if any(told.values()) else nobody)
+    if stopped.silent:
+        note(f"silent for a while, they may be frozen and hear it late or never: {', '.join(stopped.silent)}")
+    heard = len(stopped.workers) > len(stopped.silent) or stopped.slurm_jobs
+    if heard or not stopped.silent:
+        note("they save and stop within seconds" if heard else nobody)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -81,12 +82,21 @@ def submit(
     from bulkrun.launch.queue import submit_job
 
     given = {"run.workers": workers, "run.executor": executor}
-    spec = _load(job, (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None)))
+    overrides = (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None))
+    spec = _load(job, overrides)
     if full_refresh and not spec.run.incremental:
         raise click.UsageError("--full-refresh is for jobs with run.incremental: true; --fresh runs this one anew")
+    if fresh and resume_anyway:
+        raise click.UsageError("--fresh starts anew and --resume-anyway continues; give one of them")
+    if wait and spec.run.executor != "slurm":
+        raise click.UsageError(f"--wait is for Slurm; with run.executor {spec.run.executor} submit stays anyway")
     flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
+
+    def work(view: View) -> Submitted | Queued:
+        return submit_job(spec, view, wait=wait, job_file=job, overrides=overrides, **flags)
+
     with _located(job, overrides):
-        _run_and_end(lambda view: submit_job(spec, view, wait=wait, job_file=job, **flags), quiet, as_json)
+        _run_and_end(work, quiet, as_json, anew=" --fresh runs it again.")
 
 
 @click.command()
@@ -137,8 +147,11 @@ def retry(
     _run_and_end(work, quiet, as_json)
 
 
-def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json: bool) -> NoReturn:
-    """Show a run while it goes on and what came of it, and end with its exit code."""
+def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json: bool, *, anew: str = "") -> NoReturn:
+    """Show a run while it goes on and what came of it, and end with its exit code.
+
+    `anew` says how this command runs a finished run again, where it can.
+    """
     from bulkrun.cli.live import make_view
     from bulkrun.launch.run import Submitted
 
@@ -152,14 +165,14 @@ def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json
     if as_json:
         print_json({"run": str(done.run.root), "worked": done.worked, "changes": done.changes, **vars(done.totals)})
     elif not quiet:
-        print_summary(done)
+        print_summary(done, anew)
     sys.exit(done.exit_code)
 
 
 def _say_where(queued: Queued, quiet: bool, as_json: bool) -> NoReturn:
-    root = queued.run.root
+    root = shlex.quote(str(queued.run.root))
     if as_json:
-        print_json({"run": str(root), "job_id": queued.job_id, "new": queued.new})
+        print_json({"run": str(queued.run.root), "job_id": queued.job_id, "new": queued.new})
     elif not quiet:
         note(f"Slurm job {queued.job_id} {'is in the queue' if queued.new else 'was in the queue already'}")
         note(f"next     bulkrun status {root} (or watch, logs, cancel); the same command again continues a run")

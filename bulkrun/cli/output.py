@@ -22,7 +22,13 @@ def note(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON object; dates, paths and the like as text."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=str, indent=2 if sys.stdout.isatty() else None))
+    indent = 2 if sys.stdout.isatty() else None
+    click.echo(json.dumps(value, ensure_ascii=not takes_unicode(), default=str, indent=indent))
+
+
+def takes_unicode() -> bool:
+    """Whether stdout is UTF-8; else JSON says what is not ASCII in its own escapes."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulkrun.cli.output import cell_text, count, duration, json_option, note, print_facts, print_json, print_table
+from bulkrun.cli.output import (
+    cell_text,
+    count,
+    duration,
+    json_option,
+    note,
+    print_facts,
+    print_json,
+    print_table,
+    takes_unicode,
+)
 from bulkrun.cli.run_path import RunPath
 
 if TYPE_CHECKING:
@@ -32,10 +43,9 @@ def _run_dir(path: Path) -> RunDir:
 @json_option
 def status(run: Path, as_json: bool) -> None:
     """How far RUN is: rows, speed, time left, workers. Reads files only, from any terminal or node."""
-    from bulkrun.job.views.status import read_status
-    from bulkrun.launch.control import queue_of
+    from bulkrun.launch.control import status_with_queue
 
-    found, queue = read_status(_run_dir(run)), queue_of(_run_dir(run))
+    found, queue = status_with_queue(_run_dir(run))
     if as_json:
         print_json({**asdict(found), "queue": [asdict(job) for job in queue]})
     else:
@@ -98,7 +108,7 @@ def errors(run: Path, examples: int, as_json: bool) -> None:
 @_run_argument
 @click.argument("sql")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV on stdout.")
-@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1), help="Most rows to show.")
+@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10**9), help="Most rows to show.")
 @json_option
 def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
     """Ask DuckDB about the results of RUN, also while it runs.
@@ -110,6 +120,8 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
     from bulkrun.job.store.run_record import read_record
     from bulkrun.job.views.export_schema import schema_without_rows
 
+    if as_csv and as_json:
+        raise click.UsageError("--csv or --json, not both")
     read_record(_run_dir(run))
     table = run_query(run, sql, limit=limit + 1, schema=schema_without_rows(_run_dir(run)))
     if table.num_rows > limit:
@@ -117,8 +129,10 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
         table = table.slice(0, limit)
     rows = readable_rows(table)
     if as_json:
-        print_json({"columns": table.column_names, "rows": rows})
+        click.echo(json_text({"columns": table.column_names, "rows": rows}, ascii_only=not takes_unicode()))
     elif as_csv:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # a file for programs, as `export` writes it
         writer = csv.writer(sys.stdout)
         writer.writerow(table.column_names)
         writer.writerows([csv_cell(cell) for cell in row.values()] for row in rows)
@@ -152,12 +166,15 @@ def verify(run: Path, as_json: bool) -> None:
 @json_option
 def list_runs(folder: Path, as_json: bool) -> None:
     """The runs in FOLDER (default: here) and below."""
-    from bulkrun.job.views.listing import find_runs
-    from bulkrun.job.views.status import read_status
+    from bulkrun.job.views.listing import DamagedRun, statuses
 
-    found = [read_status(run) for run in find_runs(folder)]
+    found = statuses(folder)
     if as_json:
-        print_json({"runs": [asdict(status) for status in found]})
+        print_json({"runs": [asdict(run) for run in found]})
         return
-    rows = [(str(s.root), s.name, s.state, s.rows_done, s.rows_total, s.error_rows, s.created) for s in found]
+    columns = ["root", "name", "state", "rows_done", "rows_total", "error_rows", "created"]
+    rows = [[str(run.root), *(getattr(run, column, None) for column in columns[1:])] for run in found]
     print_table(["run", "job", "state", "done", "rows", "errors", "created"], rows)
+    for run in found:
+        if isinstance(run, DamagedRun):
+            note(run.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from bulkrun.cli.output import count, duration, note
@@ -11,16 +12,19 @@ if TYPE_CHECKING:
     from bulkrun.launch.run import Submitted
 
 
-def print_summary(done: Submitted) -> None:
-    """What came of a run: rows, tokens, what to look at, where the results are."""
+def print_summary(done: Submitted, anew: str) -> None:
+    """What came of a run: rows, tokens, what to look at, where the results are.
+
+    `anew` says how this command runs a finished run again, where it can.
+    """
     from bulkrun.job.store.durable import read_json
 
-    totals, root = done.totals, done.run.root
+    totals, root = done.totals, shlex.quote(str(done.run.root))
     if done.changes:
         note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
     if not done.worked:
         state = "is finished already" if done.changes is None else "has nothing to run"
-        note(f"{root} {state} ({totals.status}); nothing to do. --fresh runs it again.")
+        note(f"{root} {state} ({totals.status}); nothing to do.{anew}")
         return
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
     rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
@@ -39,8 +43,8 @@ def print_summary(done: Submitted) -> None:
         planned = read_json(done.run.plan_complete) or {}
         warn_of_duplicates(planned.get("duplicate_ids", {}))
         warn_of_undeclared(planned.get("undeclared_columns", {}))
-    deep = "" if all(path.parent == root for path in done.run.parts().values()) else "**/"
-    note(f"results  {_results_place(done)}/{deep}*.parquet ({totals.parts} parts)")
+    deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
+    note(f"results  {shlex.quote(_results_place(done))}/{deep}*.parquet ({totals.parts} parts)")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
 
 

@@ -13,6 +13,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta
+from decimal import Decimal
+from functools import partial
 from typing import IO, Any, Protocol
 
 import pyarrow as pa
@@ -89,18 +91,35 @@ class ParquetSink:
 
 
 def readable_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Each row as column -> value; a time that Python does not have is text, a duration its seconds."""
+    """Each row as column -> value; a time that Python does not have is text, a duration its seconds.
+
+    An interval of months, days and time is ISO text: P1M2DT3.5S.
+    """
     try:
         rows: list[dict[str, Any]] = table.to_pylist()
-        return rows
+        has_intervals = any("month_day_nano" in str(field.type) for field in table.schema)
+        return [_with_interval_texts(row) for row in rows] if has_intervals else rows
     except NOT_IN_PYTHON:
         columns = [[_readable(value) for value in column] for column in table.columns]
         return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
+def _with_interval_texts(value: Any) -> Any:
+    if isinstance(value, pa.MonthDayNano):
+        seconds = Decimal(value.nanoseconds).scaleb(-9).normalize()
+        parts = [f"{value.months}M" if value.months else "", f"{value.days}D" if value.days else ""]
+        date_part = "".join(parts)
+        return f"P{date_part}T{seconds:f}S" if seconds or not date_part else f"P{date_part}"
+    if isinstance(value, dict):
+        return {key: _with_interval_texts(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):  # an entry of a map
+        return tuple(map(_with_interval_texts, value))
+    return [_with_interval_texts(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _readable(value: pa.Scalar) -> Any:
     try:
-        return value.as_py()
+        return _with_interval_texts(value.as_py())
     except NOT_IN_PYTHON:
         if isinstance(value, pa.StructScalar):
             return {name: _readable(inner) for name, inner in value.items()}
@@ -126,12 +145,13 @@ def json_line(row: Mapping[str, Any]) -> bytes:
     return json_text(row).encode() + b"\n"
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, ascii_only: bool = False) -> str:
     """A value as JSON: dates as ISO text, bytes as base64, NaN and infinities as null."""
+    write = partial(json.dumps, ensure_ascii=ascii_only, allow_nan=False, default=_json_value)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_json_value)
+        return write(value)
     except ValueError:
-        return json.dumps(_without_nan(value), ensure_ascii=False, allow_nan=False, default=_json_value)
+        return write(_without_nan(value))
 
 
 def csv_cell(value: Any) -> Any:

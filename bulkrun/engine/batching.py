@@ -7,6 +7,7 @@ the chance to use it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Literal, Protocol, get_args
@@ -90,8 +91,8 @@ def batching_policy(
 
 
 def check_batching(batching: str, window_s: float) -> None:
-    """Raises UsageError for a policy that does not exist and a window below 0."""
+    """Raises UsageError for a policy that does not exist and a window that never ends."""
     if batching not in get_args(Batching):
         raise UsageError(f"engine.batching: {batching!r} is none of {', '.join(get_args(Batching))}")
-    if window_s < 0:
-        raise UsageError(f"engine.batching_window_s: {window_s} is below 0")
+    if not 0 <= window_s < math.inf:
+        raise UsageError(f"engine.batching_window_s: {window_s} is not a number of seconds from 0 up")

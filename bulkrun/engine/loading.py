@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.config import EngineConfig, resolve_device
 from bulkrun.engine.memory_probe import measure_cuda
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.language_model import LanguageModel
@@ -42,7 +42,7 @@ def ready_model(
     deterministic: a row's tokens do not depend on what runs beside it (`models.invariant`). Raises ModelError for a
     model that cannot be used and UsageError for settings that cannot work.
     """
-    torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    torch_device = resolve_device(device)
     model_config = ModelConfig.from_dir(path)
     torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
     model = load_model(

@@ -57,7 +57,9 @@ def _requeues_itself() -> bool:
 def _say(program: str, *arguments: str) -> str | None:
     """What one of Slurm's programs prints, None when it cannot be asked."""
     try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -5,26 +5,38 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from bulkrun.errors import UsageError
 
 _PATIENCE_S = 30.0
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd")  # NVIDIA's, Windows', AMD's
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs that CUDA would show to a process started now, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that CUDA would show to a process started now, as CUDA_VISIBLE_DEVICES names them.
+
+    What it names on a machine without a driver is nothing.
+    """
     named = environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return [str(index) for index in range(_installed_gpus())]
     entries = [entry.strip() for entry in named.split(",")]
+    if any(entries) and not _has_driver():
+        return []
     return entries[: entries.index("-1")] if "-1" in entries else [entry for entry in entries if entry]
+
+
+def _has_driver() -> bool:
+    """Containers may have one without nvidia-smi, so that is the second question."""
+    return any(Path(path).exists() for path in _DRIVERS) or _installed_gpus() > 0
 
 
 def _installed_gpus() -> int:
     """How many GPUs the driver knows; 0 without a driver."""
     try:
         shown = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return 0

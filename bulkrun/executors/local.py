@@ -2,7 +2,8 @@
 
 Each worker leads a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone. A worker that ends
 with a `BulkrunError` ends the run with it; one that is killed by a signal or ends in an unexpected way is started
-again, until several in a row have died without finishing a row. Knows nothing of what workers do.
+again, until several in a row have died without finishing a row. One that is frozen is killed, and so replaced too.
+Knows nothing of what workers do.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted, RunError
 from bulkrun.executors.child_errors import received
+from bulkrun.executors.frozen import SILENT_S, FrozenWatch
 from bulkrun.job.store.durable import disk_errors, make_dirs
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
@@ -58,10 +60,12 @@ class LocalWorkers:
         environments: Sequence[dict[str, str]],
         *,
         first_pause_s: float = FIRST_PAUSE_S,
+        silent_s: float = SILENT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._command, self._first_pause_s, self._clock = run, command, first_pause_s, clock
         self._places = [_Place(environment) for environment in environments]
+        self._frozen = FrozenWatch(run, silent_s=silent_s, clock=clock)
 
     def tend(self) -> bool:
         """Start what is due, look after what ended; whether anybody works or will again.
@@ -73,6 +77,9 @@ class LocalWorkers:
                 self._start(place)
             elif place.process is not None and (code := place.process.poll()) is not None:
                 self._see_off(place, place.process, code)
+            elif place.process is not None and self._frozen.is_frozen(place.worker):
+                log_event(self._run, place.worker, "worker_frozen")
+                place.process.kill()
         return not all(place.ended for place in self._places)
 
     def stop(self, grace_s: float = DRAIN_S) -> list[BulkrunError]:

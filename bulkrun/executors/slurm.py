@@ -76,9 +76,19 @@ def submit_array(run: RunDir, spec: JobSpec) -> str:
     script = run.slurm / f"{datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}.sh"
     text = batch_script(run, spec.name, spec.slurm, spec.slurm.array or spec.run.workers, command)
     write_file(script, text.encode())
-    job_id = _slurm("sbatch", "--parsable", str(script)).strip().split(";")[0]
+    job_id = _job_id(_slurm("sbatch", "--parsable", str(script)))
     append_line(run.slurm_jobs, json.dumps({"job_id": job_id, "script": script.name}).encode())
     return job_id
+
+
+def _job_id(said: str) -> str:
+    """The number in what `sbatch --parsable` prints: NUMBER or NUMBER;CLUSTER, behind what a site's wrapper adds."""
+    last = said.strip().splitlines()[-1] if said.strip() else ""
+    if (match := re.fullmatch(r"(\d+)(;.*)?", last.strip())) is None:
+        raise ExecutorError(
+            f"sbatch: printed {said.strip()[:200]!r} and no job id; `squeue --me` shows whether the job was taken"
+        )
+    return match[1]
 
 
 def _gpus(slurm: SlurmSpec) -> int:
@@ -117,7 +127,9 @@ def cancel_jobs(run: RunDir) -> list[str]:
 
 def _slurm(program: str, *arguments: str) -> str:
     try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
+        )
     except FileNotFoundError:
         raise ExecutorError(f"{program}: not found; is this a machine of a Slurm cluster?") from None
     except subprocess.TimeoutExpired:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bulkrun.errors import ExecutorError
 from bulkrun.executors.slurm import QueuedJob, cancel_jobs, queued_jobs, submitted_jobs
 from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
-from bulkrun.job.store.workers import LifeWatch, read_workers
+from bulkrun.job.store.workers import HEARTBEAT_S, LifeWatch, read_workers, silent_for
+from bulkrun.job.views.status import RunStatus, next_command, read_status
 from bulkrun.job.work.finish import read_totals
 
+_SILENT_S = 4 * HEARTBEAT_S
 _STOP = ("supervisor", "runner")  # the others are these ones' children, or end on their own
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Who was told, as far as they can be seen: processes by their ids, and Slurm jobs. `finished`: the run is done."""
+    """Who was told, as far as they can be seen: processes by their ids, and Slurm jobs. `finished`: the run is done.
+
+    The `silent` ones of the processes gave no sign of life for some seconds: whether they hear it is not known.
+    """
 
     workers: list[str] = field(default_factory=list)
     slurm_jobs: list[str] = field(default_factory=list)
     finished: bool = False
+    silent: list[str] = field(default_factory=list)
 
 
 def cancel_run(run: RunDir) -> Cancelled:
@@ -31,9 +37,24 @@ def cancel_run(run: RunDir) -> Cancelled:
     """
     read_record(run)
     request_cancel(run)
-    workers = _living(run) + (_living(run.staged) if run.staged.state.is_dir() else [])
-    finished = read_totals(run) is not None and not run.staged.state.is_dir()
-    return Cancelled(workers, cancel_jobs(run) if submitted_jobs(run) else [], finished)
+    runs = [run, run.staged] if run.staged.state.is_dir() else [run]
+    found = [(one, worker) for one in runs for worker in _living(one)]
+    silent = [worker for one, worker in found if silent_for(one, worker) > _SILENT_S]
+    finished = read_totals(run) is not None and len(runs) == 1
+    jobs = cancel_jobs(run) if submitted_jobs(run) else []
+    return Cancelled([worker for _, worker in found], jobs, finished, silent)
+
+
+def status_with_queue(run: RunDir) -> tuple[RunStatus, list[QueuedJob]]:
+    """How a run stands, and what of it is in Slurm's queue: one that nobody works on yet waits there."""
+    found, queue = read_status(run), queue_of(run)
+    if queue and found.state == "interrupted":
+        waits = f"Slurm job {queue[0].job_id} is {queue[0].state}" + (
+            f" ({queue[0].reason})" if queue[0].reason else ""
+        )
+        next_one = next_command(run, read_record(run), "queued")
+        found = replace(found, state="queued", message=waits, next_command=next_one)
+    return found, queue
 
 
 def queue_of(run: RunDir) -> list[QueuedJob]:

@@ -10,6 +10,8 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -32,14 +34,23 @@ def examine(output: Path) -> list[Check]:
     return [
         _python(),
         *_packages(),
-        _processor(),
-        _compiled_ops(),
-        _memory(),
-        _gpu(),
-        _disk(output),
-        _hard_links(output),
-        _hub(),
+        _guarded("processor", _processor),
+        _guarded("CPU ops", _compiled_ops),
+        _guarded("memory", _memory),
+        _guarded("gpu", _gpu),
+        _guarded("disk", partial(_disk, output)),
+        _guarded("hard links", partial(_hard_links, output)),
+        _guarded("hub", _hub),
     ]
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    """What a check finds; one that breaks (a package that cannot be imported) is what the doctor was called for."""
+    try:
+        return check()
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return Check(name, "fail", f"{type(error).__name__}: {lines[0]}")
 
 
 def _python() -> Check:

@@ -35,6 +35,14 @@ def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> En
     )
 
 
+def check_device(engine: EngineSpec) -> None:
+    """Raise UsageError where a GPU is asked for that is not there. Imports torch then, and only then."""
+    if engine.device == "cuda":
+        from bulkrun.engine.config import resolve_device
+
+        resolve_device(engine.device)
+
+
 def eos_token_ids(model_dir: Path) -> list[int]:
     """The tokens that end an output, as the engine reads them from the model's files."""
     defaults = generation_defaults(model_dir)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
+from os import PathLike, fspath
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import pyarrow as pa
@@ -80,7 +81,10 @@ class LLM:
     ['empty_prompt', 'bad_input']
     """
 
-    def __init__(self, model: str, *, seed: int = 0, **engine: Unpack[EngineSettings]) -> None:
+    def __init__(self, model: str | PathLike[str], *, seed: int = 0, **engine: Unpack[EngineSettings]) -> None:
+        model = fspath(model) if isinstance(model, PathLike) else model
+        if type(seed) is not int:
+            raise UsageError(f"seed: {seed!r:.60} is not a whole number")
         self._job = {"name": "python", "model": model, "input": {"path": "-"}, "output": {"path": "-"}}
         settings = job_of({**self._job, "engine": dict(engine)}).engine
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)
@@ -210,6 +214,7 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UsageError(f"{repr(given)[:60]} is not a list or an iterator of prompts (chat: of conversations)")
+        self._shared.check_process()
         sampling = self._sampling_of_each(given, sampling_params)
         asked = (
             ask(prompt, params, row_seed(self._seed if seed is None else seed, str(index), 0))
@@ -229,7 +234,7 @@ class LLM:
         self, given: Iterable[Any], sampling: Sampling | Sequence[Sampling] | None
     ) -> Iterable[tuple[SamplingParams, int | None]]:
         """The parameters of each prompt, and the seed where it was given. Raises UsageError, before anything runs."""
-        if not isinstance(sampling, Sequence) or isinstance(sampling, str):
+        if not isinstance(sampling, Sequence) or isinstance(sampling, str | bytes):
             return repeat(self._params({} if sampling is None else sampling))
         if not isinstance(given, list) or len(sampling) != len(given):
             prompts = f"{len(given)} prompts" if isinstance(given, list) else "an iterator of prompts"
@@ -240,8 +245,7 @@ class LLM:
         if isinstance(sampling, SamplingParams):
             return sampling, None
         if not isinstance(sampling, Mapping):
-            what = f"{repr(sampling)[:60]} is neither a SamplingParams nor a mapping of a job file's sampling keys"
-            raise UsageError(f"sampling_params: {what}")
+            raise _not_sampling(sampling)
         if refused := [name for name in _NOT_HERE if name in sampling]:
             raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
         spec = with_schema(job_of({**self._job, "sampling": dict(sampling)})).sampling
@@ -270,11 +274,18 @@ class LLM:
         if (
             isinstance(prompt, Sequence)
             and not isinstance(prompt, bytes | bytearray)
-            and all(type(token_id) is int for token_id in prompt)
+            and all(type(token_id) is int and token_id >= 0 for token_id in prompt)
         ):
             return Asked(None, list(prompt), sampling, seed)
         error = RowError("bad_input", f"{repr(prompt)[:60]} is neither a text nor a list of token ids")
         return Asked(None, None, sampling, seed, error)
+
+
+def _not_sampling(given: object) -> UsageError:
+    return UsageError(
+        f"sampling_params: {given!r:.60} is neither SamplingParams nor a mapping with the keys of a job file's "
+        "sampling section, like {'max_tokens': 64}"
+    )
 
 
 class _Shown(NamedTuple):

@@ -6,6 +6,7 @@ as far as it came, and the comparison is made anew, so that nothing that finishe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,13 @@ from bulkrun.launch.update import finish_update, prepare_as_of
 
 
 def submit_again(
-    prepared: PreparedJob, view: View, drain: DrainOnSignal, *, job_file: Path | None, full_refresh: bool
+    prepared: PreparedJob,
+    view: View,
+    drain: DrainOnSignal,
+    *,
+    job_file: Path | None,
+    overrides: Sequence[str] = (),
+    full_refresh: bool,
 ) -> Submitted | None:
     """The night's work on a run that has results; None when there is no run yet, or its first one goes on as usual.
 
@@ -46,7 +53,7 @@ def submit_again(
         return None
     record = read_record(run)
     prepared = prepare_as_of(record, prepared.spec)
-    wanted = prepared.record(job_file)
+    wanted = prepared.record(job_file, overrides)
     if read_totals(run) is None and not _end_first_run(run, record, wanted, view):
         return None
     check_settings(run, record, wanted, full_refresh=full_refresh)

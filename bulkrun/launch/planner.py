@@ -1,8 +1,8 @@
 """Planning in a process of its own, so that templates and tokenizing never take time from the engine's thread.
 
-The child (`python -m bulkrun.launch.planner RUN`) loads no torch. It claims the plan, so that of several workers'
-planners one plans and the others stand by to take over; it ends when the plan is complete, when it is told to stop
-(SIGTERM), or when its parent is gone. An error travels to the parent as one JSON line on its stdout.
+The child (`python -m bulkrun.launch.planner RUN RUN_ID`) loads no torch. It claims the plan, so that of several
+workers' planners one plans and the others stand by to take over; it ends when the plan is complete, when it is told to
+stop (SIGTERM), or when its parent is gone. An error travels to the parent as one JSON line on its stdout.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
 from bulkrun.launch.prepare import PreparedJob, prepare
 
@@ -33,11 +34,11 @@ _STOP_GRACE_S = 5.0
 class PlannerProcess:
     """The parent's side: starts the child when the plan is not complete, and notices how it ends."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, run_id: str) -> None:
         self._run = run
         self._child: subprocess.Popen[str] | None = None
         if not run.plan_complete.exists():
-            command = [sys.executable, "-m", "bulkrun.launch.planner", str(run.root)]
+            command = [sys.executable, "-m", "bulkrun.launch.planner", str(run.root), run_id]
             # A session of its own: Ctrl-C reaches the parent alone, which then stops the child in order.
             self._child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -86,26 +87,37 @@ def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Work
             ).plan()
 
 
-def main(root: Path) -> None:
-    """The child: plan `root`, tell the parent of an error."""
+def main(root: Path, run_id: str) -> None:
+    """The child: plan the run in `root`, tell the parent of an error."""
     channel, run = ErrorChannel(), RunDir(root)
-    record = read_record(run)
-    worker = Worker.this_process()
-    heartbeat = Heartbeat(run, worker, dict, role="planner")
-    heartbeat.start()
-    ended = "failed"
     try:
-        created = datetime.fromisoformat(record.created).astimezone()
-        prepared = prepare(JobSpec.model_validate(record.job), now=lambda: created)
-        prepared.check_input(record)
-        plan_run(run, record, prepared, worker)
-        ended = "completed" if run.plan_complete.exists() else "interrupted"
+        record = read_own_record(run, run_id)
+        worker = Worker.this_process()
+        with _heard_of(run, worker):
+            created = datetime.fromisoformat(record.created).astimezone()
+            prepared = prepare(JobSpec.model_validate(record.job), now=lambda: created)
+            prepared.check_input(record)
+            plan_run(run, record, prepared, worker)
     except BulkrunError as error:
         channel.send(error)
         sys.exit(error.exit_code)
+
+
+@contextmanager
+def _heard_of(run: RunDir, worker: Worker) -> Iterator[None]:
+    """Show the planner among the processes of the run, and how it ended."""
+    heartbeat = Heartbeat(run, worker, dict, role="planner")
+    heartbeat.start()
+    ended, message = "failed", None
+    try:
+        yield
+        ended = "completed" if run.plan_complete.exists() else "interrupted"
+    except BulkrunError as error:
+        message = f"{type(error).__name__}: {error}"
+        raise
     finally:
-        heartbeat.stop(ended)
+        heartbeat.stop(ended, message)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -6,7 +6,7 @@ Loads no torch. Knows how facts become a run's record; knows no engine.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -109,14 +109,15 @@ class PreparedJob:
             if not isinstance(file.path, RemotePath) and _facts([_look_again(file)]) != [before]:
                 raise _changed(file.path)
 
-    def record(self, job_file: Path | None) -> RunRecord:
-        """What a new run of this job would be recorded as."""
+    def record(self, job_file: Path | None, overrides: Sequence[str] = ()) -> RunRecord:
+        """What a new run of this job would be recorded as; file and `--set` values are those of the command."""
         return new_record(
             self.spec.model_dump(mode="json"),
             input_facts=self.input_facts(),
             model_facts=self._model_facts(),
             versions=versions(),
             job_file=str(job_file) if job_file else None,
+            overrides=overrides,
         )
 
     def _model_facts(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bulkrun.job.store.run_dir import check_place
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import Generation, row_seed
-from bulkrun.launch.engine import engine_factory
+from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.night_plan import plan_night
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.request import Completion, Request, RowError
@@ -42,6 +42,8 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     """Everything that can be checked without running: input, columns, prompt, model. Raises what `submit` would."""
     prepared = prepare(spec)
     check_place(prepared.run)
+    if spec.run.executor == "local":
+        check_device(spec.engine)
     with prepared.open_dataset() as dataset:
         PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
         id_column = detected_job(spec, dataset.schema.names).input.id

@@ -7,11 +7,13 @@ runs in bounded memory. Knows requests and answers; knows no models, files or ru
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, NamedTuple
 
+from bulkrun.errors import UsageError
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation
@@ -57,8 +59,14 @@ class SharedEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._process = os.getpid()
         self._receivers: dict[str, Callable[[Completion], None]] = {}
         self._ids = count()
+
+    def check_process(self) -> None:
+        """Raise UsageError in a child that was forked: threads, and with them the engine, stay in the parent."""
+        if os.getpid() != self._process:
+            raise UsageError("this LLM belongs to the process that made it; after os.fork() the child makes its own")
 
     def add(self, token_ids: Sequence[int], asked: Asked, receive: Callable[[Request, Completion], None]) -> str:
         """Queue a prompt; `receive` is called when it has ended. Returns the request's id."""
@@ -73,9 +81,10 @@ class SharedEngine:
             self._receivers.pop(done.request_id)(done)
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that nobody waits for any more."""
-        self.engine.abort(request_ids)
-        for request_id in request_ids:
+        """Forget requests that nobody waits for any more; some may have ended in another stream's step."""
+        known = [request_id for request_id in request_ids if request_id in self._receivers]
+        self.engine.abort(known)
+        for request_id in known:
             del self._receivers[request_id]
 
 
@@ -104,6 +113,7 @@ class PromptStream:
         """Every prompt's output. Abandoning the iterator drops what still runs."""
         try:
             while True:
+                self._shared.check_process()
                 self._top_up()
                 ready = self._take_ready()
                 yield from ready

@@ -6,6 +6,7 @@ With Slurm this process loads nothing and computes nothing; with `wait` it stays
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.run import Submitted, View, submit
+from bulkrun.launch.signals import drain_on_signal
 
 _LOOK_EVERY_S = 1.0
 _ASK_QUEUE_EVERY = 10  # looks: Slurm's controller is everybody's
@@ -43,6 +46,7 @@ def submit_job(
     *,
     wait: bool = False,
     job_file: Path | None = None,
+    overrides: Sequence[str] = (),
     fresh: bool = False,
     resume_anyway: bool = False,
     full_refresh: bool = False,
@@ -52,8 +56,8 @@ def submit_job(
         spec = _as_one_element(spec)
     if spec.run.executor != "slurm":
         given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
-        return submit(spec, view, job_file=job_file, **given)
-    done = _submit_to_slurm(spec, view, job_file, fresh=fresh, resume_anyway=resume_anyway)
+        return submit(spec, view, job_file=job_file, overrides=overrides, **given)
+    done = _submit_to_slurm(spec, view, job_file, overrides, fresh=fresh, resume_anyway=resume_anyway)
     return wait_for(done, view) if wait and isinstance(done, Queued) else done
 
 
@@ -66,7 +70,7 @@ def _as_one_element(spec: JobSpec) -> JobSpec:
 
 
 def _submit_to_slurm(
-    spec: JobSpec, view: View, job_file: Path | None, *, fresh: bool, resume_anyway: bool
+    spec: JobSpec, view: View, job_file: Path | None, overrides: Sequence[str], *, fresh: bool, resume_anyway: bool
 ) -> Queued | Submitted:
     """Check the job, enter the run, put its array into the queue unless it is there already.
 
@@ -75,8 +79,9 @@ def _submit_to_slurm(
     cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
     view.phase("checking the job, the input and the model")
     prepared = prepare(spec)
-    record = open_run(prepared.run, prepared.record(job_file), fresh=fresh, resume_anyway=resume_anyway)
-    if (totals := read_totals(prepared.run)) is not None:
+    wanted = prepared.record(job_file, overrides)
+    record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+    if (totals := finished_totals(prepared.run)) is not None:
         if spec.run.incremental:
             raise ExecutorError(
                 f"{prepared.run.root}: an incremental night runs where it is started; start it in the queue: "
@@ -91,20 +96,29 @@ def _submit_to_slurm(
 
 
 def wait_for(queued: Queued, view: View) -> Submitted:
-    """Stay until the run is finished. Raises ExecutorError when its array left the queue before that."""
+    """Stay until the run is finished. Raises ExecutorError when its array left the queue before that.
+
+    A signal ends the waiting, not the run: Interrupted.
+    """
     run, began, team = queued.run, time.monotonic(), TeamProgress(queued.run)
     looks = gone = 0
     view.phase(f"waiting for Slurm job {queued.job_id}")
-    while (totals := read_totals(run)) is None:
-        if (snapshot := team.snapshot()) is not None:
-            view.update(snapshot)
-        if looks % _ASK_QUEUE_EVERY == _ASK_QUEUE_EVERY - 1:
-            gone = 0 if queued_jobs(run) else gone + 1
-        if gone >= _TIMES_GONE:
-            raise ExecutorError(
-                f"{run.root}: job {queued.job_id} left the queue before the run was finished; "
-                f"`bulkrun logs {run.root}` shows why; the same command continues"
-            )
-        looks += 1
-        time.sleep(_LOOK_EVERY_S)
+    with drain_on_signal() as drain:
+        drain.started()
+        while (totals := read_totals(run)) is None:
+            if drain.should_stop():
+                raise Interrupted(
+                    f"stopped waiting by {drain.received}; Slurm job {queued.job_id} goes on, `bulkrun cancel` stops it"
+                )
+            if (snapshot := team.snapshot()) is not None:
+                view.update(snapshot)
+            if looks % _ASK_QUEUE_EVERY == _ASK_QUEUE_EVERY - 1:
+                gone = 0 if queued_jobs(run) else gone + 1
+            if gone >= _TIMES_GONE:
+                raise ExecutorError(
+                    f"{run.root}: job {queued.job_id} left the queue before the run was finished; "
+                    f"`bulkrun logs {run.root}` shows why; the same command continues"
+                )
+            looks += 1
+            time.sleep(_LOOK_EVERY_S)
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)

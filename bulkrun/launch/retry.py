@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +39,7 @@ from bulkrun.launch.prepare import PreparedJob
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import drain_on_signal
 from bulkrun.launch.update import finish_update, prepare_as_of
+from bulkrun.request import ERROR_CODES
 
 
 def retry(
@@ -62,11 +64,22 @@ def retry(
         record, totals = read_record(run), read_totals(run)
         if totals is None:
             raise UsageError(f"{root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
+        _refuse_unknown(codes, totals)
         request: dict[str, object] = {"kind": "retry", "set": list(overrides), "codes": sorted(codes)}
         with hold(run):
             if not _is_staged(run, record, totals, request, view, begin_anew):
                 return Submitted(run, totals, worked=False, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)
+
+
+def _refuse_unknown(codes: Sequence[str], totals: RunTotals) -> None:
+    """A code that no row can have is misspelled; one that none happens to have is nothing to do."""
+    for code in codes:
+        if code not in ERROR_CODES and code not in totals.errors:
+            near = get_close_matches(code, ERROR_CODES, n=1)
+            here = ", ".join(f"{name} ({rows:,})" for name, rows in totals.errors.items()) or "none"
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"--code {code}: no such error code{hint} (in this run: {here})")
 
 
 def _is_staged(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from bulkrun.errors import EXIT_OK, BulkrunError, InputError, Interrupted, RunError, UsageError
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import worker_environments
-from bulkrun.executors.local import LocalWorkers
+from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
@@ -26,6 +26,7 @@ from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, forget_start, open_run, read_record
 from bulkrun.job.store.workers import Heartbeat, Worker
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
@@ -38,6 +39,7 @@ from bulkrun.launch.worker import command
 
 _TEND_EVERY_S = 0.1
 _LOOK_EVERY_S = 1.0
+_END_GRACE_S = 5.0  # after the run's end: workers end by themselves, but for one that is frozen
 
 
 class Workers(Protocol):
@@ -46,7 +48,7 @@ class Workers(Protocol):
     def tend(self) -> bool:
         """Start what is due, look after what ended; whether anybody works. Raises the error that ended one."""
 
-    def stop(self) -> list[BulkrunError]:
+    def stop(self, grace_s: float = DRAIN_S) -> list[BulkrunError]:
         """Let all save and end; the errors that kept some from saving."""
 
     def kill(self) -> None:
@@ -84,6 +86,7 @@ def submit(
     view: View,
     *,
     job_file: Path | None = None,
+    overrides: Sequence[str] = (),
     fresh: bool = False,
     resume_anyway: bool = False,
     full_refresh: bool = False,
@@ -99,13 +102,15 @@ def submit(
         if spec.run.incremental and not fresh:
             from bulkrun.launch.nightly import submit_again  # which runs what it stages with this module
 
-            again = submit_again(prepared, view, drain, job_file=job_file, full_refresh=full_refresh)
+            again = submit_again(
+                prepared, view, drain, job_file=job_file, overrides=overrides, full_refresh=full_refresh
+            )
             if again is not None:
                 deliver(again.run, read_record(again.run), drain.should_stop)
                 return again
-        was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file)
+        was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file, overrides)
         record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
-        if (totals := read_totals(prepared.run)) is not None:
+        if (totals := finished_totals(prepared.run)) is not None:
             deliver(prepared.run, record, drain.should_stop)
             return Submitted(prepared.run, totals, worked=False)
         try:
@@ -127,7 +132,7 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
         run = RunDir(root)
         drain.cancelled = CancelWatch(run)
         record = read_record(run)
-        if (totals := read_totals(run)) is not None:
+        if (totals := finished_totals(run)) is not None:
             return Submitted(run, totals, worked=False)
         view.phase("checking the input and the model")
         spec = JobSpec.model_validate(record.job)
@@ -145,22 +150,24 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     """
     run, began = prepared.run, time.monotonic()
     with _heard_of(run):
-        workers = _make_workers(prepared.spec, run)
-        planner = PlannerProcess(run)
+        workers = _make_workers(prepared.spec, run, record.run_id)
+        planner = PlannerProcess(run, record.run_id)
         drain.before_ending = workers.kill
         unsaved: list[BulkrunError] = []
+        ended: float | None = None
         try:
             drain.started()
-            _supervise(workers, planner, TeamProgress(run), view, drain)
+            ended = _supervise(run, workers, planner, view, drain)
         finally:
-            unsaved = workers.stop()
+            unsaved = workers.stop(DRAIN_S if ended is None else _END_GRACE_S)
             planner.stop()
         for error in unsaved:
             raise error
         totals = read_totals(run)
         if totals is None:
             raise _interrupted(run, view, drain)
-    return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
+        deliver(run, record, drain.should_stop)  # which a worker that had to be ended may not have done
+    return Submitted(run, totals, worked=True, elapsed_s=(ended or time.monotonic()) - began)
 
 
 @contextmanager
@@ -195,24 +202,48 @@ def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
     return Interrupted(f"stopped by {by}: {read_status(run).rows_done:,} rows are done and saved; {next_turn}")
 
 
-def _make_workers(spec: JobSpec, run: RunDir) -> Workers:
+def _make_workers(spec: JobSpec, run: RunDir, run_id: str) -> Workers:
     """The workers of this process, by the job's executor. A Slurm job has its own place: it works where it is."""
     if spec.run.executor == "ray":
-        return RayWorkers(run, command, spec.run.workers, spec.ray)
+        return RayWorkers(run, partial(command, run_id=run_id), spec.run.workers, spec.ray)
     environments = worker_environments(spec.run.workers, spec.engine.device)
-    return LocalWorkers(run, partial(command, run, supervisor=os.getpid()), environments)
+    return LocalWorkers(run, partial(command, run, supervisor=os.getpid(), run_id=run_id), environments)
 
 
-def _supervise(workers: Workers, planner: PlannerProcess, team: TeamProgress, view: View, drain: DrainOnSignal) -> None:
-    """Until all workers have ended or a signal came: restart who died, show how it goes."""
+def _supervise(
+    run: RunDir, workers: Workers, planner: PlannerProcess, view: View, drain: DrainOnSignal
+) -> float | None:
+    """Until all workers have ended, the run is finished or a signal came: restart who died, show how it goes.
+
+    Returns when the run was seen to be finished, None if that was not seen. Workers then have a little time to end; one
+    that does not (frozen, on a node that hangs) has nothing left to do, and nobody needs to wait for it.
+    """
     view.phase("loading the model")
-    running, next_look = False, 0.0
+    show, finished = _Shown(TeamProgress(run), view), None
     while workers.tend() and not drain.should_stop():
         planner.check()
-        if time.monotonic() >= next_look and (snapshot := team.snapshot()) is not None:
-            next_look = time.monotonic() + _LOOK_EVERY_S
-            if not running:
-                view.phase("running")
-            running = True
-            view.update(snapshot)
+        show.now_and_then()
+        if finished is None and run.success.exists():
+            finished = time.monotonic()
+        if finished is not None and time.monotonic() - finished >= _END_GRACE_S:
+            break
         time.sleep(_TEND_EVERY_S)
+    return finished
+
+
+class _Shown:
+    """What the view was told of the workers."""
+
+    def __init__(self, team: TeamProgress, view: View) -> None:
+        self._team, self._view = team, view
+        self._running, self._next_look = False, 0.0
+
+    def now_and_then(self) -> None:
+        """The numbers, once anybody is at work."""
+        if time.monotonic() < self._next_look or (snapshot := self._team.snapshot()) is None:
+            return
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        if not self._running:
+            self._view.phase("running")
+        self._running = True
+        self._view.update(snapshot)

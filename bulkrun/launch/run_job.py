@@ -9,7 +9,8 @@ from typing import Any
 from bulkrun.job.jobfile.load import job_of, load_job
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.launch.run import Submitted, submit
+from bulkrun.launch.queue import submit_job
+from bulkrun.launch.run import Submitted
 
 
 class _Quiet:
@@ -35,7 +36,8 @@ def run_job(
 ) -> Submitted:
     """What `bulkrun submit` does: run a job, or continue it; `job` is a job file's path, or its content.
 
-    Returns the finished run: `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
+    Runs it where its `run.executor` says; with Slurm this waits until the run is finished. Returns the finished run:
+    `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
     `on_progress` gets the numbers about once a second. In the main thread Ctrl-C and SIGTERM save and raise
     Interrupted, and the same call continues; in another thread signals are left alone. Raises the BulkrunErrors of
     `bulkrun.errors`, each with the exit code that the command would have ended with.
@@ -44,4 +46,7 @@ def run_job(
         spec, job_file = load_job(Path(job)), Path(job)
     else:
         spec, job_file = (job if isinstance(job, JobSpec) else job_of(job)), None
-    return submit(spec, _Quiet(on_progress), job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
+    view = _Quiet(on_progress)
+    done = submit_job(spec, view, wait=True, job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
+    assert isinstance(done, Submitted), "it was waited for"
+    return done

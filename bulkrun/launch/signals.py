@@ -1,9 +1,10 @@
 """What asks a run to stop: signals, of which the first one drains and a second one stops at once, and `bulkrun cancel`.
 
-SIGINT (Ctrl-C), SIGTERM (Slurm, kill, shutdown) and SIGUSR1 (Slurm's early warning) all mean: stop admitting,
-save, exit 75. A second SIGINT or SIGTERM ends the process on the spot with 130 or 143, its children first: nothing
-that was journaled is lost by that, exactly as with kill -9. A supervised worker hears every signal as the first one,
-because it may get the same from the system and from its supervisor, which ends it when it must.
+SIGINT (Ctrl-C), SIGTERM (Slurm, kill, shutdown), SIGHUP (a terminal that closed; ignored under nohup) and SIGUSR1
+(Slurm's early warning) all mean: stop admitting, save, exit 75. A second SIGINT or SIGTERM ends the process on the spot
+with 130 or 143, its children first: nothing that was journaled is lost by that, exactly as with kill -9. A supervised
+worker hears every signal as the first one, because it may get the same from the system and from its supervisor, which
+ends it when it must.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from bulkrun.errors import Interrupted
 
-DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_END_AT_ONCE = (signal.SIGINT, signal.SIGTERM)  # the second time
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,9 +55,13 @@ class DrainOnSignal:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.received and self._supervised:
             return
-        if self.received and number != signal.SIGUSR1:
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        if self.received and number in _END_AT_ONCE:
             self.before_ending()
             os._exit(128 + number)
+        if self.received:
+            return
         self.received = signal.Signals(number).name
         if self._starting:
             raise _StoppedWhileStarting(f"stopped by {self.received} while starting; nothing was in flight")
@@ -70,7 +77,8 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
     if threading.current_thread() is not threading.main_thread():
         yield drain
         return
-    before = {number: signal.signal(number, drain._handle) for number in DRAIN_SIGNALS}
+    heard = [number for number in DRAIN_SIGNALS if not _is_nohup(number)]
+    before = {number: signal.signal(number, drain._handle) for number in heard}
     try:
         yield drain
     except _StoppedWhileStarting as stop:
@@ -78,6 +86,18 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_nohup(number: signal.Signals) -> bool:
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def _leave_terminal() -> None:
+    """Nobody reads a terminal that closed, and writing to it fails: what is still said must not end the saving."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 class Supervisor:

@@ -1,4 +1,4 @@
-"""One supervised worker: `python -m bulkrun.launch.worker RUN --id ID --supervisor PID`.
+"""One supervised worker: `python -m bulkrun.launch.worker RUN --id ID --supervisor PID --run-id RUN_ID`.
 
 Loads the model and works on the run until it is finished or a signal asks it to save and stop; also when its
 supervisor is gone. An error travels to the supervisor as one JSON line (`executors.child_errors`), everything else
@@ -20,7 +20,7 @@ from bulkrun.executors.child_errors import ErrorChannel
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.engine_room import EngineLost
 from bulkrun.job.work.runner import JobRunner
@@ -33,10 +33,10 @@ from bulkrun.request import Engine
 _HEARTBEAT_S = 1.0  # the supervisor shows these numbers
 
 
-def command(run: RunDir, worker: str, supervisor: int) -> list[str]:
-    """How a worker of this run is started."""
+def command(run: RunDir, worker: str, supervisor: int, *, run_id: str) -> list[str]:
+    """How a worker is started: of this run, not of one that takes its place in the directory meanwhile."""
     module = [sys.executable, "-m", "bulkrun.launch.worker"]
-    return [*module, str(run.root), "--id", worker, "--supervisor", str(supervisor)]
+    return [*module, str(run.root), "--id", worker, "--supervisor", str(supervisor), "--run-id", run_id]
 
 
 def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor, drain: DrainOnSignal) -> int:
@@ -79,6 +79,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--id", required=True)
     parser.add_argument("--supervisor", type=int, required=True)
+    parser.add_argument("--run-id", required=True)
     options = parser.parse_args(argv)
     faulthandler.enable()  # a segmentation fault shows in the log where it was
     channel, run, supervisor = ErrorChannel(), RunDir(options.run), Supervisor(options.supervisor)
@@ -87,7 +88,8 @@ def main(argv: list[str]) -> int:
             supervisor.tell_me_when_gone()
             if supervisor.is_gone():
                 return Interrupted.exit_code
-            return work(run, read_record(run), Worker.this_process(options.id), supervisor, drain)
+            record = read_own_record(run, options.run_id)
+            return work(run, record, Worker.this_process(options.id), supervisor, drain)
     except EngineLost as error:
         logging.getLogger(__name__).error("%s", error)
         return os.EX_SOFTWARE

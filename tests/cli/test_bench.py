@@ -145,11 +145,29 @@ def test_roofline_as_a_table_has_a_row_for_an_op_and_says_the_idle_share(model: 
         (["batching", "--model", "bundled:tiny", "--rate", "3"], "--rate goes with --arrival poisson"),
         (["batching", "--model", "bundled:tiny", "--arrival", "poisson"], "needs --rate"),
         (["batching", "--model", "bundled:tiny", "--num-requests", "4"], "all fit into one batch"),
+        (["batching", "--model", "bundled:tiny", "--arrival", "poisson", "--rate", "nan"], "--rate nan"),
+        (["batching", "--model", "bundled:tiny", "--window", "nan"], "engine.batching_window_s: NaN is not a finite"),
+        (["batching", "--model", "bundled:tiny", "--window", "inf"], "engine.batching_window_s"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_the_fix(arguments: list[str], message: str) -> None:
     refused = bench(*arguments)
     assert refused.exit_code == 2 and message in refused.stderr and refused.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["throughput", "roofline"])
+def test_a_dataset_is_looked_at_before_a_model_is_loaded(command: str, tmp_path: Path) -> None:
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text('{"prompt": "\\ud800", "max_tokens": 1}\n')
+    refused = bench(command, "--model", "nowhere", "--dataset", str(dataset))
+    assert refused.exit_code == 2 and f"{dataset}:1: a row is" in refused.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_in_one_line() -> None:
+    refused = bench("throughput", "--model", "bundled:tiny", "--device", "cuda")
+    assert refused.exit_code == 2 and refused.stderr.startswith("error: engine.device cuda: torch ")
+    assert len(refused.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", ["throughput", "roofline"])

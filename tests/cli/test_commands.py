@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,62 @@ def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> 
         assert "00:00:00.123456789" in bulkrun("query", "out", fine, option).stdout, "Python has no such time"
     assert bulkrun("query", "out", "COPY results TO 'stolen.csv'").exit_code == 2
     assert not (folder / "stolen.csv").exists()
+
+
+def test_a_query_as_json_has_no_nan_and_readable_intervals_and_bytes(folder: Path) -> None:
+    odd = "SELECT 'nan'::DOUBLE AS a, INTERVAL 90 MINUTE AS b, '\\xAA'::BLOB AS c"
+    line = bulkrun("query", "out", odd, "--json").stdout
+    assert json.loads(line, parse_constant=pytest.fail)["rows"] == [{"a": None, "b": "PT5400S", "c": "qg=="}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("query", "out", "SELECT 1", "--csv", "--json"), "--csv or --json"),
+        (("query", "out", "SELECT 1", "--limit", "99999999999999999999"), "not in the range"),
+        (("submit", "job.yaml", "--fresh", "--resume-anyway"), "--fresh starts anew and --resume-anyway continues"),
+        (("submit", "job.yaml", "--wait"), "--wait is for Slurm"),
+        (("submit", "job.yaml", "--wait", "--executor", "ray"), "--wait is for Slurm"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = bulkrun(*arguments)
+    assert result.exit_code == 2 and said in result.stderr
+
+
+def test_only_submit_names_its_own_option_for_running_anew(folder: Path) -> None:
+    assert "--fresh runs it again" in bulkrun("submit", "job.yaml").stderr
+    said = bulkrun("worker", "out").stderr
+    assert "is finished already" in said and "--fresh" not in said
+
+
+def test_a_finished_run_without_its_results_is_not_left_alone(folder: Path) -> None:
+    part = next((folder / "out").glob("part-*.parquet"))
+    away = part.rename(folder / "away")
+    try:
+        for command in (("submit", "job.yaml"), ("worker", "out")):
+            result = bulkrun(*command)
+            assert result.exit_code == 1 and "_SUCCESS says 32 rows, the parts hold" in result.stderr
+    finally:
+        away.rename(part)
+
+
+def test_the_settings_of_a_command_are_in_the_next_one(folder: Path) -> None:
+    place = "output.path=other out"
+    assert bulkrun("submit", "job.yaml", "--set", place, "--set", "run.limit=2", "--workers", "1").exit_code == 0
+    (folder / "other out/_SUCCESS").unlink()
+    said = as_json("status", "other out")["next_command"]
+    assert said == "bulkrun submit job.yaml --set 'output.path=other out' --set run.limit=2 --set run.workers=1"
+    said = bulkrun("submit", "job.yaml", "--set", place, "--set", "run.limit=2").stderr
+    assert "results  'other out'/*.parquet" in said and "bulkrun query 'other out' " in said
+    shutil.rmtree(folder / "other out")
+
+
+def test_list_shows_a_damaged_run_beside_the_others(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "x/.bulkrun").mkdir(parents=True)
+    (tmp_path / "x/.bulkrun/run.json").write_text("{")
+    shown = bulkrun("list", str(tmp_path))
+    assert shown.exit_code == 0 and "damaged" in shown.stdout and "not a whole JSON file" in shown.stderr
 
 
 def test_a_csv_cell_is_never_a_formula(folder: Path) -> None:
@@ -261,6 +318,18 @@ def test_every_command_takes_json_but_those_that_the_readme_names() -> None:
 def test_doctor_finds_this_machine_fit(folder: Path) -> None:
     checks = {check["name"]: check["state"] for check in as_json("doctor")["checks"]}
     assert checks["torch"] == checks["disk"] == checks["hard links"] == "ok"
+
+
+def test_doctor_survives_what_it_was_called_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise OSError("libtorch_cpu.so: cannot open shared object file\nand more")
+
+    monkeypatch.setattr("bulkrun.launch.doctor._processor", broken)
+    result = bulkrun("doctor", "--json")
+    found = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert result.exit_code == 1 and found["disk"]["state"] == "ok"
+    assert found["processor"]["state"] == "fail"
+    assert found["processor"]["detail"] == "OSError: libtorch_cpu.so: cannot open shared object file"
 
 
 @pytest.mark.parametrize("command", [("status",), ("errors",), ("verify",), ("query", "SELECT 1")])

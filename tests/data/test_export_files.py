@@ -119,3 +119,19 @@ def test_a_time_that_python_does_not_have_is_text_in_every_format(type_: pa.Data
 def test_times_that_python_has_stay_as_they_are_beside_one_that_it_has_not() -> None:
     rows = readable_rows(pa.table({"t": pa.array([0, FAR], pa.timestamp("us"))}))
     assert rows == [{"t": datetime(1970, 1, 1)}, {"t": "10000-01-01T00:00:00.000000"}]
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        ((14, 3, 1_500_000_000), "P14M3DT1.5S"),
+        ((0, 0, 0), "PT0S"),
+        ((0, -2, 0), "P-2D"),
+        ((0, 0, -90 * 10**9), "PT-90S"),
+        (None, None),
+    ],
+)
+def test_an_interval_is_iso_text(interval: Any, text: str | None) -> None:
+    kind = pa.month_day_nano_interval()
+    table = pa.table({"i": pa.array([interval], kind), "n": pa.array([[interval]], pa.list_(kind))})
+    assert readable_rows(table) == [{"i": text, "n": [text]}]

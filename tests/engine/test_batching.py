@@ -168,5 +168,5 @@ def test_greedy_tokens_equal_transformers_under_each_policy(make_engine: EngineF
 def test_settings_that_cannot_work_are_refused_by_name(make_engine: EngineFactory) -> None:
     with pytest.raises(UsageError, match=r"engine\.batching: 'magic' is none of continuous, static, dynamic"):
         make_engine(batching="magic")
-    with pytest.raises(UsageError, match=r"engine\.batching_window_s: -1\.0 is below 0"):
+    with pytest.raises(UsageError, match=r"engine\.batching_window_s: -1\.0 is not a number of seconds"):
         make_engine(batching="dynamic", batching_window_s=-1.0)

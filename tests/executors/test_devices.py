@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from bulkrun.errors import UsageError
+from bulkrun.executors import devices
 from bulkrun.executors.devices import visible_gpus, worker_environments
+
+
+@pytest.fixture(autouse=True)
+def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_DRIVERS", ("/",))
+
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -19,6 +26,12 @@ CORES = len(os.sched_getaffinity(0))
 )
 def test_a_choice_of_gpus_is_respected(named: str, gpus: list[str]) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}) == gpus
+
+
+def test_names_of_gpus_that_cannot_be_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(devices, "_DRIVERS", ())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}) == []
 
 
 def test_entries_after_an_invalid_one_do_not_count_as_cuda_has_it() -> None:

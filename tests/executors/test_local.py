@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bulkrun.errors import RunError
+from bulkrun.executors.frozen import SILENT_S
 from bulkrun.executors.local import DEATHS_IN_A_ROW, LocalWorkers
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
@@ -23,7 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def workers_on(
-    out: Path, rows: int, shard_rows: int, *options: str, count: int = 1, module: str = "tests.executors.fake_worker"
+    out: Path,
+    rows: int,
+    shard_rows: int,
+    *options: str,
+    count: int = 1,
+    module: str = "tests.executors.fake_worker",
+    silent_s: float = SILENT_S,
 ) -> LocalWorkers:
     run, _ = enter(out, job_of(out))
     write_plan(run, rows_of(rows), shard_rows)
@@ -32,7 +39,7 @@ def workers_on(
         return [sys.executable, "-m", module, str(out), str(rows), str(shard_rows), "--id", worker, *options]
 
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return LocalWorkers(run, command, [environment] * count, first_pause_s=0.05)
+    return LocalWorkers(run, command, [environment] * count, first_pause_s=0.05, silent_s=silent_s)
 
 
 def tend_to_the_end(workers: LocalWorkers) -> None:
@@ -147,6 +154,24 @@ def test_of_four_workers_one_is_frozen_past_its_claim_and_wakes_again(tmp_path: 
     assert frozen is not None and frozen.returncode == 0, "it finds everything done by others and ends in order"
     tend_to_the_end(workers_on(out, 160, 20))
     assert results(frozen_out) == results(out) == oracle(rows_of(160), job_of(out))
+
+
+def test_a_worker_that_is_frozen_for_good_is_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    workers = workers_on(out, 120, 40, "--step-s", "0.02", "--ttl-s", "1", silent_s=3.0)
+    run, frozen = RunDir(out), None
+    deadline = time.monotonic() + 60
+    while workers.tend() and time.monotonic() < deadline:
+        process = workers._places[0].process
+        if frozen is None and process is not None and list(run.journal.glob("*.jsonl")):
+            frozen = process
+            frozen.send_signal(signal.SIGSTOP)
+        time.sleep(0.01)
+    workers.kill()
+    workers.stop()
+    assert frozen is not None and frozen.returncode == -signal.SIGKILL
+    assert "worker_frozen" in [event["event"] for event in read_events(run)]
+    assert results(out) == oracle(rows_of(120), job_of(out))
 
 
 def has_a_shard(run: RunDir, worker: str) -> bool:

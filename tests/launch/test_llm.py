@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import doctest
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import bulkrun
-from bulkrun.errors import JobFileError, UsageError
+from bulkrun.errors import JobFileError, ModelError, UsageError
 from bulkrun.job.jobfile.spec import EngineSpec
 from bulkrun.launch import llm as module
 
@@ -104,10 +105,24 @@ def test_an_iterator_streams_and_equals_the_list(llm: bulkrun.LLM) -> None:
 
 
 def test_bad_prompts_are_outputs_with_an_error_and_good_ones_are_answered(llm: bulkrun.LLM) -> None:
-    prompts: list[Any] = ["def f():", "", " \n", None, 7, "\ud800", [1, "a"], [], [10**9], [5] * 100_000, [5, 6]]
+    prompts: list[Any] = [
+        "def f():",
+        "",
+        " \n",
+        None,
+        7,
+        "\ud800",
+        [1, "a"],
+        [-1],
+        [],
+        [10**9],
+        [2**70],
+        [5] * 100_000,
+        [5, 6],
+    ]
     outputs = llm.generate(prompts, {"max_tokens": 2})
     codes = [output.error and output.error.code for output in outputs]
-    want = ["empty_prompt"] * 2 + ["bad_input"] * 4 + ["empty_prompt", "bad_input", "too_long"]
+    want = ["empty_prompt"] * 2 + ["bad_input"] * 5 + ["empty_prompt", "bad_input", "bad_input", "too_long"]
     assert codes == [None, *want, None]
     assert all((output.error is None) == (output.text is not None) for output in outputs)
 
@@ -229,6 +244,9 @@ def test_wrong_sampling_is_said_before_anything_runs(llm: bulkrun.LLM) -> None:
         ({"n": 3}, "run_job"),
         ({"top_k": 2**40}, "top_k"),
         ({"structured_outputs": {"regex": "("}}, "regex"),
+        (5, "5 is neither SamplingParams nor a mapping"),
+        ("hot", "'hot' is neither"),
+        ([5, {}], "5 is neither"),
     ]:
         with pytest.raises(UsageError, match=match):
             llm.generate(["a", "b"], sampling)  # type: ignore[call-overload]
@@ -242,6 +260,29 @@ def test_wrong_sampling_is_said_before_anything_runs(llm: bulkrun.LLM) -> None:
         llm.chat("hello")  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="an iterator"):
         llm.generate(iter(["a"]), [{}])  # type: ignore[call-overload]
+
+
+def test_a_model_is_a_name_or_a_path_and_a_seed_a_number() -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        bulkrun.LLM(Path("./nowhere"))
+    with pytest.raises(UsageError, match="seed: 'a' is not a whole number"):
+        bulkrun.LLM("bundled:tiny", seed="a")  # type: ignore[arg-type]
+
+
+def test_a_forked_child_is_told_to_make_its_own(llm: bulkrun.LLM) -> None:
+    streamed = llm.generate(iter(PROMPTS), SAMPLED)
+    next(streamed)
+    child = os.fork()
+    if child == 0:
+        said = 0
+        for call in (lambda: llm.generate(["a"]), lambda: next(streamed)):
+            try:
+                call()
+            except UsageError as error:
+                said += "after os.fork()" in str(error)
+        os._exit(40 + said)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    streamed.close()  # type: ignore[attr-defined]
 
 
 def test_noise_depends_on_seed_and_position_only(llm: bulkrun.LLM) -> None:

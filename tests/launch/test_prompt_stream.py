@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,6 +90,30 @@ def test_two_iterators_on_one_engine_do_not_take_each_others_outputs() -> None:
     other = stream(shared, map(asked, range(100, 140)))
     pairs = list(zip(one, other, strict=True))
     assert [(a.text, b.text) for a, b in pairs] == [(answer(n), answer(100 + n)) for n in range(40)]
+
+
+def test_an_iterator_may_be_closed_when_what_it_waited_for_ended_in_anothers_step() -> None:
+    engine = FakeEngine(3)
+    shared = SharedEngine(engine)
+    one = stream(shared, map(asked, range(0, 40)))
+    other = stream(shared, map(asked, range(100, 140)))
+    next(one)
+    assert len(list(other)) == 40
+    one.close()  # type: ignore[attr-defined]
+    assert not engine.has_unfinished()
+
+
+def test_ctrl_c_while_outputs_are_read_stays_ctrl_c() -> None:
+    def interrupted(*_: object) -> list[str]:
+        raise KeyboardInterrupt
+
+    engine = FakeEngine(3)
+    outputs = PromptStream(
+        SharedEngine(engine), AnswerReader(interrupted, COLUMNS), encode, map(asked, range(9)), ordered=True
+    ).outputs()
+    with pytest.raises(KeyboardInterrupt):
+        list(outputs)
+    assert not engine.has_unfinished()
 
 
 def test_a_long_output_holds_up_an_ordered_stream_only() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bulkrun.errors import ExecutorError
+from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
 from bulkrun.launch import queue
+from bulkrun.launch.llm import run_job
 from bulkrun.launch.preview import check_job
+from tests.job.small_runs import enter, job
 
 
 class NoView:
@@ -36,6 +42,7 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
     monkeypatch.setattr(queue, "submit", lambda spec, view, **flags: submitted.append(spec))
     queue.submit_job(spec, NoView())
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
@@ -50,3 +57,19 @@ def test_on_a_login_node_without_slurm_it_says_so_and_the_run_waits(
     with pytest.raises(ExecutorError, match="sbatch: not found"):
         queue.submit_job(spec, NoView())
     assert Path("out/.bulkrun/run.json").exists() and not list(Path("out").glob("*.parquet"))
+
+
+def test_run_job_goes_where_the_jobs_executor_says(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ExecutorError, match="sbatch: not found"):
+        run_job(spec)
+
+
+def test_a_signal_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(Interrupted, match="stopped waiting by SIGINT; Slurm job 7 goes on"):
+        queue.wait_for(queue.Queued(RunDir(run.root), "7", new=True), NoView())

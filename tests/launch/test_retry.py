@@ -79,6 +79,10 @@ def test_only_rows_with_the_given_codes_run(nights: Nights) -> None:
     done = nights.retry(codes=["nan_logits"])
     assert (nights.ran, done.totals.errors, done.exit_code) == (1, {"bad_input": 1}, 3)
     assert not nights.retry(codes=["timeout"]).worked
+    with pytest.raises(
+        UsageError, match=r"--code time_out: no such error code; did you mean timeout\? \(in this run: bad"
+    ):
+        nights.retry(codes=["time_out"])
 
 
 def test_success_beats_failure_sample_by_sample(nights: Nights) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def start(phase: str, after: str = "end") -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_each_drain_signal_asks_the_run_to_stop(number: signal.Signals) -> None:
     process = start("started")
     process.send_signal(number)
@@ -71,16 +72,46 @@ def test_what_a_library_catches_while_starting_is_not_the_signal() -> None:
     assert process.returncode == 75
 
 
-def test_a_second_usr1_changes_nothing() -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
+def test_a_second_usr1_or_hangup_changes_nothing(number: signal.Signals) -> None:
     process = start("started", "hang")
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(number)
     assert process.stdout is not None
     process.stdout.readline()
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(number)
     time.sleep(0.3)
     assert process.poll() is None
     process.kill()
     process.wait()
+
+
+def test_under_nohup_a_hangup_is_no_matter() -> None:
+    command = ["nohup", sys.executable, "-c", SCRIPT, "started", "end"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "SIGTERM\n"
+
+
+def test_a_terminal_that_closed_does_not_end_the_saving() -> None:
+    """As a terminal emulator does: the other end of the terminal goes, and the shell hands the hangup on."""
+    ours, theirs = os.openpty()
+    script = SCRIPT.replace(
+        "        print(drain.received", "        print('x' * 10000, file=sys.stderr)\n        print(drain.received"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "started", "end"], stdout=subprocess.PIPE, stderr=theirs, text=True
+    )
+    os.close(theirs)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=20)[0] == "SIGHUP\n"
+    assert process.returncode == 75
 
 
 def test_while_starting_a_signal_ends_the_start() -> None:

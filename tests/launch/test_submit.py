@@ -203,7 +203,7 @@ def test_hopeless_rows_stop_the_job_at_max_error_rate(folder: Path) -> None:
 
 
 def test_a_planner_that_dies_without_a_word_is_noticed(tmp_path: Path) -> None:
-    planner = PlannerProcess(RunDir(tmp_path / "no-run"))
+    planner = PlannerProcess(RunDir(tmp_path / "no-run"), "none")
     assert planner._child is not None
     planner._child.kill()
     planner._child.wait()

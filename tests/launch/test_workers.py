@@ -14,8 +14,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.executors.child_errors import received
+from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
+from tests.job.small_runs import enter, job
 
 JOB = """\
 name: many
@@ -154,6 +157,31 @@ def test_workers_of_a_killed_parent_save_and_end(folder: Path, bulkrun: Callable
     assert rows_of(folder) == list(range(ROWS))
 
 
+def test_a_submit_that_is_still_starting_is_seen_and_not_moved_aside(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
+) -> None:
+    first = bulkrun("submit", "job.yaml")
+    wait_until(lambda: any((folder / "out/.bulkrun/workers").glob("*.json")), "a submit that entered the run")
+    fresh = bulkrun("submit", "job.yaml", "--fresh", "--set", "sampling.max_tokens=2")
+    status = bulkrun("status", "out", "--json")
+    shown = json.loads(status.communicate(timeout=60)[0])
+    assert shown["state"] in ("planning", "running") and any(worker["alive"] for worker in shown["workers"])
+    said = fresh.communicate(timeout=60)[1]
+    assert fresh.returncode == 1 and "a worker is running here" in said, said
+    assert first.wait(120) == 0 and rows_of(folder) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("module", ["worker", "planner"])
+def test_a_process_of_a_run_that_was_replaced_does_not_work_on_its_successor(folder: Path, module: str) -> None:
+    run, _ = enter(folder / "out", job(folder / "out"))
+    planner = [str(run.root), "the one before"]
+    worker = [str(run.root), "--id", "w", "--supervisor", str(os.getpid()), "--run-id", "the one before"]
+    command = [sys.executable, "-m", f"bulkrun.launch.{module}", *(planner if module == "planner" else worker)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "moved aside" in str(received(done.stdout)) and done.stderr == ""
+    assert not read_workers(run)
+
+
 def test_a_cancel_reaches_a_submit_that_is_still_starting_and_no_later_one(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -179,13 +207,43 @@ def test_a_worker_killed_by_hand_is_replaced(folder: Path, bulkrun: Callable[...
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a GPU")
-def test_an_engine_that_cannot_start_is_said_at_once(
-    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]
+@pytest.mark.parametrize("command", ["submit", "validate"])
+def test_a_gpu_that_is_not_there_is_said_at_once(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], command: str
 ) -> None:
-    parent = bulkrun("submit", "job.yaml", "--set", "engine.device=cuda")
+    parent = bulkrun(command, "job.yaml", "--set", "engine.device=cuda")
     said = parent.communicate(timeout=60)[1]
-    assert parent.returncode == 1
-    assert "a worker failed before its first row" in said and "CUDA" in said
+    assert parent.returncode == 2
+    assert "error: engine.device cuda: torch " in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_in_the_first_second_is_heard_too(
+    folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    parent = bulkrun("submit", "job.yaml")
+    wait_until(lambda: hears(parent.pid, number), "a handler", 20)
+    parent.send_signal(number)
+    said = parent.communicate(timeout=60)[1]
+    assert parent.returncode == 75 and f"stopped by {number.name}" in said, said
+    assert "Traceback" not in said and "Aborted" not in said
+
+
+def hears(pid: int, number: signal.Signals) -> bool:
+    """Whether a process handles a signal itself. Python handles Ctrl-C from its start: then the others tell."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1) and bool(caught >> (number - 1) & 1)
+
+
+def test_following_the_logs_ends_with_ctrl_c(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
+    run, _ = enter(folder / "out", job(folder / "out"))
+    log_event(run, "w", "before")
+    following = bulkrun("logs", "out", "--follow")
+    assert following.stdout is not None and "before" in following.stdout.readline()
+    time.sleep(0.5)
+    following.send_signal(signal.SIGINT)
+    assert following.communicate(timeout=20)[1] == "" and following.returncode == 0
 
 
 def test_a_worker_without_a_run_says_so(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:

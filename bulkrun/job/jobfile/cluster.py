@@ -9,24 +9,26 @@ from pydantic import Field
 from bulkrun.job.jobfile.section import Section
 
 _LINE = Field(pattern=r"^[^\r\n]+$")
+_NAME = r"^[^\r\n\"\\]+$"  # goes between quotes into a line of the script
+_GPUS = r"^([A-Za-z][\w.-]*:)?[0-9]+(,([A-Za-z][\w.-]*:)?[0-9]+)*$"
 
 
 class SlurmSpec(Section):
     """How `submit --executor slurm` asks for machines: an array of identical workers. Names are sbatch's."""
 
     array: int | None = Field(None, ge=1, le=4096, description="Workers (array elements). Default: run.workers.")
-    partition: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --partition. Default: Slurm's.")
-    account: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --account. Default: Slurm's.")
-    qos: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --qos. Default: Slurm's.")
+    partition: str | None = Field(None, pattern=_NAME, description="sbatch --partition. Default: Slurm's.")
+    account: str | None = Field(None, pattern=_NAME, description="sbatch --account. Default: Slurm's.")
+    qos: str | None = Field(None, pattern=_NAME, description="sbatch --qos. Default: Slurm's.")
     time: str | None = Field(
         None, pattern=r"^[0-9:-]+$", description='sbatch --time, in quotes: "04:00:00". Default: Slurm\'s.'
     )
-    gpus: int | str | None = Field(
+    gpus: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=_GPUS)] | None = Field(
         None, description="GPUs per element (1), or type and count (a100:1). Default: none asked for."
     )
     cpus: int | None = Field(None, ge=1, description="CPUs per element. Default: Slurm's.")
     mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="Memory per node: 64G. Default: Slurm's.")
-    constraint: str | None = Field(None, pattern=r"^[^\r\n]+$", description="sbatch --constraint. Default: none.")
+    constraint: str | None = Field(None, pattern=_NAME, description="sbatch --constraint. Default: none.")
     warn: int = Field(
         120, ge=10, le=3600, description="Seconds before the time limit at which Slurm says so (SIGUSR1)."
     )

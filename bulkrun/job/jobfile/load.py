@@ -126,7 +126,8 @@ class _Job:
                 ]
         elif values is not UNUSABLE:
             what = "empty" if values is None else f"{shown(values)}, not keys and values"
-            problems.append((1, 1, f"{self.name}:1:1: the job file is {what}; `bulkrun init` writes one to start from"))
+            start = "`bulkrun schema` describes the keys, bulkrun's repository has examples in jobs/"
+            problems.append((1, 1, f"{self.name}:1:1: the job file is {what}; {start}"))
         raise JobFileError([text for _, _, text in sorted(problems)] + self.set_problems)
 
     def _yaml_problems(self) -> list[tuple[int, int, str]]:

@@ -102,7 +102,7 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
         return f"{shown(details['input'])} is out of range: {words} {context[name]:g} is wanted"
     if kind == "literal_error":
         return _not_one_of(details["input"], str(context["expected"]))
-    if kind in _WANTED:
+    if kind in _WANTED and all(one["type"] != "string_pattern_mismatch" for one in errors):
         return _wrong_type(details["input"], list(dict.fromkeys(_wanted(errors))))
     field = field_of(section_at(path[:-1]), str(path[-1]))
     return f"{shown(details['input'])} cannot be used here. {field.description}"

@@ -10,7 +10,7 @@ import secrets
 import socket
 from pathlib import Path
 
-from bulkrun.errors import ResumeError, RunError
+from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.object_store import ObjectPrefix
 
@@ -19,13 +19,13 @@ SUCCESS = "_SUCCESS"
 
 
 def refuse_used_prefix(prefix: ObjectPrefix) -> None:
-    """Raise ResumeError when a new run would come among objects that are not its own."""
+    """Raise UsageError when a new run would come among objects of nobody, ResumeError when among another run's."""
     names = sorted(prefix.list())
     if OWNER in names:
         raise ResumeError(_taken(prefix))
     if names:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        raise ResumeError(
+        raise UsageError(
             f"{prefix.url}: holds objects that are not of a run ({shown}) and no {OWNER}; "
             "choose an empty or new prefix as output.path"
         )

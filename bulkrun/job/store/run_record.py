@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bulkrun.data.remote import is_remote
-from bulkrun.errors import ResumeError, RunError
+from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.durable import (
     disk_errors,
@@ -48,6 +48,7 @@ class RunRecord:
     job_file: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
+    overrides: list[str] = field(default_factory=list)  # the --set values of the command
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -80,10 +81,12 @@ def new_record(
     model_facts: Facts,
     versions: Mapping[str, str],
     job_file: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> RunRecord:
     """The record a new run of this resolved job (`JobSpec.model_dump()`) would get."""
     identity = identity_of(job, input_facts, model_facts)
-    return RunRecord(secrets.token_hex(8), utc_now(), dict(job), identity, job_file, dict(versions))
+    made = RunRecord(secrets.token_hex(8), utc_now(), dict(job), identity, job_file, dict(versions))
+    return replace(made, overrides=list(overrides))
 
 
 def read_record(run: RunDir) -> RunRecord:
@@ -100,7 +103,15 @@ def read_record(run: RunDir) -> RunRecord:
     try:
         return RunRecord(**document)
     except TypeError as error:
-        raise RunError(f"{run.run_json}: not a run record ({error}); the disk or another program damaged it") from error
+        raise RunError(
+            f"{run.run_json}: not a run record of this bulkrun ({_complaint(error)}); a newer version wrote it, "
+            "then use that one, or another program did"
+        ) from error
+
+
+def _complaint(error: TypeError) -> str:
+    """Of Python's words those that speak of the record: unexpected keyword argument 'x'."""
+    return str(error).partition("() ")[2].removeprefix("got an ") or str(error)
 
 
 def check_not_replaced(run: RunDir, run_id: str) -> None:
@@ -110,9 +121,23 @@ def check_not_replaced(run: RunDir, run_id: str) -> None:
     """
     document = read_json(run.run_json)
     if document is None or document.get("run_id") != run_id:
-        raise RunError(
-            f"{run.root}: this run was moved aside (--fresh) or removed while this worker was away; it stops here"
-        )
+        raise _replaced(run)
+
+
+def read_own_record(run: RunDir, run_id: str) -> RunRecord:
+    """The record of a run for a process that was started for it. Raises RunError when the directory holds another."""
+    if not run.run_json.exists():
+        raise _replaced(run)
+    record = read_record(run)
+    if record.run_id != run_id:
+        raise _replaced(run)
+    return record
+
+
+def _replaced(run: RunDir) -> RunError:
+    return RunError(
+        f"{run.root}: this run was moved aside (--fresh) or removed while this worker was away; it stops here"
+    )
 
 
 def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyway: bool = False) -> RunRecord:
@@ -120,8 +145,8 @@ def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyw
 
     Returns the record that is on disk now: the old one with the new engine and pace settings when a run continues,
     `wanted` when nothing was planned before.
-    Raises ResumeError (with a readable difference) when the job or its input changed, and when the directory holds
-    something else; RunError when `fresh` meets a live worker. The same holds for the bucket that results go to.
+    Raises ResumeError (with a readable difference) when the job or its input changed, UsageError when the directory
+    holds something else, RunError when `fresh` meets a live worker. The same holds for the bucket that results go to.
     """
     bucket = _bucket(wanted)
     if fresh:
@@ -163,12 +188,12 @@ def record_document(record: RunRecord) -> dict[str, Any]:
 def _refuse_foreign_files(run: RunDir) -> None:
     """A directory that is not empty and not a run is somebody's: nothing is written into it."""
     if run.root.exists() and not run.root.is_dir():
-        raise ResumeError(f"{run.root}: output.path is a file; choose a directory")
+        raise UsageError(f"{run.root}: output.path is a file; choose a directory")
     entries = run.root.iterdir() if run.root.is_dir() else ()
     foreign = sorted(path.name for path in entries if not path.name.startswith(".") and path.name != "lost+found")
     if foreign:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        raise ResumeError(
+        raise UsageError(
             f"{run.root}: holds files that are not of a run ({shown}) and no .bulkrun/run.json; "
             "choose an empty or new directory as output.path"
         )
@@ -186,7 +211,8 @@ def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: boo
     if harmful or (changed and not resume_anyway):
         raise ResumeError(_explain(run, changed, harmless=not harmful))
     record = replace(old, job=_keep_plan_settings(wanted.job, old.job), versions=wanted.versions)
-    record = replace(record, job_file=wanted.job_file or old.job_file)
+    if wanted.job_file is not None:
+        record = replace(record, job_file=wanted.job_file, overrides=wanted.overrides)
     if record != old:
         replace_json(run.run_json, record_document(record))
     return record

@@ -103,6 +103,15 @@ def read_workers(run: RunDir) -> list[WorkerState]:
     return [state for name in names if (state := read_worker(run, name))]
 
 
+def silent_for(run: RunDir, worker_id: str) -> float:
+    """Seconds since a worker's last heartbeat by the clocks of this host and the file server; shown, and no more."""
+    try:
+        beat = (run.workers / f"{worker_id}.json").stat().st_mtime
+    except FileNotFoundError:
+        beat = 0.0
+    return max(0.0, time.time() - beat)
+
+
 class Heartbeat:
     """Writes this worker's file every few seconds from a thread, until `stop` writes how it ended.
 

@@ -39,6 +39,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.hold import hold
 from bulkrun.job.update.rewrite import write_again
+from bulkrun.job.update.staging import is_merging, read_update
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
@@ -63,10 +64,11 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
     Raises RunError when the run is not finished, is worked on or has an update under way, when the file system cannot
     exchange directories (before any work), and when a part is damaged.
     """
-    run = RunDir(run.root.resolve())
-    _refuse_unfit(run)
+    shown, run = run.root, RunDir(run.root.resolve())
+    _refuse_unfit(run, shown)
     with hold(run) as worker:
-        totals = _refuse_unfit(run)
+        totals = _refuse_unfit(run, shown)
+        remove_tree(run.staged.root)  # what is left of a retry that died before it was staged
         sibling = run.root.with_name(f".{run.root.name}.compact")
         _remove_leftover(sibling)
         before = len(run.parts())
@@ -82,21 +84,21 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
     return Compacted(before, done.parts, done.ok + sum(done.errors.values()), worked=True)
 
 
-def _refuse_unfit(run: RunDir) -> RunTotals:
-    """The totals of a run that can be compacted."""
-    read_record(run)
+def _refuse_unfit(run: RunDir, shown: Path) -> RunTotals:
+    """The totals of a run that can be compacted; messages name it as the user did."""
+    read_record(RunDir(shown))
     totals = read_totals(run)
     if totals is None:
-        raise RunError(f"{run.root}: not finished; submit its job again first: only a finished run can be compacted")
-    if run.staged.root.exists():
+        raise RunError(f"{shown}: not finished; submit its job again first: only a finished run can be compacted")
+    if read_update(run) is not None or is_merging(run):
         raise RunError(
-            f"{run.root}: a retry or an incremental update is under way (.bulkrun/next); finish it with its own command"
+            f"{shown}: a retry or an incremental update is under way (.bulkrun/next); finish it with its own command"
         )
     if run.root.stat().st_dev != run.root.parent.stat().st_dev or not can_exchange(run.root.parent):
         raise RunError(
-            f"{run.root}: compact needs a file system that can exchange two directories in one step and has hard links "
+            f"{shown}: compact needs a file system that can exchange two directories in one step and has hard links "
             f"(ext4, XFS, Btrfs, tmpfs; not NFS), and the run must not be a mount point; nothing was changed. "
-            f"`bulkrun export {run.root} --format parquet` writes one file instead"
+            f"`bulkrun export {shown} --format parquet` writes one file instead"
         )
     return totals
 

@@ -1,11 +1,36 @@
-"""Finding runs: which directories below a place hold one. Knows only what marks a run."""
+"""Finding runs: which directories below a place hold one, and how each of them stands."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from bulkrun.errors import BulkrunError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.views.status import RunStatus, read_status
+
+
+@dataclass(frozen=True)
+class DamagedRun:
+    """A run whose files do not say how it stands; the others are listed all the same."""
+
+    root: Path
+    message: str
+    state: Literal["damaged"] = "damaged"
+
+
+def statuses(below: Path) -> list[RunStatus | DamagedRun]:
+    """How the runs in a directory and below it stand."""
+    return [_status(run) for run in find_runs(below)]
+
+
+def _status(run: RunDir) -> RunStatus | DamagedRun:
+    try:
+        return read_status(run)
+    except (BulkrunError, OSError) as error:
+        return DamagedRun(run.root, str(error))
 
 
 def find_runs(below: Path, *, depth: int = 4) -> list[RunDir]:

@@ -17,11 +17,14 @@ from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
-from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers
+from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
 from bulkrun.job.update.staging import read_update
+from bulkrun.job.views.finished import lost_rows
 from bulkrun.job.work.finish import RunTotals, read_totals
 
-State = Literal["planning", "running", "interrupted", "completed", "completed_with_errors", "failed", "stalled"]
+State = Literal[
+    "queued", "planning", "running", "interrupted", "completed", "completed_with_errors", "failed", "stalled"
+]
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def read_status(run: RunDir) -> RunStatus:
     parts = [read_part_info(run.part(shard)) for shard in sorted(plan.committed)]
     journaled, failed = _open_rows(run, plan, record) if totals is None else (0, 0)
     workers = [_worker_status(run, state) for state in read_workers(run)]
-    state, message = _state(totals, plan, workers)
+    state, message = _state(run, totals, plan, workers)
     return RunStatus(
         root=run.root,
         state=state,
@@ -95,7 +98,7 @@ def read_status(run: RunDir) -> RunStatus:
         **_speed(workers),
         last_commit_age_s=_last_commit_age(run, parts),
         message=message,
-        next_command=_next_command(run, record, state),
+        next_command=next_command(run, record, state),
         totals=totals,
         update=read_status(run.staged) if read_update(run) is not None else None,
         cut=sum(part.cut for part in parts),
@@ -122,24 +125,23 @@ def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int
 
 
 def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:
-    try:
-        beat = (run.workers / f"{state.worker.id}.json").stat().st_mtime
-    except FileNotFoundError:
-        beat = 0.0
-    age = max(0.0, time.time() - beat)
+    age = silent_for(run, state.worker.id)
     alive = state.ended is None and not state.worker.gone and age < TTL_S
     worker = state.worker
     return WorkerStatus(worker.id, state.role, worker.pid, alive, state.ended, state.message, age, state.progress)
 
 
-def _state(totals: RunTotals | None, plan: PlanView, workers: list[WorkerStatus]) -> tuple[State, str | None]:
+def _state(
+    run: RunDir, totals: RunTotals | None, plan: PlanView, workers: list[WorkerStatus]
+) -> tuple[State, str | None]:
     """The state, and why when it is a bad one."""
     if totals is not None:
-        return totals.status, None
+        lost = lost_rows(run, totals)
+        return (totals.status, None) if lost is None else ("failed", lost)
     if any(worker.alive for worker in workers):
         return ("running" if plan.shards else "planning"), None
-    runners = [worker for worker in workers if worker.role == "runner"]
-    last = min(runners or workers, key=lambda worker: worker.age_s, default=None)
+    others = [worker for worker in workers if worker.role != "planner"]  # whose failure its parent tells too
+    last = min(others or workers, key=lambda worker: worker.age_s, default=None)
     if last is None:
         return "interrupted", "no worker has started yet"
     if last.ended == "failed":
@@ -169,12 +171,16 @@ def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
     return None if newest is None else max(0.0, time.time() - newest)
 
 
-def _next_command(run: RunDir, record: RunRecord, state: State) -> str:
+def next_command(run: RunDir, record: RunRecord, state: State) -> str:
+    """What to type next, as a shell takes it."""
     root = shlex.quote(str(run.root))
-    if state in ("planning", "running"):
+    if state in ("queued", "planning", "running"):
         return f"bulkrun status {root}"
     if state == "completed":
         return f'bulkrun query {root} "SELECT * FROM results LIMIT 5"'
     if state == "completed_with_errors":
         return f"bulkrun errors {root}"
-    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}"
+    if read_totals(run) is not None:
+        return f"bulkrun verify {root}"
+    settings = "".join(f" --set {shlex.quote(override)}" for override in record.overrides)
+    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}{settings}"

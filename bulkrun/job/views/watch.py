@@ -25,6 +25,8 @@ def watch_run(run: RunDir, clock: Callable[[], float] = time.monotonic) -> Itera
         snapshot = team.snapshot()
         if snapshot is not None:
             seen_at, latest = clock(), snapshot
+        elif team.is_there():
+            seen_at = clock()
         elif clock() - seen_at > _PATIENCE_S:
             return
         yield latest

@@ -28,13 +28,17 @@ def output_texts(decode: Decode, prompts: Sequence[Tokens], completions: Sequenc
 
 
 def added_texts(decode: Decode, prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> list[str]:
-    """What the tokens of each output read after its prompt."""
-    if not outputs:
-        return []
-    ends: list[Tokens] = [tuple(prompt[-_CONTEXT_TOKENS:]) for prompt in prompts]
-    decoded = decode([*ends, *((*end, *output) for end, output in zip(ends, outputs, strict=True))])
-    before, texts = decoded[: len(ends)], decoded[len(ends) :]
-    return [text[shared_length(text, end) :] for text, end in zip(texts, before, strict=True)]
+    """What the tokens of each output read after its prompt.
+
+    The prompt of an empty output is not looked at: one that never ran may hold ids that are none.
+    """
+    pairs = [(tuple(prompt[-_CONTEXT_TOKENS:]), out) for prompt, out in zip(prompts, outputs, strict=True) if out]
+    if not pairs:
+        return [""] * len(outputs)
+    decoded = decode([*(end for end, _ in pairs), *((*end, *output) for end, output in pairs)])
+    before, texts = decoded[: len(pairs)], decoded[len(pairs) :]
+    added = iter(text[shared_length(text, end) :] for text, end in zip(texts, before, strict=True))
+    return [next(added) if output else "" for output in outputs]
 
 
 def cut_at_stop(text: str, stop: str, before: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bulkrun.data.parts import read_part_info
-from bulkrun.errors import BulkrunError, Interrupted
+from bulkrun.errors import BulkrunError, Interrupted, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.claims import Claims
@@ -120,7 +120,7 @@ class JobRunner:
         self._heartbeat.start()
         try:
             self._log("resumed" if self._begun() else "started")
-            outcome = self._work_and_save()
+            outcome = self._work_unless_replaced()
         except EngineLost:  # as if it had been killed: whoever sees that tells the others, with what was in the engine
             with suppress(BulkrunError):
                 self._log("engine_lost")
@@ -134,6 +134,15 @@ class JobRunner:
     def _begun(self) -> bool:
         """Whether an earlier attempt left results."""
         return bool(self._run.committed_shards()) or any(self._run.journal.glob("shard-*.jsonl"))
+
+    def _work_unless_replaced(self) -> RunOutcome:
+        """A file that is not there because the whole run was moved aside is told as that."""
+        try:
+            return self._work_and_save()
+        except RunError:
+            with suppress(OSError):
+                check_not_replaced(self._run, self._record.run_id)
+            raise
 
     def _work_and_save(self) -> RunOutcome:
         """The loop, with everything that ended and every partial output on disk however it ends."""

@@ -32,6 +32,10 @@ class TeamProgress:
             return None
         return add_up([_snapshot_of(state) for state in states], elapsed_s=self._clock() - self._began)
 
+    def is_there(self) -> bool:
+        """Whether anybody works on the run or is about to: a model loads, a plan is made."""
+        return any(self._living())
+
     def _living(self) -> Iterable[WorkerState]:
         names = {path.stem for path in self._run.workers.glob("*.json") if not path.name.startswith(".")}
         for name in sorted(names - self._gone):

@@ -28,6 +28,10 @@ class BatchingAsked:
     num_requests: int | None = None
     rate: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.rate is not None and not 0 < self.rate < math.inf:
+            raise UsageError(f"--rate {self.rate}: not a number of requests per second above 0")
+
 
 def bench_batching(choice: ModelChoice, asked: BatchingAsked) -> dict[str, Any]:
     """Run the policies one after another on one loaded model. Needs at least two batches of requests."""

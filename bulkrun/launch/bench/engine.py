@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bulkrun.errors import UsageError
-from bulkrun.job.jobfile.load import override_job
+from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import settle_threads
@@ -30,7 +30,10 @@ _ANY_JOB = {"name": "bench", "model": "bundled:tiny", "input": {"path": "-"}, "o
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Which model, by name or as a shape (exactly one), and how it is loaded; `settings` are the engine's."""
+    """Which model, by name or as a shape (exactly one), and how it is loaded; `settings` are the engine's.
+
+    Raises UsageError, or JobFileError for settings.
+    """
 
     model: str | None = None
     shape: str | None = None
@@ -39,6 +42,7 @@ class ModelChoice:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.shape is None):
             raise UsageError("give either --model (a directory, a hub id or bundled:tiny) or --shape")
+        job_of({**_ANY_JOB, "engine": self.settings})  # what no job file could ask for is told before a model is loaded
 
     @property
     def facts(self) -> dict[str, str]:

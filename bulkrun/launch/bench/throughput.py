@@ -9,7 +9,7 @@ from typing import Any
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench
 from bulkrun.launch.bench.measure import Measured, check_lengths, run_workload, warm_up
-from bulkrun.launch.bench.workload import Lengths, Work, random_work, read_dataset
+from bulkrun.launch.bench.workload import Lengths, Work, check_dataset, random_work, read_dataset
 
 _DEFAULT_INPUT, _DEFAULT_OUTPUT, _DEFAULT_REQUESTS = "1024", "512", 3000
 
@@ -31,6 +31,8 @@ class Asked:
                 "--dataset says what is asked; leave out --input-len, --output-len, --num-requests and --shared-prefix"
             )
         self._lengths()  # what they do not say is told before a model is loaded
+        if self.dataset is not None:
+            check_dataset(self.dataset)
 
     @property
     def facts(self) -> dict[str, Any]:

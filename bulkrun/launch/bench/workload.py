@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bulkrun.data.json_types import is_unicode
 from bulkrun.data.lines import read_lines
 from bulkrun.errors import InputError, UsageError
 
@@ -115,6 +116,12 @@ def read_dataset(path: Path, *, vocab_size: int, encode: Callable[[list[str]], l
     return work
 
 
+def check_dataset(path: Path) -> None:
+    """Raise InputError for what is not a dataset, whatever the model is. Takes no time beside loading one."""
+    for _ in _rows(path):
+        pass
+
+
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         stream = path.open("rb")
@@ -143,7 +150,7 @@ def _row(place: str, data: bytes | None) -> dict[str, Any]:
 
 def _is_prompt(row: dict[str, Any]) -> bool:
     if "prompt_token_ids" not in row:
-        return isinstance(row.get("prompt"), str) and row["prompt"] != ""
+        return isinstance(row.get("prompt"), str) and row["prompt"] != "" and is_unicode(row["prompt"])
     ids = row["prompt_token_ids"]
     return isinstance(ids, list) and bool(ids) and all(type(one) is int and one >= 0 for one in ids)
 

@@ -140,4 +140,6 @@ def _publish(built: Path, cached: Path) -> Path:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0][:200]
+    """The line that says what is wrong: a compiler puts where it was before that."""
+    lines = (str(error).strip() or repr(error)).splitlines()
+    return next((line for line in lines if "error:" in line), lines[0]).strip()[:200]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.errors import ResumeError, RunError
+from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.fingerprint import differences, fingerprint
 from bulkrun.job.store.run_dir import RunDir
@@ -139,10 +139,10 @@ def test_a_run_whose_planner_is_at_work_does_not_take_another_job(tmp_path: Path
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     for fresh in (False, True):
-        with pytest.raises(ResumeError, match=r"thesis\.tex.*choose an empty"):
+        with pytest.raises(UsageError, match=r"thesis\.tex.*choose an empty"):
             open_run(RunDir(tmp_path), wanted(tmp_path), fresh=fresh)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(ResumeError, match="is a file"):
+    with pytest.raises(UsageError, match="is a file"):
         open_run(RunDir(tmp_path / "thesis.tex"), wanted(tmp_path))
 
 
@@ -253,3 +253,24 @@ def test_differences_are_dotted_and_a_fingerprint_ignores_key_order() -> None:
     old, new = {"a": {"b": 1, "c": 2}, "d": 3}, {"d": 4, "a": {"c": 2, "e": 5}}
     assert differences(old, new) == {"d": (3, 4), "a.e": (None, 5), "a.b": (1, None)}
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1}) != fingerprint({"a": 1, "b": 3})
+
+
+def test_a_key_that_this_version_does_not_know_is_perhaps_a_newer_ones(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "out")
+    open_run(run, wanted(run.root))
+    document = json.loads(run.run_json.read_text())
+    run.run_json.write_text(json.dumps({**document, "colour": 1}))
+    with pytest.raises(RunError, match=r"unexpected keyword argument 'colour'\); a newer version wrote it"):
+        read_record(run)
+
+
+def test_the_settings_of_the_command_are_kept_and_an_old_record_has_none(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "out")
+    open_run(run, replace(wanted(run.root), job_file="j.yaml", overrides=["run.workers=2"]))
+    assert read_record(run).overrides == ["run.workers=2"]
+    open_run(run, replace(wanted(run.root), job_file="j.yaml"))
+    assert read_record(run).overrides == []
+    document = json.loads(run.run_json.read_text())
+    del document["overrides"]
+    run.run_json.write_text(json.dumps(document))
+    assert read_record(run).overrides == []

@@ -14,11 +14,15 @@ import pytest
 from bulkrun.errors import RunError
 from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Worker, WorkerState, read_workers
-from bulkrun.job.views.listing import find_runs
+from bulkrun.job.store.run_record import record_document
+from bulkrun.job.store.workers import Heartbeat, Worker, WorkerState, read_workers
+from bulkrun.job.update.staging import begin_merge
+from bulkrun.job.views.finished import finished_totals
+from bulkrun.job.views.listing import find_runs, statuses
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
+from bulkrun.job.work.finish import read_totals
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
 from tests.job.work.test_runner import StopAfter
@@ -53,6 +57,61 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
         start(tmp_path / "out", make_rows(10), job(tmp_path / "out"), check_planner=failed)
     status = read_status(RunDir(tmp_path / "out"))
     assert status.state == "failed" and "no such column" in str(status.message)
+
+
+def test_the_next_command_has_the_settings_of_the_first(tmp_path: Path) -> None:
+    run, record = enter(tmp_path / "out", job(tmp_path / "out"))
+    settings = ["output.path=a b", "run.workers=2"]
+    replace_json(run.run_json, record_document(replace(record, job_file="my job.yaml", overrides=settings)))
+    said = read_status(run).next_command
+    assert said == "bulkrun submit 'my job.yaml' --set 'output.path=a b' --set run.workers=2"
+
+
+def test_a_finished_run_whose_results_went_is_no_completed_one(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "out")
+    start(run.root, make_rows(30), job(run.root))
+    assert finished_totals(run) == read_totals(run)
+    run.part(0).unlink()
+    status = read_status(RunDir(run.root))
+    assert status.state == "failed" and status.next_command == f"bulkrun verify {run.root}"
+    assert str(status.message).startswith("_SUCCESS says 30 rows, the parts hold 20: `bulkrun verify ")
+    with pytest.raises(RunError, match="the parts hold 20"):
+        finished_totals(RunDir(run.root))
+
+
+def test_while_an_update_is_merged_the_parts_are_between_two_totals(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "out")
+    start(run.root, make_rows(30), job(run.root))
+    run.part(0).unlink()
+    run.staged.state.mkdir(parents=True)
+    begin_merge(run)
+    assert read_status(RunDir(run.root)).state == "completed_with_errors"
+
+
+def test_a_planner_that_failed_is_why_the_others_were_stopped(tmp_path: Path) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    me = Worker.this_process()
+    for name, role, ended, message, age_s in [
+        ("p", "planner", "failed", "UsageError: no column", 20),
+        ("w", "runner", "interrupted", None, 15),
+        ("s", "supervisor", "failed", "no column", 14),
+    ]:
+        path = run.workers / f"{name}.json"
+        replace_json(path, asdict(WorkerState(replace(me, id=name), 3, role, ended, message)))
+        os.utime(path, (time.time() - age_s,) * 2)
+    status = read_status(run)
+    assert (status.state, status.message) == ("failed", "no column")
+
+
+def test_a_submit_whose_model_is_loading_is_there(tmp_path: Path) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    write_plan(run, make_rows(10), 5)
+    heartbeat = Heartbeat(run, Worker.this_process(), dict, role="supervisor")
+    heartbeat.start()
+    status = read_status(run)
+    assert status.state == "running" and [worker.role for worker in status.workers] == ["supervisor"]
+    heartbeat.stop("failed", "no such GPU")
+    assert (read_status(run).state, read_status(run).message) == ("failed", "no such GPU")
 
 
 def put_worker(run: RunDir, worker: Worker, age_s: float, **progress: float) -> None:
@@ -158,6 +217,17 @@ def test_list_finds_runs_and_does_not_look_into_them(tmp_path: Path) -> None:
     (tmp_path / ".hidden").mkdir()
     assert [run.root.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == ["b", "deep/er/a"]
     assert [run.root for run in find_runs(tmp_path / "b")] == [tmp_path / "b"]
+
+
+def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        enter(tmp_path / name, job(tmp_path / name))
+    RunDir(tmp_path / "a").run_json.write_text("{")
+    damaged, whole = statuses(tmp_path)
+    assert (damaged.root, damaged.state) == (tmp_path / "a", "damaged") and "not a whole JSON file" in str(
+        damaged.message
+    )
+    assert (whole.root, whole.state) == (tmp_path / "b", "interrupted")
 
 
 def test_a_worker_file_holds_live_numbers_until_its_goodbye(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow.fs
 import pytest
 
 from bulkrun.data.parts import read_part_info, write_part
-from bulkrun.errors import Interrupted, ResumeError, RunError
+from bulkrun.errors import Interrupted, ResumeError, RunError, UsageError
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
@@ -185,7 +185,7 @@ def test_a_prefix_with_somebody_elses_objects_is_refused_before_anything_runs(
     bucket: Bucket, tmp_path: Path, key: str
 ) -> None:
     bucket.put(key, b"mine")
-    with pytest.raises(ResumeError, match="holds objects that are not of a run"):
+    with pytest.raises(UsageError, match="holds objects that are not of a run"):
         enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
     assert not (tmp_path / "s").exists() and bucket.list() == [key] and bucket.get(key) == b"mine"
 

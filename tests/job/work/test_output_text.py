@@ -129,3 +129,9 @@ def test_the_last_token_may_begin_inside_the_stop_string_and_go_on_after_it(head
 
 def test_a_text_without_its_stop_string_stays() -> None:
     assert cut_at_stop("no stop here", "zz", "no st") == "no stop here"
+
+
+def test_the_prompt_of_an_output_that_never_ran_is_not_decoded() -> None:
+    done = [Completion("0", (), "error"), Completion("1", tuple(split("byte level", "a", " the")[1]), "stop")]
+    prompts = [[-1, 2**70], split("byte level", "a", " the")[0]]
+    assert output_texts(tokenizer("byte level").decode_batch, prompts, done) == ["", " the"]

@@ -55,6 +55,15 @@ def test_a_compiler_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_
     assert found.library is None and "unrecognized argument" in found.reason
 
 
+def test_of_what_a_compiler_says_the_error_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "old-compiler"
+    said = "In file included from a.cpp:\\na.h: In instantiation of x:\\na.h:7:5: error: no AVX\\na.h:9: note: here\\n"
+    compiler.write_text(f"#!/bin/sh\nprintf '{said}' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert library.compiled_ops().reason == "a.h:7:5: error: no AVX"
+
+
 @NEEDS_COMPILER
 def test_the_second_process_loads_what_the_first_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert library.library() is not None

@@ -1,0 +1,32 @@
+"""Whether a finished run still has its results: `_SUCCESS` says how many rows, the parts' footers what is there."""
+
+from __future__ import annotations
+
+import shlex
+
+from bulkrun.data.parts import read_part_info
+from bulkrun.errors import RunError
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.update.staging import is_merging
+from bulkrun.job.work.finish import RunTotals, read_totals
+
+
+def finished_totals(run: RunDir) -> RunTotals | None:
+    """The totals of a finished run, None while it is not finished. Raises RunError when its results are not there."""
+    totals = read_totals(run)
+    if totals is not None and (lost := lost_rows(run, totals)) is not None:
+        raise RunError(f"{run.root}: {lost}")
+    return totals
+
+
+def lost_rows(run: RunDir, totals: RunTotals) -> str | None:
+    """Why the results are not what the totals say, None where they are.
+
+    While an update puts its parts in their places they are between two totals, and nothing is wrong.
+    """
+    want = totals.ok + sum(totals.errors.values())
+    found = sum(read_part_info(path).rows for path in run.parts().values())
+    if found == want or is_merging(run) or read_totals(run) != totals:
+        return None
+    verify = f"bulkrun verify {shlex.quote(str(run.root))}"
+    return f"_SUCCESS says {want:,} rows, the parts hold {found:,}: `{verify}` says what is missing"

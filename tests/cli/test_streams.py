@@ -1,0 +1,48 @@
+"""Streams that cannot be used as they are: closed, full, or with an encoding that cannot say everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.job.small_runs import job, make_rows, start
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("streams") / "out"
+    start(out, make_rows(10), job(out))
+    return out
+
+
+def shell(arguments: str, redirection: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = f"{sys.executable} -m bulkrun {arguments} {redirection}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, env={**os.environ, **environment}, check=False)
+
+
+@pytest.mark.parametrize(("redirection", "why"), [(">&-", "Bad file"), (">/dev/full", "No space left on device")])
+@pytest.mark.parametrize("command", ["status {}", "export {} --format csv", "query {} 'SELECT 1' --csv"])
+def test_a_stdout_that_cannot_be_written_is_one_line(run: Path, command: str, redirection: str, why: str) -> None:
+    done = shell(command.format(run), redirection)
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith(f"error: stdout: {why}") and done.stderr.count(b"\n") == 1
+
+
+def test_nobody_on_stderr_is_no_matter(run: Path) -> None:
+    assert b"completed" in shell(f"status {run}", "2>&-").stdout
+
+
+def test_what_an_encoding_cannot_say_is_said_in_escapes_or_in_utf8(run: Path) -> None:
+    shown = {
+        option: shell(f"query {run} \"SELECT 'é日' AS a\" {option}", PYTHONIOENCODING="ascii")
+        for option in ("", "--csv", "--json")
+    }
+    assert {done.returncode for done in shown.values()} == {0}
+    assert rb"\xe9\u65e5" in shown[""].stdout
+    assert shown["--csv"].stdout.decode() == "a\r\né日\r\n"
+    assert json.loads(shown["--json"].stdout)["rows"] == [{"a": "é日"}]

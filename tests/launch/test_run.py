@@ -1,0 +1,61 @@
+"""How the process that looks after workers ends: with the run, not with the last of its workers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulkrun.errors import BulkrunError
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.launch import run as module
+from bulkrun.launch.run import run_to_end
+from bulkrun.launch.signals import DrainOnSignal
+from tests.job.small_runs import enter, job, make_rows, start
+
+
+class NoView:
+    def phase(self, text: str) -> None: ...
+
+    def update(self, snapshot: Any) -> None: ...
+
+
+class Frozen:
+    """A worker that never ends by itself."""
+
+    def __init__(self) -> None:
+        self.graces: list[float] = []
+
+    def tend(self) -> bool:
+        return True
+
+    def stop(self, grace_s: float) -> list[BulkrunError]:
+        self.graces.append(grace_s)
+        return []
+
+    def kill(self) -> None: ...
+
+
+class Prepared:
+    """All that `run_to_end` asks of a prepared job."""
+
+    def __init__(self, run: RunDir, spec: Any) -> None:
+        self.run, self.spec = run, spec
+
+
+def test_a_finished_run_does_not_wait_for_a_worker_that_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job(tmp_path / "out")
+    start(tmp_path / "out", make_rows(20), spec)
+    run, record = enter(tmp_path / "out", spec)
+    frozen = Frozen()
+    monkeypatch.setattr(module, "_make_workers", lambda spec, run, run_id: frozen)
+    monkeypatch.setattr(module, "_END_GRACE_S", 0.5)
+    began = time.monotonic()
+    done = run_to_end(Prepared(run, spec), record, NoView(), DrainOnSignal())  # type: ignore[arg-type]
+    assert done.worked and done.totals.rows == 20
+    assert 0.5 <= time.monotonic() - began < 5 and done.elapsed_s < 0.4, "the time until the run was finished"
+    assert frozen.graces == [0.5]
