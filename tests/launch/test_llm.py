@@ -251,7 +251,7 @@ def test_wrong_sampling_is_said_before_anything_runs(llm: bulkrun.LLM) -> None:
         with pytest.raises(UsageError, match=match):
             llm.generate(["a", "b"], sampling)  # type: ignore[call-overload]
     for wrong in (7, "greedy", [7, 7], [{}, None]):
-        with pytest.raises(UsageError, match="neither a SamplingParams nor a mapping"):
+        with pytest.raises(UsageError, match="neither SamplingParams nor a mapping"):
             llm.generate(["a", "b"], wrong)  # type: ignore[call-overload]
     for nothing in (None, 7):
         with pytest.raises(UsageError, match="not a list or an iterator"):
