@@ -15,8 +15,8 @@ from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.launch import queue
-from bulkrun.launch.llm import run_job
 from bulkrun.launch.preview import check_job
+from bulkrun.launch.run_job import run_job
 from tests.job.small_runs import enter, job
 
 
