@@ -14,6 +14,7 @@ from bulkrun.cli.bench import bench
 from bulkrun.cli.compact import compact
 from bulkrun.cli.control import cancel, logs, watch
 from bulkrun.cli.export import export
+from bulkrun.cli.init import init
 from bulkrun.cli.jobs import plan, preview, retry, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
@@ -22,7 +23,7 @@ from bulkrun.cli.streams import drop_stdout, settle_streams
 from bulkrun.errors import BulkrunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
-    "Run a job": (submit, worker, cancel, retry, validate, plan, preview, schema),
+    "Run a job": (init, submit, worker, cancel, retry, validate, plan, preview, schema),
     "Look at a run": (status, watch, logs, errors, query, export, verify, compact, list_runs),
     "This machine": (models, doctor, bench),
 }

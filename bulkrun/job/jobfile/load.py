@@ -126,7 +126,7 @@ class _Job:
                 ]
         elif values is not UNUSABLE:
             what = "empty" if values is None else f"{shown(values)}, not keys and values"
-            start = "`bulkrun schema` describes the keys, bulkrun's repository has examples in jobs/"
+            start = "`bulkrun init INPUT --out FILE` writes one to start from, `bulkrun schema` describes the keys"
             problems.append((1, 1, f"{self.name}:1:1: the job file is {what}; {start}"))
         raise JobFileError([text for _, _, text in sorted(problems)] + self.set_problems)
 

@@ -1,0 +1,27 @@
+"""`init`: a job file to start from."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from bulkrun.cli.output import note
+
+
+@click.command()
+@click.argument("source", metavar="INPUT")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write. Default: job.yaml.")
+def init(source: str, out: Path | None) -> None:
+    """Write a job file over INPUT, which is what input.path may be: a file, a directory, a glob.
+
+    Its columns are looked at and named in the file, which runs as it is, with the bundled model.
+    """
+    from bulkrun.launch.starter import write_starter
+
+    job = out or Path("job.yaml")
+    write_starter(source, job)
+    name = shlex.quote(str(job))
+    note(f"wrote    {name}")
+    note(f"next     bulkrun preview {name}; then bulkrun submit {name}")

@@ -1,0 +1,86 @@
+"""Job files that `bulkrun init` writes: they load, and their prompts are those of the input's columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bulkrun.errors import InputError, UsageError
+from bulkrun.job.jobfile.load import load_job
+from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.launch.prepare import prepare
+from bulkrun.launch.starter import write_starter
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "text": [{"id": 7, "n": 1, "text": "a text"}],
+    "any text": [{"n": 1, "title": "a title"}],
+    "no name for Jinja": [{"first name": "Ada", "n": 2}],
+    "numbers alone": [{"n": 3, "m": 4}],
+    "prompt": [{"prompt": "Say hello."}],
+    "messages": [{"messages": [{"role": "user", "content": "Hello"}]}],
+    "batch": [{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Hello"}}],
+    "odd": [{'a "b" \n# c': "value", "n": 1}],
+}
+
+
+PROMPTS = {
+    "text": "a text",
+    "any text": "a title",
+    "no name for Jinja": "Ada",
+    "numbers alone": "3",
+    "prompt": "Say hello.",
+    "messages": "Hello",
+    "batch": "Hello",
+    "odd": "value",
+}
+
+
+def as_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_it_loads_and_makes_a_prompt_of_every_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows, job = ROWS[kind], tmp_path / "my first job.yaml"
+    write_starter(str(as_lines(tmp_path / "data: 1 #2.jsonl", rows)), job)
+    spec = load_job(job)
+    assert (spec.name, spec.output.path) == ("my-first-job", "out/my-first-job")
+    assert spec.input.id == ("id" if "id" in rows[0] else None)
+    prepared = prepare(spec)
+    with prepared.open_dataset() as dataset:
+        builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
+        ((prompt,),) = (builder.build(batch) for batch in dataset.batches())
+    assert isinstance(prompt, Prompt)
+    assert PROMPTS[kind] in prepared.tokenizer.decode_batch([list(prompt.token_ids)])[0]
+
+
+def test_columns_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.table({f"c{i}": pa.array(["x"]) for i in range(14)}), path)
+    write_starter(str(path), tmp_path / "job.yaml")
+    text = (tmp_path / "job.yaml").read_text(encoding="utf-8")
+    assert '"c0" text, "c1" text' in text and "and 2 more" in text
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    source, job = as_lines(tmp_path / "data.jsonl", ROWS["text"]), tmp_path / "job.yaml"
+    job.write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"is there already; give another name with --out"):
+        write_starter(str(source), job)
+    assert job.read_text(encoding="utf-8") == "mine"
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_starter(str(source), tmp_path / "no" / "job.yaml")
+
+
+def test_an_input_without_rows_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(InputError, match="has no rows"):
+        write_starter(str(tmp_path / "empty.jsonl"), tmp_path / "job.yaml")
+    assert not (tmp_path / "job.yaml").exists()
