@@ -161,7 +161,7 @@ def test_an_anchor_can_be_used_twice_and_an_override_changes_one_place_only(fold
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "x.yaml:1:1: the job file is empty; `bulkrun schema` describes the keys"),
+        ("", "x.yaml:1:1: the job file is empty; `bulkrun init INPUT --out FILE` writes one to start from"),
         ("# nothing\n", "x.yaml:1:1: the job file is empty"),
         ("- a\n", "x.yaml:1:1: the job file is a list, not keys and values"),
         ("just words", 'x.yaml:1:1: the job file is "just words", not keys and values'),
