@@ -77,7 +77,7 @@ def test_a_run_does_not_go_on_in_the_other_mode(folder: Path) -> None:
     finish(start(folder, "--set", "run.limit=2"))
     other = start(folder, "--set", "run.limit=2", "--set", "engine.deterministic=false")
     said = other.communicate(timeout=120)[1]
-    assert other.returncode == 4 and "model.deterministic" in said
+    assert other.returncode == 4 and "engine.deterministic" in said
 
 
 def test_quantized_weights_are_refused_by_line(folder: Path) -> None:
