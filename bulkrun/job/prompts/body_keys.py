@@ -7,6 +7,7 @@ test keeps it in step. Knows names, and the values that ask for nothing; `body_p
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -94,6 +95,18 @@ _REASONS = {
 
 class BadBody(ValueError):
     """Why a line cannot be run: ``body.key: value is not supported; what is``."""
+
+
+def as_object(place: str, value: Any, what: str) -> dict[str, Any]:
+    """An object, given as one or as its JSON text. Raises BadBody: the value is not `what` it should be."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadBody(f"{place}: {shown(value)} is not JSON") from None
+    if not isinstance(value, dict):
+        raise BadBody(f"{place}: {shown(value)} is not {what}")
+    return value
 
 
 def check_chat_keys(body: Mapping[str, Any]) -> None:

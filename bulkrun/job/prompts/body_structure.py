@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bulkrun.data.json_types import is_unicode
-from bulkrun.job.prompts.body_keys import STRUCTURES, BadBody
+from bulkrun.job.prompts.body_keys import STRUCTURES, BadBody, as_object
 from bulkrun.job.prompts.conversations import shown
 
 # A JSON schema as its text, or {kind: value} for the other kinds: how `sampling.structured_outputs` of a row is kept.
@@ -62,14 +62,7 @@ def _any_object() -> str:
 
 def _schema(key: str, value: Any) -> str:
     """The text of a schema given as an object, or as its JSON text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise BadBody(f"body.{key}: {shown(value)} is not JSON") from None
-    if not isinstance(value, dict):
-        raise BadBody(f"body.{key}: {shown(value)} is not a JSON schema")
-    return json.dumps(value)
+    return json.dumps(as_object(f"body.{key}", value, "a JSON schema"))
 
 
 def _regex(key: str, value: Any) -> Structure:

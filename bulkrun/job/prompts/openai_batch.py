@@ -8,12 +8,11 @@ parameters.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bulkrun.job.jobfile.sampling import SamplingSpec
-from bulkrun.job.prompts.body_keys import BadBody
+from bulkrun.job.prompts.body_keys import BadBody, as_object
 from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
 from bulkrun.job.prompts.conversations import Ask, BadMessages, Conversation, RowToAsk, read_messages, shown
 from bulkrun.request import RowError
@@ -51,14 +50,7 @@ def _endpoint(method: Any, url: Any) -> Callable[[dict[str, Any], BodyParams], A
 
 def _read_body(body: Any) -> dict[str, Any]:
     """The body as an object, without its nulls; it comes as JSON text, or as a struct from a Parquet file."""
-    if isinstance(body, str):
-        try:
-            body = json.loads(body)
-        except (ValueError, RecursionError):
-            raise BadBody(f"body: {shown(body)} is not JSON") from None
-    if not isinstance(body, dict):
-        raise BadBody(f"body: {shown(body)} is not an object")
-    return {key: value for key, value in body.items() if value is not None}
+    return {key: value for key, value in as_object("body", body, "an object").items() if value is not None}
 
 
 def _chat(body: dict[str, Any], params: BodyParams) -> Ask:
