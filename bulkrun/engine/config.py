@@ -98,23 +98,15 @@ class EngineConfig:
             enforce_eager=enforce_eager,
             is_pool_given=kv_cache_memory_bytes is not None,
         )
-        if kv_cache_memory_bytes is None and device.type == "cpu":
-            kv_cache_memory_bytes = int(CPU_RAM_SHARE * available_ram_bytes())
-        memory = None
-        if kv_cache_memory_bytes is None:
+        pool_bytes, explanation = kv_cache_memory_bytes, None
+        if pool_bytes is None and device.type == "cpu":
+            pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes())
+        if pool_bytes is None:
             assert measure is not None, "what a GPU has free is found out by running a step on it"
             memory = measure(draft)
-            kv_cache_memory_bytes = memory.kv_bytes(gpu_memory_utilization)
+            pool_bytes, explanation = memory.kv_bytes(gpu_memory_utilization), memory.explain(gpu_memory_utilization)
         block_bytes = bytes_per_block(model_config, block_size, draft.kv_cache_dtype)
-        num_blocks = max(kv_cache_memory_bytes, 0) // block_bytes
-        longest = max(num_blocks - 1, 0) * block_size
-        if longest < (max_model_len or MIN_MODEL_LEN):
-            given = f"engine.kv_cache_memory_bytes: {kv_cache_memory_bytes / _MIB:.1f} MiB"
-            where = given if memory is None else memory.explain(gpu_memory_utilization)
-            raise _too_small(where, longest, max_model_len or MIN_MODEL_LEN, block_bytes / block_size)
-        max_model_len = min(draft.max_model_len, longest)
-        useful_blocks = num_seqs * -(-max_model_len // block_size)
-        return replace(draft, max_model_len=max_model_len, num_blocks=min(num_blocks, 1 + useful_blocks))
+        return _with_pool(draft, max(pool_bytes, 0), block_bytes, max_model_len or MIN_MODEL_LEN, explanation)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -159,6 +151,23 @@ def _longest_asked(model_config: ModelConfig, asked: int | None) -> int:
     if asked is not None and asked > limit:
         raise UsageError(f"engine.max_model_len: {asked} is above the model's {limit} positions; at most {limit}")
     return asked or model_config.max_position_embeddings
+
+
+def _with_pool(
+    draft: EngineConfig, pool_bytes: int, block_bytes: int, needed: int, explanation: str | None
+) -> EngineConfig:
+    """The sizes that so many bytes of KV cache allow, no more than all sequences can use.
+
+    Raises UsageError where a sequence of `needed` tokens finds no room.
+    """
+    num_blocks = pool_bytes // block_bytes
+    longest = max(num_blocks - 1, 0) * draft.block_size
+    if longest < needed:
+        where = explanation or f"engine.kv_cache_memory_bytes: {pool_bytes / _MIB:.1f} MiB"
+        raise _too_small(where, longest, needed, block_bytes / draft.block_size)
+    sized = replace(draft, max_model_len=min(draft.max_model_len, longest))
+    useful_blocks = sized.max_num_seqs * sized.max_blocks_per_seq
+    return replace(sized, num_blocks=min(num_blocks, 1 + useful_blocks))
 
 
 def _too_small(where: str, longest: int, needed: int, token_bytes: float) -> UsageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bulkrun.job.jobfile.spec import EngineSpec
+from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.prepare import PreparedJob
 from bulkrun.launch.threads import settle_threads
 from bulkrun.models.config import ModelConfig

@@ -18,9 +18,10 @@ from bulkrun.data.subset import write_subset
 from bulkrun.errors import InputError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
+from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.durable import remove_tree
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, open_run, read_record, refuse_live_workers
+from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
 from bulkrun.job.update.fitting import fit_dataset
 from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed

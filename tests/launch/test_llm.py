@@ -21,7 +21,7 @@ import pytest
 
 import bulkrun
 from bulkrun.errors import JobFileError, ModelError, UsageError
-from bulkrun.job.jobfile.spec import EngineSpec
+from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch import llm as module
 
 SAMPLED = {"temperature": 0.8, "max_tokens": 6, "logprobs": 1}

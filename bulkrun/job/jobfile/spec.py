@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bulkrun.data.remote import is_remote
 from bulkrun.job.jobfile.cluster import RaySpec, SlurmSpec
+from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
@@ -139,82 +140,6 @@ class OutputSpec(Section):
             raise ValueError("path: a directory or s3://BUCKET/PREFIX, without keys (they come from the environment)")
         if self.state is not None and not is_remote(self.path):
             raise ValueError("state: only with path: s3://...; a result directory holds its own state")
-        return self
-
-
-class EngineSpec(Section):
-    """How the engine works, not what it answers: most may change under a run. Names are vLLM's.
-
-    Random or 8-bit weights, an 8-bit KV cache and `deterministic` are the exceptions: with them it is another run.
-    """
-
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one.")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="auto: the model's own; on a CPU without bf16 units float32."
-    )
-    load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="auto: the model's safetensors; dummy: random weights, for measuring speed without them."
-    )
-    max_num_seqs: int | None = Field(
-        None, ge=1, description="Most sequences that run at once. Default: 1024 on a GPU, 128 on a CPU."
-    )
-    max_num_batched_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Most tokens one step computes (prompts are chunked to fit). Default: 8192 on a GPU, else 1024.",
-    )
-    max_model_len: int | None = Field(
-        None,
-        ge=2,
-        description="Most tokens of prompt and output together. Default: the model's, if memory allows.",
-    )
-    block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per KV cache block. Default: 16.")
-    gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="Share of the GPU's memory that weights and KV cache may take."
-    )
-    kv_cache_memory_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="Bytes of KV cache. Default: what gpu_memory_utilization leaves; on CPU a share of RAM.",
-    )
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"] = Field(
-        "auto",
-        description="auto: the model's; fp8: half of bfloat16's bytes, so twice the tokens, at some loss of quality.",
-    )
-    quantization: Literal["fp8"] | None = Field(
-        None,
-        description="fp8: weights and activations of the projections in 8 bits, at some loss of quality (on a CPU "
-        "the same numbers, slowly). Default: the model's dtype.",
-    )
-    deterministic: bool = Field(
-        False,
-        description="A row's tokens and log-probabilities have the same bits whatever runs beside it: any batch, "
-        "chunking, prefix cache, resume, worker or thread count. Slower.",
-    )
-    enable_prefix_caching: bool = Field(True, description="Compute a prefix that several prompts share only once.")
-    batching: Literal["continuous", "static", "dynamic"] = Field(
-        "continuous",
-        description="When waiting requests join: at once, when the whole batch has ended, or static with a window.",
-    )
-    batching_window_s: float = Field(
-        0.05, ge=0, description="Seconds for which batching: dynamic waits for a batch to be full."
-    )
-    enforce_eager: bool = Field(
-        False, description="On a GPU, launch every kernel from Python instead of whole steps as CUDA graphs."
-    )
-    async_scheduling: bool | None = Field(
-        None,
-        description="Launch a step before the tokens of the one before are looked at. Default: on a GPU true, else "
-        "false.",
-    )
-
-    @model_validator(mode="after")
-    def _deterministic(self) -> EngineSpec:
-        if self.deterministic and self.quantization is not None:
-            raise ValueError(
-                f"deterministic does not go with quantization: {self.quantization}, whose products depend on the "
-                "batch; leave one of the two out"
-            )
         return self
 
 

@@ -8,30 +8,26 @@ the whole old directory. Knows no engine and reads no input.
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from bulkrun.data.remote import is_remote
 from bulkrun.errors import ResumeError, RunError, UsageError
+from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.durable import (
-    disk_errors,
-    fsync_dir,
     make_dirs,
     read_json,
     remove_tree,
     replace_json,
     write_new_json,
 )
-from bulkrun.job.store.events import log_event, utc_now
+from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, job_key, key_salt
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import TTL_S, LifeWatch, Worker, read_workers
+from bulkrun.job.store.workers import LifeWatch, read_workers
 
 FORMAT = 1
 _SHOWN_CHARS = 60  # of each value in a difference
@@ -285,42 +281,3 @@ def difference_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-
-
-def move_aside(run: RunDir) -> Path | None:
-    """Rename the whole directory of a run to a dated sibling; None when there is no run.
-
-    A link to it stays: the new run goes where the old one was. Raises RunError when a worker is alive in it.
-    """
-    if not run.state.is_dir():
-        return None
-    refuse_live_workers(run)
-    stamp = datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    root = run.root.resolve()
-    aside = root.with_name(f"{root.name}.{stamp}.{secrets.token_hex(2)}")
-    with disk_errors("moving the old results aside", root):
-        root.rename(aside)
-        fsync_dir(aside.parent)
-    log_event(RunDir(aside), "-", "moved_aside", moved_from=root.name)
-    return aside
-
-
-def refuse_live_workers(
-    run: RunDir,
-    *,
-    ttl_s: float = TTL_S,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Raise RunError when a worker of the run is alive. Takes up to `ttl_s` seconds if one died on another host."""
-    life = LifeWatch(run, ttl_s=ttl_s, clock=clock)
-    here = Worker.this_process().place
-    first = {state.worker.id: state.counter for state in read_workers(run) if life.alive(state.worker)}
-    while living := [state for state in read_workers(run) if state.worker.id in first and life.alive(state.worker)]:
-        for state in living:
-            if state.worker.place == here or state.counter != first[state.worker.id]:
-                raise RunError(
-                    f"{run.root}: a worker is running here (process {state.worker.pid}); "
-                    "wait for it, or stop it with Ctrl+C or `kill`, then try again"
-                )
-        sleep(1.0)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bulkrun.errors import RunError
+from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import refuse_live_workers
 from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
 
 _CLAIM = "update"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from bulkrun.job.jobfile.spec import EngineSpec
+from bulkrun.job.jobfile.engine import EngineSpec
 from tests.benchmarks.gpu import checkpoint
 from tests.benchmarks.gpu.items import (
     LLAMA,

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from bulkrun.errors import ResumeError, RunError, UsageError
+from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.fingerprint import differences, fingerprint
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, move_aside, new_record, open_run, read_record, refuse_live_workers
+from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record
 from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.job.work.progress import ProgressSnapshot
 from tests.job.fake_engine import FakeEngine
