@@ -55,6 +55,14 @@ def test_workloads_have_the_lengths_of_the_table(tokenizer: Tokenizer, name: str
         assert (statistics.median(outputs), max(outputs)) == (80, 600)
 
 
+def test_long_prompts_are_long(tokenizer: Tokenizer) -> None:
+    work = make_workload("long-prompt", tokenizer)
+    prompts, outputs = [len(one.prompt_token_ids) for one in work], [one.num_output_tokens for one in work]
+    assert (len(work), max(prompts)) == (16, 3500)
+    assert abs(statistics.median(prompts) - 2500) <= 50
+    assert abs(statistics.median(outputs) - 60) <= 5
+
+
 def test_a_shared_prefix_is_everybodys_and_what_follows_is_not(tokenizer: Tokenizer) -> None:
     prompts = [one.prompt_token_ids for one in make_workload("shared-prefix", tokenizer)]
     assert len({tuple(prompt[:600]) for prompt in prompts}) == 1

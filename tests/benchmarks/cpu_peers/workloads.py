@@ -6,6 +6,7 @@
 | medium | 256 | 128, 1500 | 80, 600 |
 | shared-prefix | 64 | 650, 800, of which the first 600 are everybody's | 8 each |
 | short-output | 128 | 128, 1500 | 1 to 8 |
+| long-prompt | 16 | 2500, 3500 | 60, 200 |
 | agree | 12 | 80, 384 | 32 each: for the check of the tokens, never timed |
 
 Prompts are chat messages, 8 tokens of which are the template's.
@@ -21,7 +22,7 @@ from tokenizers import Tokenizer
 from tests.benchmarks.checkpoints import corpus
 from tests.benchmarks.work import Work, lognormal_lengths, write_work
 
-TIMED = ("small", "medium", "shared-prefix", "short-output")
+TIMED = ("small", "medium", "shared-prefix", "short-output", "long-prompt")
 _PREFIX_TOKENS = 600
 
 
@@ -56,6 +57,10 @@ def make_workload(name: str, tokenizer: Tokenizer) -> list[Work]:
     if name == "agree":
         prompts = lognormal_lengths(12, median=80, sigma=0.9, longest=384, shortest=16, rng=rng)
         return [Work(text.message(length), 32) for length in prompts]
+    if name == "long-prompt":
+        prompts = lognormal_lengths(16, median=2500, sigma=0.3, longest=3500, rng=rng)
+        outputs = lognormal_lengths(16, median=60, sigma=0.6, longest=200, rng=rng)
+        return [Work(text.message(prompt), output) for prompt, output in zip(prompts, outputs, strict=True)]
     count = {"small": 64, "medium": 256, "short-output": 128}[name]
     prompts = [min(1500, 8 + n) for n in lognormal_lengths(count, median=120, sigma=1.0, longest=1500, rng=rng)]
     outputs = lognormal_lengths(count, median=80, sigma=0.9, longest=600, rng=rng)
