@@ -6,9 +6,9 @@ else; `bulkrun.launch` is the one module that knows both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -49,10 +49,11 @@ _NOT_HERE: Mapping[str, str] = MappingProxyType(
         "seed": 'give the sampling as a mapping, {"seed": 7, ...}, or the model its own: LLM(model, seed=7)',
     }
 )
+_WHOLE = ("max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs")
 _NUMBERS = (
-    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "timeout_s"),
 )
+_OPTIONAL = ("logprobs", "prompt_logprobs", "timeout_s")
 _LEAST_TEMPERATURE = 1e-5  # vLLM's; logits divided by much less are infinite in float32
 
 
@@ -89,6 +90,9 @@ class RepetitionStop(NamedTuple):
     max_pattern: int
     repeats: int
     min_tokens: int
+
+
+_STRUCTURES = {"structured_outputs": StructuredOutput, "thinking": Thinking, "repetition_stop": RepetitionStop}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):  # vLLM takes none, one text (no sequence of letters) and lists too
             if not isinstance(value := getattr(self, name), tuple):
-                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
+                is_many = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+                object.__setattr__(self, name, () if value is None else tuple(value) if is_many else (value,))
         for problem in self.problems():
             raise ValueError(problem)
 
@@ -140,13 +145,25 @@ class SamplingParams:
 
     def _wrong_types(self) -> list[str]:
         wrong = []
-        for name in _NUMBERS:
-            if not isinstance(value := getattr(self, name), (int, float, Real)):  # Real takes ten times as long to tell
-                fix = "; LLM.max_model_len means: as many as fit" if name == "max_tokens" else ""
-                wrong.append(f"{name}: {value!r} is not a number{fix}")
-        for name in ("structured_outputs", "thinking", "repetition_stop"):
-            if isinstance(value := getattr(self, name), dict):
+        for names, kind, types in ((_WHOLE, "whole number", (int, Integral)), (_NUMBERS, "number", (int, float, Real))):
+            for name in names:  # the abstract types take ten times as long to tell
+                value = getattr(self, name)
+                if not isinstance(value, types) and not (value is None and name in _OPTIONAL):
+                    fix = "; LLM.max_model_len means: as many as fit" if name == "max_tokens" else ""
+                    wrong.append(f"{name}: {value!r} is not a {kind}{fix}")
+        wrong += [f"stop: {text!r} is not a text" for text in self.stop if not isinstance(text, str)]
+        ids = self.stop_token_ids
+        wrong += [f"stop_token_ids: {i!r} is not a whole number" for i in ids if not isinstance(i, (int, Integral))]
+        return wrong + self._wrong_structures()
+
+    def _wrong_structures(self) -> list[str]:
+        wrong = []
+        for name, kind in _STRUCTURES.items():
+            value = getattr(self, name)
+            if isinstance(value, dict):
                 wrong.append(f'{name}: {value!r} goes with a mapping for all of the sampling: {{"{name}": ..., ...}}')
+            elif value is not None and not isinstance(value, kind):
+                wrong.append(f"{name}: {value!r} is not a {kind.__name__}")
         return wrong
 
     def _out_of_range(self) -> list[str]:

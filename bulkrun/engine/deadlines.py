@@ -28,6 +28,11 @@ class Deadlines:
         now = self._clock()
         return [seq for seq, deadline in self._deadlines.items() if deadline <= now]
 
+    def keep_only(self, seqs: Iterable[Sequence]) -> None:
+        """Whoever is not among these has ended."""
+        left = set(seqs)
+        self._deadlines = {seq: deadline for seq, deadline in self._deadlines.items() if seq in left}
+
     def forget(self, seqs: Iterable[Sequence]) -> None:
         """Sequences ended; those without a limit are welcome too."""
         for seq in seqs:

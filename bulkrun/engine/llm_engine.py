@@ -84,7 +84,7 @@ class LLMEngine:
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
-        self._advancing: Sequence | None = None  # whose token is being looked at
+        self._unsettled: list[Sequence] = []  # those that a step is about to change, or has changed by half
         self._memory = MemoryGuard(model.config, config)
         self._counters = Counters()
 
@@ -240,8 +240,7 @@ class LLMEngine:
 
     def _time_out(self) -> None:
         """Take out those whose time is over, wherever they are."""
-        expired = self._deadlines.expired()
-        if expired:
+        if expired := self._deadlines.expired():
             self._ended += [completion_of(seq, timeout_of(seq)) for seq in expired]
             self.scheduler.drop(expired)
             self._deadlines.forget(expired)
@@ -257,12 +256,12 @@ class LLMEngine:
             if not output.is_valid[index]:
                 broken.append(seq)
                 continue
-            self._advancing = seq
+            self._unsettled = [seq]
             ending = self._advance(seq, output, index)
             if ending is not None:
                 self._ended.append(completion_of(seq, ending))
                 ended.append(seq)
-            self._advancing = None
+            self._unsettled = []
         if ended:
             self.scheduler.finish(ended)
         if broken:
@@ -281,12 +280,14 @@ class LLMEngine:
 
     def _discard(self, broken: list[Sequence]) -> None:
         """Take out those whose KV holds no numbers; who may have read another's there is computed once more, alone."""
+        self._unsettled = broken
         discard(broken, self.scheduler, self.model_runner)
         for seq in broken:
             if seq.reads_prefix:
                 self._add(replace(seq.request, output_token_ids=seq.output_token_ids), shares_prefix=False)
             else:
                 self._ended.append(completion_of(seq, NOT_NUMBERS))
+        self._unsettled = []
 
     def _start_over(self) -> None:
         """After a step that was broken off."""
@@ -294,7 +295,8 @@ class LLMEngine:
         if self._mask_filler is not None:
             self._mask_filler.settle()
         start_over(self.scheduler, {completion.request_id for completion in self._ended})
-        if self._advancing is not None:  # its token came half into what watches over it
-            seq, self._advancing = self._advancing, None
-            self.abort([seq.request.request_id])
+        self.abort([seq.request.request_id for seq in self._unsettled])
+        for seq in self._unsettled:
             self._add(seq.request, shares_prefix=seq.shares_prefix)
+        self._unsettled = []
+        self._deadlines.keep_only(self.scheduler.waiting)

@@ -143,7 +143,7 @@ class LLM:
     @overload
     def chat(  # type: ignore[overload-overlap]
         self,
-        messages: list[_C],
+        messages: list[_C] | Message,
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -163,7 +163,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Iterable[Sequence[Message]] | list[Any],
+        messages: Iterable[Sequence[Message]] | list[Any] | Message,
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -172,10 +172,11 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Answer conversations, each a list of {role, content}, through the model's chat template.
 
-        A list of messages is one conversation. `chat_template_kwargs` are values that the template reads, as
+        A message, or a list of them, is one conversation. `chat_template_kwargs` are values that the template reads, as
         {"enable_thinking": False}. Lists, iterators and the rest as for `generate`. Raises UsageError for a model
         without a template, and for values that no template can be given.
         """
+        messages = [messages] if isinstance(messages, Mapping) else messages
         one = isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
         asked: Iterable[Any] = [messages] if one else messages
         ask, show = self._chat_asker(chat_template_kwargs or {}), _Shown(ordered, use_tqdm)

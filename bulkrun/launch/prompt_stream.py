@@ -71,8 +71,8 @@ class SharedEngine:
     def add(self, token_ids: Sequence[int], asked: Asked, receive: Callable[[Request, Completion], None]) -> str:
         """Queue a prompt; `receive` is called when it has ended. Returns the request's id."""
         request = Request(f"{next(self._ids)}", token_ids, asked.sampling, asked.seed)
-        self._receivers[request.request_id] = lambda done: receive(request, done)
         self.engine.add_request(request)
+        self._receivers[request.request_id] = lambda done: receive(request, done)
         return request.request_id
 
     def step(self) -> None:

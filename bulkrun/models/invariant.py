@@ -72,7 +72,8 @@ class InvariantSparseMLP(nn.Module):
         return total_TE.to(x_TE.dtype)
 
     def _expert(self, expert: int, x_PE: torch.Tensor) -> torch.Tensor:
-        rows = x_PE if self.gate_up_panels[expert][0].ndim == 4 else _whole_tiles(x_PE)
+        takes_any_rows = self.gate_up_panels[expert][0].ndim == self.down_panels[expert][0].ndim == 4
+        rows = x_PE if takes_any_rows else _whole_tiles(x_PE)
         gate_up = ops.invariant_linear(rows, self.gate_up_panels[expert], None, self.workers)
         down = ops.invariant_linear(ops.silu_mul(gate_up), self.down_panels[expert], None, self.workers)
         return down[: x_PE.shape[0]]

@@ -193,6 +193,29 @@ def test_a_row_without_numbers_is_told_once_and_counts_no_tokens(make_engine: En
     assert engine.stats().num_output_tokens == 0
 
 
+@pytest.mark.parametrize("reads_prefix", [False, True])
+def test_taking_out_rows_without_numbers_may_be_broken_off(
+    make_engine: EngineFactory, reads_prefix: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = poisoned_engine(make_engine)
+    bad, good = Request("bad", [*SHARED, NAN_TOKEN, 4], GREEDY), requests()[0]
+    if reads_prefix:
+        run(engine, [Request("before", SHARED, GREEDY)])
+    expected = run(make_engine(**SETTINGS), [good])
+    for request in (bad, good):
+        engine.add_request(request)
+
+    def broken_off(block_ids: list[int]) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine.model_runner, "clear_blocks", broken_off)
+        list(go_on(engine))
+    done = {one.request_id: one for one in go_on(engine)}
+    assert done["bad"].error is not None and done["bad"].error.code == "engine_error"
+    assert done[good.request_id].token_ids == expected[good.request_id].token_ids
+
+
 def test_ends_that_the_model_does_not_know_end_nothing(
     make_engine: EngineFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,3 +230,28 @@ def test_a_seed_of_more_than_64_bits_is_that_row_s_error(make_engine: EngineFact
     done = run(make_engine(**SETTINGS), [Request("a", SHARED, DRAWN, seed=2**63), Request("b", SHARED, DRAWN, seed=3)])
     assert done["a"].error is not None and "2^63" in done["a"].error.message
     assert done["b"].error is None
+
+
+def test_whoever_ended_in_a_step_that_was_broken_off_does_not_run_out_of_time_later(make_engine: EngineFactory) -> None:
+    now = [0.0]
+
+    class Matcher:
+        was_broken_off = False
+
+        def append(self, token_id: int) -> str | None:
+            if not Matcher.was_broken_off:
+                Matcher.was_broken_off = True
+                raise KeyboardInterrupt
+            return None
+
+    engine = make_engine(stop_matcher_factory=lambda stop: Matcher(), clock=lambda: now[0])
+    ends = SamplingParams(max_tokens=1, temperature=0.0, timeout_s=5)
+    engine.add_request(Request("ends", [5, 6, 7, 8], ends))
+    engine.add_request(Request("breaks", [5, 6, 7, 9], SamplingParams(max_tokens=3, ignore_eos=True, stop=("x",))))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    now[0] = 10.0
+    assert sorted((done.request_id, done.finish_reason) for done in go_on(engine)) == [
+        ("breaks", "length"),
+        ("ends", "length"),
+    ]

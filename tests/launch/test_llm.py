@@ -158,6 +158,8 @@ def test_one_conversation_needs_no_list_around_it(llm: bulkrun.LLM) -> None:
     conversation = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     [alone], [listed] = llm.chat(conversation, SAMPLED), llm.chat([conversation], SAMPLED)
     assert alone == dataclasses.replace(listed, num_cached_tokens=alone.num_cached_tokens)
+    [message], [listed] = llm.chat(conversation[1], SAMPLED), llm.chat([conversation[1:]], SAMPLED)
+    assert message == dataclasses.replace(listed, num_cached_tokens=message.num_cached_tokens)
 
 
 def test_values_for_the_chat_template_reach_it(llm: bulkrun.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +213,17 @@ def test_a_bar_counts_the_outputs_in_a_terminal_and_nowhere_else(
         ({"n": 2}, TypeError, r"SamplingParams has no n: .*sampling\.n"),
         ({"best_of": 2}, TypeError, r"no best_of: .*sampling\.best_of"),
         ({"seed": 7}, TypeError, r'no seed: .*\{"seed": 7'),
-        ({"max_tokens": None}, ValueError, r"max_tokens: None is not a number; LLM\.max_model_len"),
-        ({"max_tokens": {"temperature": 0}}, ValueError, "max_tokens: {'temperature': 0} is not a number"),
+        ({"max_tokens": None}, ValueError, r"max_tokens: None is not a whole number; LLM\.max_model_len"),
+        ({"max_tokens": {"temperature": 0}}, ValueError, "max_tokens: {'temperature': 0} is not a whole number"),
+        ({"max_tokens": 2.5}, ValueError, r"max_tokens: 2\.5 is not a whole number"),
+        ({"top_k": 2.0}, ValueError, r"top_k: 2\.0 is not a whole number"),
+        ({"logprobs": "3"}, ValueError, "logprobs: '3' is not a whole number"),
+        ({"timeout_s": "5"}, ValueError, "timeout_s: '5' is not a number"),
+        ({"stop": 5}, ValueError, "stop: 5 is not a text"),
+        ({"stop": ["a", b"x"]}, ValueError, "stop: b'x' is not a text"),
+        ({"stop_token_ids": [3.0]}, ValueError, r"stop_token_ids: 3\.0 is not a whole number"),
+        ({"thinking": "x"}, ValueError, "thinking: 'x' is not a Thinking"),
+        ({"repetition_stop": (1, 2, 3)}, ValueError, r"repetition_stop: \(1, 2, 3\) is not a RepetitionStop"),
         ({"temperature": "0.7"}, ValueError, "temperature: '0.7' is not a number"),
         ({"structured_outputs": {"choice": ["a"]}}, ValueError, r'\{"structured_outputs": \.\.\., \.\.\.\}'),
     ],

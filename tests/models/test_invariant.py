@@ -44,6 +44,18 @@ def test_logits_equal_transformers_and_have_the_same_bits_in_any_chunks(tmp_path
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
+def test_experts_of_which_one_matrix_only_fits_whole_panels(tmp_path: Path) -> None:
+    """Twice the experts' width is a multiple of 32, the width is not."""
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_attention_heads": 4, "head_dim": 16}
+    path = save_tiny_model(tmp_path, "mixtral", **sizes)
+    model = load_model(path, dtype=torch.float32, device="cpu", deterministic=True)
+    oracle = make_tiny_model("mixtral", **sizes)
+    found = forced_logits(model, SEQUENCES, PROMPT_LENS, seed=0)
+    for tokens, logits in zip(SEQUENCES, found, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(logits, oracle(torch.tensor([tokens])).logits[0], atol=2e-4, rtol=2e-4)
+
+
 @pytest.mark.parametrize("variant", ["llama", "qwen3_moe_whole_panels"])
 def test_bfloat16_logits_have_the_same_bits_in_any_chunks(tmp_path: Path, variant: str) -> None:
     model = load_model(save_tiny_model(tmp_path, variant), dtype=torch.bfloat16, device="cpu", deterministic=True)
