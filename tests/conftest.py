@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-from tests.processor import has_avx512
+from tests.processor import has_avx512, has_gpu_driver
 
-if not Path("/proc/driver/nvidia").exists():
+if not has_gpu_driver():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, which transformers does too
     if has_avx512():
         os.environ["OPENBLAS_CORETYPE"] = "SkylakeX"  # whatever it was: see tests/processor.py
@@ -25,5 +24,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--slow"):
         return
     for item in items:
-        if "slow" in item.keywords:
+        if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="minutes long: run with --slow"))

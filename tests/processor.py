@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 
 
+def has_gpu_driver() -> bool:
+    """Whether there is a GPU that torch may see, asked of nothing that is slow to load."""
+    return any(Path(path).exists() for path in ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"))
+
+
 def has_avx512() -> bool:
     """Whether the processor has AVX-512."""
     cpuinfo = Path("/proc/cpuinfo")

@@ -9,6 +9,7 @@ everywhere, so that a CPU can test them. Knows no scheduling and no sampling.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -67,7 +68,7 @@ class StepGraphs:
         shared = None
         if self._prefixes is not None:
             shared = self._prefixes.view(shape.num_decode_seqs)
-        meta = step_metadata(buffers, shape, shared_prefixes=shared)
+        meta = step_metadata(buffers, shape, shared_prefixes=shared, is_padded=True)
         hidden_TE = self._model(buffers.input_ids_T, buffers.positions_T, self._kv_cache, meta)
         return self._hidden_TE[: shape.num_tokens].copy_(hidden_TE)  # or each graph would keep memory of its own for it
 
@@ -89,8 +90,11 @@ class CudaCapture:
             graph.capture_begin(self._pool, capture_error_mode="thread_local")  # other threads go on with their work
             try:
                 hidden_TE = forward()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # that the capture is void: what made it so matters
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
 
         def replay() -> torch.Tensor:

@@ -4,19 +4,20 @@ Two steps: one that fills `max_num_batched_tokens` with prompts, and one in whic
 as long as it may be, for whose attention the kernels keep partial results. They write to the null block of a pool that
 has nothing else. Sampling does what jobs usually ask for; what only some ask for (penalties, log-probabilities over a
 long context) is left to the answer to running out of memory. On a GPU this compiles the kernels, which the first step
-would have to do anyway.
+would have to do anyway: the first step asks for every filter, the second for a temperature alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import torch
 
 from bulkrun.engine.config import MIN_BLOCKS, EngineConfig
 from bulkrun.engine.memory import DeviceMemory
+from bulkrun.engine.memory_errors import MEMORY_ERRORS, is_out_of_memory
 from bulkrun.engine.model_runner import ModelRunner
-from bulkrun.engine.out_of_memory import MEMORY_ERRORS, is_out_of_memory
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
@@ -25,7 +26,8 @@ from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import Request, SamplingParams
 
 GRAPH_RECORD_BYTES = 8 * 2**20  # the driver's, of some hundred launches; not measured yet
-_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, ignore_eos=True)
+_FILTERED = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, ignore_eos=True)
+_UNFILTERED = SamplingParams(temperature=1.0, ignore_eos=True)
 
 
 def measure_cuda(model: LanguageModel, config: EngineConfig) -> DeviceMemory:
@@ -82,7 +84,7 @@ def widest_prompts(config: EngineConfig) -> ScheduledBatch:
     num_seqs = config.max_num_seqs
     share, rest = divmod(config.max_num_batched_tokens, num_seqs)
     counts = [min(share + (row >= num_seqs - rest), config.max_model_len - 1) for row in range(num_seqs)]
-    seqs = [_sequence(row, [0] * count, config) for row, count in enumerate(counts)]
+    seqs = [_sequence(row, [0] * count, config, _FILTERED) for row, count in enumerate(counts)]
     return ScheduledBatch(
         seqs=seqs,
         new_seqs=list(seqs),
@@ -92,8 +94,9 @@ def widest_prompts(config: EngineConfig) -> ScheduledBatch:
     )
 
 
-def widest_decode(config: EngineConfig, seqs: list[Sequence]) -> ScheduledBatch:
+def widest_decode(config: EngineConfig, prompts: list[Sequence]) -> ScheduledBatch:
     """One token for each of these sequences: for the first at the end of `max_model_len`."""
+    seqs = [_sequence(seq.row, seq.token_ids, config, _UNFILTERED) for seq in prompts]
     batch = ScheduledBatch(seqs=seqs, num_decode_seqs=len(seqs))
     for number, seq in enumerate(seqs):
         num_tokens = config.max_model_len - 1 if number == 0 else seq.num_tokens
@@ -103,8 +106,8 @@ def widest_decode(config: EngineConfig, seqs: list[Sequence]) -> ScheduledBatch:
     return batch
 
 
-def _sequence(row: int, prompt: list[int], config: EngineConfig) -> Sequence:
-    request = Request(f"probe-{row}", tuple(prompt), _SAMPLING, seed=row)
+def _sequence(row: int, prompt: SequenceOf[int], config: EngineConfig, sampling: SamplingParams) -> Sequence:
+    request = Request(f"probe-{row}", tuple(prompt), sampling, seed=row)
     seq = Sequence(request, arrival=row, max_model_len=config.max_model_len)
     seq.row = row
     return seq

@@ -69,7 +69,7 @@ def build_model_input(
     return ModelInput(
         input_ids_T=buffers.input_ids_T,
         positions_T=buffers.positions_T,
-        meta=step_metadata(buffers, shape, kv_copies, shared_prefixes),
+        meta=step_metadata(buffers, shape, kv_copies, shared_prefixes, is_padded=is_captured),
         shape=shape,
         is_captured=is_captured,
         sampling_seqs=sampling_seqs,
@@ -84,6 +84,8 @@ def step_metadata(
     shape: StepShape,
     kv_copies: torch.Tensor | None = None,
     shared_prefixes: SharedPrefixes | None = None,
+    *,
+    is_padded: bool,
 ) -> AttentionMetadata:
     """What attention must know of a step that lies in `buffers`."""
     return AttentionMetadata(
@@ -97,6 +99,7 @@ def step_metadata(
         max_decode_keys=shape.max_decode_keys,
         kv_copies=kv_copies,
         shared_prefixes=shared_prefixes,
+        is_padded=is_padded,
     )
 
 

@@ -5,6 +5,7 @@ Owns the device side: the weights, the KV cache, the permanent rows. Knows no qu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.cuda_graphs import CudaCapture, StepGraphs
+from bulkrun.engine.memory_errors import first_line, is_out_of_memory
 from bulkrun.engine.model_input import ModelInput, build_model_input
 from bulkrun.engine.pending_step import PendingStep
 from bulkrun.engine.prompt_logprobs import add_prompt_logprobs, asks_for_prompt_logprobs
@@ -67,14 +69,22 @@ class ModelRunner:
         if config.device.type != "cuda" or config.enforce_eager or not self.model.is_capturable:
             return None
         max_tokens = max_captured_tokens(self.model.config, config.max_num_batched_tokens)
-        graphs = StepGraphs(
-            self.model,
-            self.kv_cache,
-            CapturedShapes(config.max_num_seqs, max_tokens, config.max_model_len),
-            max_blocks_per_seq=config.max_blocks_per_seq,
-            prefixes=self.prefixes,
-            capture=CudaCapture(config.device),
-        )
+        try:
+            graphs = StepGraphs(
+                self.model,
+                self.kv_cache,
+                CapturedShapes(config.max_num_seqs, max_tokens, config.max_model_len),
+                max_blocks_per_seq=config.max_blocks_per_seq,
+                prefixes=self.prefixes,
+                capture=CudaCapture(config.device),
+            )
+        except RuntimeError as error:  # an operator, a driver: the same kernels run without
+            if is_out_of_memory(error):
+                raise
+            logging.getLogger(__name__).warning(
+                "no CUDA graphs, steps are launched kernel by kernel (engine.enforce_eager): %s", first_line(error)
+            )
+            return None
         torch.cuda.empty_cache()  # of the runs before capturing
         return graphs
 

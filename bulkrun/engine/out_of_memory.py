@@ -6,7 +6,6 @@ and which parts of an engine hold memory; knows no requests.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ import torch
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.memory import POOL_SHRINK, SizeLimits, Sizes, smaller
+from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
 from bulkrun.engine.model_runner import ModelRunner
 from bulkrun.engine.scheduler import Scheduler
 from bulkrun.errors import ModelError, UsageError
@@ -25,26 +25,8 @@ from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.language_model import LanguageModel
 
 MAX_IN_A_ROW = 8  # by then the pool is a sixth of what it was: something else takes the memory
-MEMORY_ERRORS = (MemoryError, OSError, RuntimeError)  # torch.OutOfMemoryError is a RuntimeError
-# how allocators that are not torch's own say it: its CPU one, cuBLAS, the CUDA runtime, Triton's launcher
-_SIGNS = (
-    "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-    "[CUDA]: out of memory",
-    "CUDA driver error: out of memory",
-)
 _GIB = 2**30
 _Result = TypeVar("_Result")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the error says that host or device has no memory left for what was asked."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return any(sign in str(error) for sign in _SIGNS)
 
 
 def make_model_runner(model: LanguageModel, config: EngineConfig) -> tuple[ModelRunner, EngineConfig]:
@@ -59,7 +41,7 @@ def make_model_runner(model: LanguageModel, config: EngineConfig) -> tuple[Model
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
-            shortage = _first_line(error)
+            shortage = first_line(error)
         if config.device.type == "cuda":
             torch.cuda.empty_cache()  # graphs, which have memory of their own, cannot use what a failed attempt leaves
         fewer = max(1 + config.max_blocks_per_seq, int(config.num_blocks * POOL_SHRINK))
@@ -119,7 +101,7 @@ class MemoryGuard:
         """Remember a shortage; raises the error again where it is about something else."""
         if not is_out_of_memory(error):
             raise error
-        self.shortage = _first_line(error)
+        self.shortage = first_line(error)
 
     def shrink(self, shortage: str, scheduler: Scheduler, model_runner: ModelRunner) -> Sizes:
         """Preempt everyone and take a smaller pool, or smaller steps; no step may be under way. Returns the sizes.
@@ -166,10 +148,6 @@ class MemoryGuard:
 
     def _pool_bytes(self, sizes: Sizes) -> int:
         return sizes.num_blocks * self._block_bytes
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _step_bytes_per_token(model_config: ModelConfig, dtype: torch.dtype) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from bulkrun.errors import UsageError
 
 _PATIENCE_S = 30.0
-_DRIVERS = ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd")  # NVIDIA's, Windows', AMD's
+# NVIDIA's (containers may have one of the two), Windows', AMD's
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.gpu_ops [--only decode] [--head-dim 128] [--tokens 4096]
 
-Prints one JSON object: the device, its copy bandwidth and bf16 GEMM rate measured in the same run, and for each case
+Prints JSON lines: first the device, its copy bandwidth and bf16 GEMM rate measured in the same run, then for each case
 the median of CUDA-event times with a cold L2, the bytes and FLOPs the op cannot do without (not those it does), and the
 share of the ceiling that binds. Where a case has a rival (the reference, or torch's own attention on contiguous KV),
 its time is there too: compare ratios of one run only. Exits 1 where there is no CUDA device.
@@ -238,7 +238,7 @@ def median_s(run: Callable[[], object], repeats: int = 30) -> float:
     """Median seconds of a call between CUDA events, after compiling and with what the L2 holds thrown out."""
     for _ in range(3):
         run()
-    flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")  # long enough for the host to launch what follows it
     times = []
     for _ in range(repeats):
         flush.zero_()
@@ -286,14 +286,16 @@ def main() -> None:
     sizes = Sizes(head_dim=args.head_dim, num_tokens=args.tokens)
     bandwidth, gemm_rate = ceilings()
     chosen = [CASES[args.only]] if args.only else list(CASES.values())
-    result = {
+    facts = {
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
         "copy_gb_s": round(bandwidth / 1e9, 1),
         "gemm_tflop_s": round(gemm_rate / 1e12, 1),
-        "ops": [measure(case, bandwidth, gemm_rate) for cases in chosen for case in cases(sizes, "cuda")],
     }
-    print(json.dumps(result))
+    print(json.dumps(facts), flush=True)
+    for cases in chosen:
+        for case in cases(sizes, "cuda"):
+            print(json.dumps(measure(case, bandwidth, gemm_rate)), flush=True)
 
 
 if __name__ == "__main__":

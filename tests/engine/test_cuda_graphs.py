@@ -6,6 +6,7 @@ Everything but capturing itself is the same: shapes, padding, what larger steps 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.engine import shared_prefixes
+from bulkrun.engine import model_runner, shared_prefixes
 from bulkrun.engine.cuda_graphs import CudaCapture, Forward, StepGraphs
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.shared_prefixes import SharedPrefixTable
@@ -161,6 +162,45 @@ def test_kernels_are_compiled_before_they_are_captured_and_a_failed_capture_is_e
     with pytest.raises(ValueError, match="not capturable"):
         capture(forward)
     assert fake.calls[-1] == "capture_end"
+
+
+def test_what_made_a_capture_fail_is_said_and_not_that_it_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+
+    def capture_end() -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    fake.capture_end = capture_end  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch, "cuda", fake)
+
+    def forward() -> torch.Tensor:
+        fake.calls.append("forward")
+        if fake.calls.count("forward") == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.ones(1)
+
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        CudaCapture(torch.device("cuda"))(forward)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("not permitted when capturing"), torch.OutOfMemoryError("no room")])
+def test_a_model_that_cannot_be_captured_runs_without_graphs(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Running out of memory is answered by a smaller pool instead."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    runner = make_engine().model_runner
+    monkeypatch.setattr(runner, "_config", dataclasses.replace(runner._config, device=torch.device("cuda")))
+    monkeypatch.setattr(model_runner, "CudaCapture", fail)
+    if isinstance(error, torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError):
+            runner._capture()
+    else:
+        assert runner._capture() is None
+        assert "no CUDA graphs" in caplog.text and "not permitted when capturing" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.engine.out_of_memory import MAX_IN_A_ROW, is_out_of_memory
+from bulkrun.engine.memory_errors import is_out_of_memory
+from bulkrun.engine.out_of_memory import MAX_IN_A_ROW
 from bulkrun.engine.shared_prefixes import SharedPrefixTable
 from bulkrun.engine.staging import HostStaging
 from bulkrun.errors import ModelError, UsageError

@@ -19,6 +19,7 @@ from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
 from tests.job.small_runs import enter, job
+from tests.processor import has_gpu_driver
 
 JOB = """\
 name: many
@@ -206,7 +207,7 @@ def test_a_worker_killed_by_hand_is_replaced(folder: Path, bulkrun: Callable[...
     assert rows_of(folder) == list(range(ROWS))
 
 
-@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a GPU")
+@pytest.mark.skipif(has_gpu_driver(), reason="there is a GPU")
 @pytest.mark.parametrize("command", ["submit", "validate"])
 def test_a_gpu_that_is_not_there_is_said_at_once(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], command: str

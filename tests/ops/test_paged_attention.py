@@ -184,6 +184,7 @@ def test_padding_is_harmless() -> None:
         num_decode_seqs=1,
         max_query_len=4,
         max_context_len=9,
+        is_padded=True,
     )
     q_padded = torch.cat((q_THD, torch.randn(3, 6, 16, generator=generator)))
     padded = paged_attention(q_padded, k_cache, v_cache, padded_meta, scale=0.25, sliding_window=None)

@@ -126,11 +126,11 @@ def test_any_penalties_are_the_reference_s(op: Any, vocab: int, width: int, num_
 
 
 def test_more_rows_than_are_counted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_triton, "_MAX_COUNTS", 3 * 50)
-    logits, ids = random_logits(8, 50), torch.randint(0, 50, (8, 20), dtype=torch.int32)
+    monkeypatch.setattr(in_triton, "_MAX_COUNTS", 4 * 50)
+    logits, ids = random_logits(10, 50), torch.randint(0, 50, (10, 20), dtype=torch.int32)
     ours, expected = logits.clone(), logits.clone()
-    args = (torch.randperm(8), ids, torch.full((8,), 4), torch.arange(12, 20))
-    kwargs = {name: torch.rand(8) + 0.5 for name in ("presence_A", "frequency_A", "repetition_A")}
+    args = (torch.randperm(10), ids, torch.full((10,), 4), torch.arange(10, 20))
+    kwargs = {name: torch.rand(10) + 0.5 for name in ("presence_A", "frequency_A", "repetition_A")}
     penalize(in_triton.apply_penalties, ours, *args, **kwargs)
     reference.apply_penalties(expected, *args, **kwargs)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)

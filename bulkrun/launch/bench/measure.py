@@ -73,13 +73,16 @@ def warm_up(engine: Engine, work: Sequence[Work]) -> None:
 def check_lengths(work: Sequence[Work], max_model_len: int) -> None:
     """Raises UsageError where a request would be cut short: the tokens counted must be those computed."""
     for number, one in enumerate(work):
-        wanted = len(one.prompt_token_ids) + one.num_output_tokens
-        if wanted > max_model_len:
-            raise UsageError(
-                f"request {number}: {len(one.prompt_token_ids)} + {one.num_output_tokens} tokens are above "
-                f"max_model_len {max_model_len}; give shorter lengths, or a higher --max-model-len where the model "
-                "has more positions"
-            )
+        check_length(len(one.prompt_token_ids), one.num_output_tokens, max_model_len, f"request {number}: ")
+
+
+def check_length(num_input: int, num_output: int, max_model_len: int, place: str = "") -> None:
+    """Raises UsageError for a request of so many tokens that would be cut short."""
+    if num_input + num_output > max_model_len:
+        raise UsageError(
+            f"{place}{num_input} + {num_output} tokens are above max_model_len {max_model_len}; give shorter lengths, "
+            "or a higher --max-model-len where the model has more positions"
+        )
 
 
 def _request(number: int, one: Work) -> Request:

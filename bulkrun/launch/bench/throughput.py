@@ -8,7 +8,7 @@ from typing import Any
 
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench
-from bulkrun.launch.bench.measure import Measured, check_lengths, run_workload, warm_up
+from bulkrun.launch.bench.measure import Measured, check_length, check_lengths, run_workload, warm_up
 from bulkrun.launch.bench.workload import Lengths, Work, check_dataset, random_work, read_dataset
 
 _DEFAULT_INPUT, _DEFAULT_OUTPUT, _DEFAULT_REQUESTS = "1024", "512", 3000
@@ -54,9 +54,12 @@ class Asked:
         if self.dataset is not None:
             work = read_dataset(self.dataset, vocab_size=vocab_size, encode=_encoder(loaded.model_dir))
             return [Work([(token + seed) % vocab_size for token in tokens], count) for tokens, count in work]
+        input_len, output_len = self._lengths()
+        check_length(input_len.high + (self.shared_prefix or 0), output_len.high, loaded.engine.max_model_len)
         return random_work(
             _DEFAULT_REQUESTS if self.num_requests is None else self.num_requests,
-            *self._lengths(),
+            input_len,
+            output_len,
             shared_prefix=self.shared_prefix or 0,
             vocab_size=vocab_size,
             seed=seed,

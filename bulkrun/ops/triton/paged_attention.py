@@ -32,9 +32,8 @@ def paged_attention(
     if q_THD.stride()[1:] != (q_THD.shape[2], 1):
         q_THD = q_THD.contiguous()
     num_decode, num_seqs = meta.num_decode_seqs, meta.context_lens_S.numel()
-    all_rows_written = q_THD.shape[0] == num_decode
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-    if not all_rows_written:
+    if meta.is_padded and q_THD.shape[0] > num_decode:
         out_THD.zero_()
     if num_decode:
         _attend_decode(

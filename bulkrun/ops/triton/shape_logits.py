@@ -46,7 +46,8 @@ def apply_penalties(
 ) -> None:
     """As the reference."""
     assert logits_SV.is_contiguous() and token_ids_AP.stride(1) == 1
-    vocab_size, at_once = logits_SV.shape[1], max(_MAX_COUNTS // logits_SV.shape[1], 1)
+    vocab_size = logits_SV.shape[1]
+    at_once = max(_MAX_COUNTS // vocab_size // 4, 1) * 4  # slices stay aligned, or another kernel is compiled
     counts = torch.zeros(min(at_once, len(row_A)), vocab_size, dtype=torch.int32, device=logits_SV.device)
     inputs = (row_A, token_ids_AP, prompt_lens_A, total_lens_A, presence_A, frequency_A, repetition_A)
     for row_C, tokens_CP, prompt_C, total_C, *penalties in zip(*(one.split(at_once) for one in inputs), strict=True):

@@ -4,11 +4,12 @@
     python -m tests.benchmarks.gpu --stages report --out DIR        # markdown for README and LOG
     python -m tests.benchmarks.gpu --smoke --out DIR                # every stage, tiny, on a CPU: does the script work?
 
-Stages: `correct` (pytest -m gpu), `ops` (each Triton op alone), `load` (a 16 GB checkpoint against the disk, first
-token), `targets-1` and `targets-2` (the issue's), `ablations`, `vllm` (its peer in turn with ours), `report`. Each
-result is a JSON line in DIR/results.jsonl (default: $OUT) with the prediction beside it, written when it is there; what
-an earlier call's file (`--earlier`) or this one holds is not measured again. `--minutes` bounds the call; what a stage
-leaves, the later ones get. Where the requests asked for do not fit, fewer run and the line says how many.
+Stages: `correct` (pytest -m gpu, in eight processes where pytest-xdist is there, then alone what fills the card), `ops`
+(each Triton op alone), `load` (a 16 GB checkpoint against the disk, first token), `targets-1` and `targets-2` (the
+issue's), `ablations`, `vllm` (its peer in turn with ours), `report`. Each result is a JSON line in DIR/results.jsonl
+(default: $OUT) with the prediction beside it, written when it is there; what an earlier call's file (`--earlier`) or
+this one holds is not measured again. `--minutes` bounds the call; what a stage leaves, the later ones get. Where the
+requests asked for do not fit, fewer run and the line says how many.
 
 On a lent device machine (ten minutes a call, thirty in all) nothing is installed. Once, here, in the repository's root:
 
@@ -16,7 +17,7 @@ On a lent device machine (ten minutes a call, thirty in all) nothing is installe
     T=$(for n in 17 24 27 28 31 34 35; do echo --platform manylinux_2_${n}_x86_64; done)
     python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp $T \\
       --platform manylinux2014_x86_64 -d .whl $(.venv/bin/pip list --format=freeze | grep -iE \\
-      '^(pydantic|pydantic.core|annotated.types|duckdb|llguidance|jsonschema|jsonschema.specifications|referencing|rpds.py)==')
+      '^(pydantic|pydantic.core|annotated.types|typing.inspection|typing.extensions|duckdb|llguidance|jsonschema|jsonschema.specifications|referencing|rpds.py)==')
 
 That is 30 MB. The three commands, with `carry: [".whl"]` (the third also `.earlier`, into which results.jsonl of the
 first two was copied as 1.jsonl and 2.jsonl):

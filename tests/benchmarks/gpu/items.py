@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen3-0.6b"
-_LOAD_S = {LLAMA: 25.0, QWEN: 15.0}  # guesses: a process and its engine,
+_LOAD_S, _COMPILE_S = {LLAMA: 32.0, QWEN: 25.0}, 20.0  # guesses: a process and its engine, the first one's kernels,
 _AROUND_S, _TRACE_S = 7.0, 25.0  # what a run needs beside its own time, and filling the engine again for a trace
 _LEAST_REQUESTS = 64
+_SHARE = 0.85  # of the time left: what takes longer than guessed must not cost the last item
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,11 @@ def smoke(items: Sequence[Item]) -> list[Item]:
 def fitted(items: Sequence[Item], seconds: float) -> list[Item]:
     """As many requests as fit: what does not is cut by the same share everywhere, and the result says how many ran."""
     loads = [item for i, item in enumerate(items) if i == 0 or not same_engine(item, items[i - 1])]
-    left = seconds - sum(_LOAD_S.get(item.shape, 0.0) for item in loads) - len(items) * _AROUND_S
+    left = seconds - _COMPILE_S - sum(_LOAD_S.get(item.shape, 0.0) for item in loads) - len(items) * _AROUND_S
     left -= _TRACE_S * sum(item.trace for item in items)
     fixed = sum(item.seconds for item in items if item.is_fixed)
     elastic = sum(item.seconds for item in items if not item.is_fixed)
-    share = min(1.0, max(0.0, left - fixed) / elastic) if elastic else 1.0
+    share = min(1.0, max(0.0, _SHARE * left - fixed) / elastic) if elastic else 1.0
     return [item if item.is_fixed else replace(item, num_requests=_cut(item.num_requests, share)) for item in items]
 
 

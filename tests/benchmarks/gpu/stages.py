@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
@@ -43,19 +44,31 @@ class Session:
 
 
 def correct(session: Session) -> None:
-    """The tests that need a GPU, as they are."""
-    if session.results.has("correct", "pytest -m gpu"):
-        return
+    """The tests that need a GPU, as they are: several at a time, then those that fill or measure the card."""
+    deadline = session.deadline()
+    several = ["-n", "8", "--dist", "worksteal"] if find_spec("xdist") else []
     files = ("tests/ops/triton/test_silu_mul.py",) if session.is_smoke else _ON_GPU
-    done = python(["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files], session.stage_s)
+    others = [f"--deselect={name}" for name in _ALONE]
+    _run_tests(session, "pytest -m gpu", [*several, *others, *files], deadline)
+    if not session.is_smoke:
+        _run_tests(session, "pytest -m gpu, alone", list(_ALONE), deadline)
+
+
+def _run_tests(session: Session, name: str, arguments: list[str], deadline: float) -> None:
+    """A run that was stopped is told with the tests that failed until then, and made again by the next call."""
+    if session.results.has("correct", name):
+        return
+    asked = ["-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", *arguments]
+    done = python(asked, deadline - time.monotonic())
     lines = done.stdout.strip().splitlines()
     facts = {
         "summary": lines[-1] if lines else done.failure,
         "seconds": round(done.seconds, 1),
         "passed": done.status == 0,
+        "failed": [line for line in lines if "FAILED" in line or "ERROR" in line][:40],
     }
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    session.results.add("correct", "pytest -m gpu", facts={**facts, "failed": failed[:40]})
+    outcome = {"facts": facts} if done.status is not None else {"error": done.failure, "until_then": facts}
+    session.results.add("correct", name, **outcome)
 
 
 def ops(session: Session) -> None:
@@ -63,14 +76,12 @@ def ops(session: Session) -> None:
     if session.results.has("ops", "gpu_ops"):
         return
     done = python(["-m", "tests.benchmarks.gpu_ops"], session.stage_s)
-    if done.failure is not None:
-        session.results.add("ops", "gpu_ops", error=done.failure)
-        return
-    facts = json.loads(done.stdout)
-    for op in facts.pop("ops"):
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.endswith("}")]  # one may be cut off
+    for op in lines[1:]:
         predictions = [one for prefix, one in _OPS_PREDICTED.items() if op["op"].startswith(prefix)]
         session.results.add("ops", op["op"], predictions[:1], facts=op)
-    session.results.add("ops", "gpu_ops", facts=facts)
+    outcome = {"facts": lines[0]} if done.failure is None else {"error": done.failure}
+    session.results.add("ops", "gpu_ops", **outcome)
 
 
 def first_targets(session: Session) -> None:
@@ -188,6 +199,11 @@ def _run_vllm(session: Session, stage: str, item: Item, limit_s: float) -> str |
     return done.failure
 
 
+_ALONE = (
+    "tests/engine/test_out_of_memory.py",
+    "tests/engine/test_memory_probe.py",
+    "tests/ops/triton/test_paged_attention.py::test_addresses_beyond_32_bits",
+)
 _ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench")
 _CHECKPOINT = ("-m", "tests.benchmarks.gpu.checkpoint")
 _OPS_PREDICTED = {

@@ -143,3 +143,10 @@ def test_a_dataset_of_ids_needs_no_tokenizer_and_has_other_ids_with_another_seed
     asked = Asked(dataset=tmp_path / "d.jsonl")
     assert asked.work(loaded) == [Work([5, 6, 7, 6], 2), Work([5, 6, 98], 1)]
     assert asked.work(loaded, seed=3) == [Work([8, 9, 10, 9], 2), Work([8, 9, 1], 1)]
+
+
+def test_a_length_beyond_the_model_is_refused_before_anything_is_drawn() -> None:
+    loaded = SimpleNamespace(config=SimpleNamespace(vocab_size=99), engine=SimpleNamespace(max_model_len=4096))
+    asked = Asked(input_len=f"1-{10**21}", output_len="5", num_requests=3)
+    with pytest.raises(UsageError, match=r"1000000000000000000000 \+ 5 tokens are above max_model_len 4096"):
+        asked.work(loaded)  # type: ignore[arg-type]

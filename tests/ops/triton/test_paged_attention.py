@@ -80,6 +80,7 @@ def test_rows_of_no_sequence_and_sequences_without_context_are_zeros(device: str
         block_tables_SM=torch.cat((case.meta.block_tables_SM, torch.zeros_like(case.meta.block_tables_SM[:2]))),
         context_lens_S=torch.cat((case.meta.context_lens_S, case.meta.context_lens_S.new_zeros(2))),
         cu_seqlens_q=torch.cat((case.meta.cu_seqlens_q, case.meta.cu_seqlens_q.new_full((2,), 6))),
+        is_padded=True,
     )
     plain = attend(case)
     q_padded = torch.cat((case.q_THD, torch.randn(3, 4, 16, device=device)))
@@ -194,6 +195,7 @@ def test_a_padded_step_has_the_bits_of_the_step_itself(device: str, window: int 
         max_query_len=36,
         max_context_len=500,
         max_decode_keys=1100,
+        is_padded=True,
     )
     q_padded = torch.cat((case.q_THD, torch.full_like(case.q_THD[:7], torch.nan)))
     padded = attend(dataclasses.replace(case, q_THD=q_padded, meta=padded_meta), window)
