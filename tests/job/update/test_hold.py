@@ -59,3 +59,21 @@ def test_of_two_that_begin_at_once_the_second_is_told_who_is_first(run: RunDir) 
     ):
         pass
     assert [state.worker for state in read_workers(run)] == [first]
+
+
+def test_after_a_night_on_a_full_disk_the_same_process_may_try_again(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, document: dict[str, object], *, sync: bool) -> None:
+        raise RunError(f"{path}: writing failed: No space left on device")
+
+    with monkeypatch.context() as meanwhile, pytest.raises(RunError, match="what the night was writing"), hold(run):
+        meanwhile.setattr("bulkrun.job.store.workers.replace_json", full)
+        raise RunError("what the night was writing")
+    with hold(run):
+        pass
+    with monkeypatch.context() as meanwhile, pytest.raises(RunError, match="No space"):
+        meanwhile.setattr("bulkrun.job.store.workers.replace_json", full)
+        with hold(run):
+            pass
+    assert not list(run.claims.iterdir())
