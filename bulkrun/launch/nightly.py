@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from bulkrun.data.parts import read_part_schema
+from bulkrun.data.parts import read_part_info, read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
 from bulkrun.data.subset import write_subset
-from bulkrun.errors import InputError
+from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.aside import refuse_live_workers
@@ -26,7 +26,7 @@ from bulkrun.job.update.diff import Changes, Wanted, find_changes
 from bulkrun.job.update.fitting import fit_dataset
 from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed
 from bulkrun.job.update.hold import hold
-from bulkrun.job.update.settle import is_settling, settle_run, settle_update
+from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, staged_record
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.result_columns import extra_fields
@@ -63,11 +63,12 @@ def submit_again(
 
 
 def _end_first_run(run: RunDir, record: RunRecord, wanted: RunRecord, view: View) -> bool:
-    """Whether an unfinished first run was ended with the rows it has: its input changed, so it cannot be finished."""
+    """Whether a run that its plan cannot finish any more was ended with the rows it has: its input changed before it
+    was done, or its totals are lost."""
     begun = bool(run.planned_shards() or run.committed_shards())
-    if not is_settling(run) and not (begun and only_the_input_changed(record, wanted)):
+    if not must_settle(run) and not (begun and only_the_input_changed(record, wanted)):
         return False
-    view.phase("the input changed before the first run was done: keeping the rows that are")
+    view.phase("the input changed before the first run was done, or _SUCCESS is lost: keeping the rows that are there")
     refuse_live_workers(run)
     settle_run(run, record)
     return True
@@ -173,7 +174,16 @@ def first_row(totals: RunTotals) -> int:
 def new_update(
     run: RunDir, totals: RunTotals, request: dict[str, object], rows: int, new: int, counts: dict[str, int]
 ) -> Update:
-    """The next generation of a run: `rows` to run, `new` of which are new."""
+    """The next generation of a run: `rows` to run, `new` of which are new.
+
+    Raises RunError before any work where the totals are not those of the parts, as of a `_SUCCESS` from a backup.
+    """
+    for path in run.parts().values():
+        if (found := read_part_info(path).generation) > totals.generation:
+            raise RunError(
+                f"{path}: is of generation {found}, {run.success} of an earlier one ({totals.generation}): bring back "
+                "the one that belongs to the parts, or delete it and submit the job again"
+            )
     begin = first_row(totals)
     first_part = max(run.committed_shards(), default=-1) + 1
     return Update(request, totals.generation + 1, rows, begin, begin + new, first_part, counts)

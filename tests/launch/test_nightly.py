@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bulkrun.errors import InputError, ResumeError
+from bulkrun.data.parts import read_part_info
+from bulkrun.errors import InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import merge
-from bulkrun.job.update.staging import is_merging
+from bulkrun.job.update.staging import begin_merge, is_merging
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.launch import nightly
@@ -332,6 +334,84 @@ def test_a_night_whose_input_changed_keeps_what_it_finished(nights: Nights) -> N
     answers = {name: row["response"] for name, row in nights.results().items()}
     assert answers == {row["id"]: nights.expected(row["id"], row["text"]) for row in rows_of(66)}
     whole(nights)
+
+
+def edited(count: int, text: str) -> list[dict[str, Any]]:
+    """Rows of which the first three are other ones than last night."""
+    return [{**row, "text": row["text"] + text * (number < 3)} for number, row in enumerate(rows_of(count))]
+
+
+def is_up_to_date(nights: Nights, rows: list[dict[str, Any]]) -> None:
+    answers = {name: row["response"] for name, row in nights.results().items()}
+    assert answers == {row["id"]: nights.expected(row["id"], row["text"]) for row in rows}
+    whole(nights)
+
+
+@pytest.mark.parametrize("new_rows", [0, 1])
+def test_without_success_a_run_of_many_nights_goes_on_with_what_its_parts_hold(nights: Nights, new_rows: int) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    for text in "abc":
+        nights.write(edited(20 + new_rows, text))
+        nights.submit()
+    (nights.out / "_SUCCESS").unlink()
+    for text, ran in (("c", 0), ("d", 3), ("e", 3)):  # the first as it was: a run that its plan could finish, it seems
+        nights.write(rows := edited(20 + new_rows, text))
+        assert nights.submit().exit_code == 0 and nights.ran == ran
+        is_up_to_date(nights, rows)
+
+
+def test_a_damaged_part_is_made_again_as_the_message_says(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    nights.write(edited(20, "a"))
+    nights.submit()
+    damaged = next(path for path in nights.out.glob("*.parquet") if not read_part_info(path).generation)
+    data = bytearray(damaged.read_bytes())
+    data[60] ^= 1
+    damaged.write_bytes(data)
+    nights.write(rows := edited(20, "b"))
+    with pytest.raises(RunError, match="delete this file and _SUCCESS, then run the same command again"):
+        nights.submit()
+    damaged.unlink()
+    (nights.out / "_SUCCESS").unlink()
+    assert nights.submit().exit_code == 0
+    is_up_to_date(nights, rows)
+
+
+def test_totals_of_another_night_are_refused_before_anything_runs(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    old = (nights.out / "_SUCCESS").read_bytes()
+    nights.write(edited(21, "a"))
+    nights.submit()
+    (nights.out / "_SUCCESS").write_bytes(old)
+    nights.write(rows := edited(22, "b"))
+    with pytest.raises(RunError, match=r"is of generation 1, .*_SUCCESS of an earlier one"):
+        nights.submit()
+    assert nights.ran == 0
+    (nights.out / "_SUCCESS").unlink()
+    nights.submit()
+    is_up_to_date(nights, rows)
+
+
+def test_an_answer_whose_part_is_gone_is_not_dropped_in_silence(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    nights.write(rows := edited(20, "a"))
+
+    def lose_a_part(run: RunDir) -> list[int]:
+        next(path for path in run.parts().values() if 0 in pq.read_table(path)["row"].to_pylist()).unlink()
+        return begin_merge(run)
+
+    with monkeypatch.context() as meanwhile, pytest.raises(RunError, match=r"row 0, .* is in no part.*_SUCCESS"):
+        meanwhile.setattr(merge, "begin_merge", lose_a_part)
+        nights.submit()
+    (nights.out / "_SUCCESS").unlink()
+    assert nights.submit().exit_code == 0
+    is_up_to_date(nights, rows)
 
 
 def stop_at(nights: Nights, generations: int) -> None:

@@ -207,6 +207,20 @@ def test_discard_begins_another_retry(nights: Nights) -> None:
     assert nights.results()["r2"]["response"] == nights.expected("r2", "text 2")
 
 
+def test_a_retry_after_success_was_lost_and_found_again_by_the_plan_keeps_its_answers(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    fail_requests(nights, "3:0", "11:0")
+    nights.submit()
+    fail_requests(nights, "0:0")  # the first of the two
+    assert nights.retry().totals.errors == {"nan_logits": 1}
+    (nights.out / "_SUCCESS").unlink()
+    assert nights.submit().totals.generation == 1 and nights.ran == 0
+    fail_requests(nights)
+    assert (nights.retry().totals.errors, nights.ran) == ({}, 1)
+    assert nights.results()["r3"]["response"] == nights.expected("r3", "text 3")
+    whole(nights)
+
+
 def test_two_writers_on_one_run_the_second_is_told_who_holds_it(nights: Nights) -> None:
     nights.write([*rows_of(1), {"id": "empty", "text": None}])
     nights.submit()

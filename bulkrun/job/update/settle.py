@@ -1,6 +1,7 @@
 """Giving up a plan without giving up what is finished: rows that are journaled become parts, the rest is forgotten.
 
-For an incremental run whose input changed before it was done: what is missing is found again by the next comparison.
+For an incremental run whose input changed before it was done, or whose `_SUCCESS` is lost: what is missing is found
+again by the next comparison.
 Every step can be repeated; a marker in the run's state says that it was begun. Knows no input.
 """
 
@@ -29,15 +30,19 @@ def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
     write_new_json(run.state / _MARKER, {"run_id": record.run_id})
     _commit_answered(run, record)
     infos = [read_part_info(path) for path in run.parts().values()]
-    totals = replace(sum_parts(record, infos), generation=1, next_row=_rows_used(run))
+    generation = 1 + max((info.generation for info in infos), default=0)
+    totals = replace(sum_parts(record, infos), generation=generation, next_row=_rows_used(run))
     replace_json(run.success, totals_document(totals))
     log_event(run, "-", "settled", rows=totals.rows)
     return totals
 
 
-def is_settling(run: RunDir) -> bool:
-    """Whether a kill came between: only the rows that are there count, whatever the plan says."""
-    return (run.state / _MARKER).exists() and not run.success.exists()
+def must_settle(run: RunDir) -> bool:
+    """Whether only the rows that are there count, whatever the plan says: a kill came between, or `_SUCCESS` is lost
+    and parts were made after the plan's end."""
+    if run.success.exists():
+        return False
+    return (run.state / _MARKER).exists() or any(read_part_info(path).generation for path in run.parts().values())
 
 
 def settle_update(run: RunDir) -> RunTotals:

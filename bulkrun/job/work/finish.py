@@ -95,7 +95,9 @@ def add_up(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
     input_rows = sum(part.input_rows for part in parts)
     if input_rows != plan.complete["rows"]:
         raise RunError(f"{run.root}: the input has {plan.complete['rows']} rows, the parts answer {input_rows}")
-    return replace(sum_parts(record, parts), duplicate_ids=plan.duplicate_ids)
+    # Above 0 where `_SUCCESS` is lost and a retry wrote parts anew: what it changes next must be newer than these.
+    generation = max((part.generation for part in parts), default=0)
+    return replace(sum_parts(record, parts), duplicate_ids=plan.duplicate_ids, generation=generation)
 
 
 def _check_parts(run: RunDir, record: RunRecord, parts: list[PartInfo]) -> None:
