@@ -209,6 +209,32 @@ def scored(count: int, *scores: float) -> list[dict[str, Any]]:
 UNFIT = 2**53 + 1  # no double is equal to it
 
 
+def test_ids_of_a_narrower_type_than_last_night_name_the_same_rows(nights: Nights) -> None:
+    def named(*ids: float) -> list[dict[str, Any]]:
+        return [{"id": id_, "text": f"text {id_}"} for id_ in ids]
+
+    big = 1_700_000_000_000  # as a double it reads 1.7e+12
+    nights.write(named(big + 0.5, big, 1, 2**53))
+    nights.submit()
+    nights.write(named(big, 1, 2**53, big + 7, UNFIT))
+    assert nights.submit().changes == {"new": 2, "changed": 0, "failed": 0, "unchanged": 3, "vanished": 1}
+    assert nights.ran == 1
+    assert set(nights.results()) == {big + 0.5, big, 1, 2**53, big + 7, None}, "a double is no name for the last one"
+    assert not nights.submit().worked
+
+
+def test_ids_that_are_times_are_the_same_rows_in_another_resolution(nights: Nights) -> None:
+    def write(unit: str) -> None:
+        ids = pa.array([1, 2, 3], pa.timestamp("s")).cast(pa.timestamp(unit))
+        pq.write_table(pa.table({"id": ids, "text": ["a", "b", "c"]}), nights.folder / "rows.parquet")
+
+    nights.settings["input__path"] = str(nights.folder / "rows.parquet")
+    write("ns")
+    nights.submit()
+    write("us")
+    assert not nights.submit().worked
+
+
 def test_a_value_that_the_results_cannot_hold_is_its_rows_error_before_anything_runs(nights: Nights) -> None:
     nights.write(scored(2, 1.5, 2.0))
     nights.submit()
