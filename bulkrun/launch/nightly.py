@@ -18,7 +18,6 @@ from bulkrun.data.subset import write_subset
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
-from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.durable import remove_tree
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
@@ -55,23 +54,24 @@ def submit_again(
     record = read_record(run)
     prepared = prepare_as_of(record, prepared.spec)
     wanted = prepared.record(job_file, overrides)
-    if read_totals(run) is None and not _end_first_run(run, record, wanted, view):
+    if read_totals(run) is None and not _must_end(run, record, wanted):
         return None
-    check_settings(run, record, wanted, full_refresh=full_refresh)
     with hold(run):
+        record = read_record(run)  # another night may just have ended
+        check_settings(run, record, wanted, full_refresh=full_refresh)
+        if read_totals(run) is None:
+            view.phase(
+                "the input changed before the first run was done, or _SUCCESS is lost: keeping the rows there are"
+            )
+            settle_run(run, record)
         return _night(record, prepared, wanted, view, drain, full_refresh)
 
 
-def _end_first_run(run: RunDir, record: RunRecord, wanted: RunRecord, view: View) -> bool:
-    """Whether a run that its plan cannot finish any more was ended with the rows it has: its input changed before it
-    was done, or its totals are lost."""
+def _must_end(run: RunDir, record: RunRecord, wanted: RunRecord) -> bool:
+    """Whether the plan of an unfinished run cannot finish it any more, so that it ends with the rows it has: its input
+    changed before it was done, or its totals are lost."""
     begun = bool(run.planned_shards() or run.committed_shards())
-    if not must_settle(run) and not (begun and only_the_input_changed(record, wanted)):
-        return False
-    view.phase("the input changed before the first run was done, or _SUCCESS is lost: keeping the rows that are there")
-    refuse_live_workers(run)
-    settle_run(run, record)
-    return True
+    return must_settle(run) or (begun and only_the_input_changed(record, wanted))
 
 
 def _night(
@@ -90,6 +90,7 @@ def _night(
     if update is not None and update.request != request:
         view.phase("merging what an earlier night or retry finished")
         totals, update = settle_update(run), None
+        check_settings(run, read_record(run), wanted, full_refresh=full_refresh)  # of what was merged
     if update is not None:
         open_run(run.staged, staged_record(run, wanted, wanted.job), resume_anyway=True)
         return finish_update(run, view, drain)

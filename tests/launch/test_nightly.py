@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -16,15 +17,18 @@ from hypothesis import strategies as st
 from bulkrun.data.parts import read_part_info
 from bulkrun.errors import InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update import merge
+from bulkrun.job.update.settle import settle_run
 from bulkrun.job.update.staging import begin_merge, is_merging
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
+from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch import nightly
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
-from tests.launch.nights import Nights, Silent
+from tests.launch.nights import Nights, Silent, after
 
 
 @pytest.fixture
@@ -360,6 +364,40 @@ def test_a_night_whose_input_changed_keeps_what_it_finished(nights: Nights) -> N
     answers = {name: row["response"] for name, row in nights.results().items()}
     assert answers == {row["id"]: nights.expected(row["id"], row["text"]) for row in rows_of(66)}
     whole(nights)
+
+
+def cut_first_run(nights: Nights) -> None:
+    """A first run that was killed, and an input that has one more row by now."""
+    nights.write(rows_of(60))
+    stop_at(nights, 30)
+    with pytest.raises(KeyboardInterrupt):
+        nights.submit()
+    nights.refuse = lambda request: False
+    nights.write(rows_of(61))
+
+
+def test_a_first_run_is_ended_by_one_at_a_time(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_first_run(nights)
+
+    def settle_slowly(run: RunDir, record: RunRecord) -> RunTotals:
+        with pytest.raises(RunError, match=f"process {os.getpid()}"):
+            nights.submit()
+        return settle_run(run, record)
+
+    monkeypatch.setattr(nightly, "settle_run", settle_slowly)
+    nights.submit()
+    is_up_to_date(nights, rows_of(61))
+
+
+def test_a_night_that_waited_while_another_ended_begins_where_that_one_ended(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_first_run(nights)
+    monkeypatch.setattr(nightly, "hold", after(nights.submit, monkeypatch))
+    assert not nights.submit().worked
+    nights.write(rows := edited(62, "a"))
+    assert nights.submit().exit_code == 0 and nights.ran == 4
+    is_up_to_date(nights, rows)
 
 
 def edited(count: int, text: str) -> list[dict[str, Any]]:

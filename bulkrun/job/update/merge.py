@@ -42,10 +42,10 @@ def merge(run: RunDir) -> RunTotals:
     assert update is not None, "there is something staged"
     totals = read_totals(run)
     assert totals is not None, "only a finished run is changed"
+    assert totals.generation < update.generation, "what is merged already is removed when it is found"
     shards = begin_merge(run)
-    if totals.generation < update.generation:
-        _Merge(run, update, read_record(run), shards).apply()
-        totals = _finish(run, update, totals)
+    _Merge(run, update, read_record(run), shards).apply()
+    totals = _finish(run, update, totals)
     remove_tree(run.staged.root)
     return totals
 

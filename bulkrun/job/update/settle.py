@@ -13,26 +13,25 @@ import numpy as np
 
 from bulkrun.data.parts import read_part_columns, read_part_info
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.durable import replace_json, write_new_json
+from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.work.commit import commit_answered, identity_of
-from bulkrun.job.work.finish import RunTotals, sum_parts, totals_document
+from bulkrun.job.work.finish import RunTotals, publish_totals, sum_parts
 
 _MARKER = "settling.json"
 
 
 def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
-    """End an unfinished run with the rows that it has. No worker may be alive in it."""
+    """End an unfinished run with the rows that it has; nobody else may be at work in it (`hold`)."""
     write_new_json(run.state / _MARKER, {"run_id": record.run_id})
     _commit_answered(run, record)
     infos = [read_part_info(path) for path in run.parts().values()]
     generation = 1 + max((info.generation for info in infos), default=0)
-    totals = replace(sum_parts(record, infos), generation=generation, next_row=_rows_used(run))
-    replace_json(run.success, totals_document(totals))
+    totals = publish_totals(run, replace(sum_parts(record, infos), generation=generation, next_row=_rows_used(run)))
     log_event(run, "-", "settled", rows=totals.rows)
     return totals
 

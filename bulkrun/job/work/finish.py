@@ -77,7 +77,7 @@ def finish_run(run: RunDir, record: RunRecord) -> RunTotals:
     if totals is None:
         plan = PlanView(run)
         plan.refresh()
-        totals = _publish(run, add_up(run, record, plan))
+        totals = publish_totals(run, add_up(run, record, plan))
     _clear_leftovers(run)
     return totals
 
@@ -140,7 +140,7 @@ def totals_document(totals: RunTotals) -> dict[str, Any]:
     return {**asdict(totals), "nonce": secrets.token_hex(8)}
 
 
-def _publish(run: RunDir, totals: RunTotals) -> RunTotals:
+def publish_totals(run: RunDir, totals: RunTotals) -> RunTotals:
     """Write `_SUCCESS` if there is none; returns the totals that are on disk."""
     document = totals_document(totals)
     tmp = run.tmp / f"success.{document['nonce']}.tmp"
