@@ -92,7 +92,7 @@ def _night(
         totals, update = settle_update(run), None
         check_settings(run, read_record(run), wanted, full_refresh=full_refresh)  # of what was merged
     if update is not None:
-        open_run(run.staged, staged_record(run, wanted, wanted.job), resume_anyway=True)
+        open_run(run.staged, _staged(run, record, wanted), resume_anyway=True)
         return finish_update(run, view, drain)
     view.phase("comparing the input with the results")
     changes = _stage(record, prepared, wanted, totals, request, view)
@@ -111,7 +111,7 @@ def _stage(
 ) -> Changes:
     """Compare, and stage what is to run; where nothing is, nothing is left behind."""
     run = prepared.run
-    staged = open_staging(run, staged_record(run, record, wanted.job))
+    staged = open_staging(run, _staged(run, record, wanted))
     with prepared.open_dataset(staged.sql_snapshot) as dataset:
         salt = wanted.key_salt
         assert salt is not None, "the job is incremental"
@@ -131,6 +131,11 @@ def _stage(
             partial(prepared.check_input, wanted),
         )
     return changes
+
+
+def _staged(run: RunDir, record: RunRecord, wanted: RunRecord) -> RunRecord:
+    """The record of the staged run: of tonight's model and settings, and as old as the run (`staged_record`)."""
+    return staged_record(run, replace(wanted, created=record.created), wanted.job)
 
 
 def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:

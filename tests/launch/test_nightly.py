@@ -349,6 +349,20 @@ def test_a_first_run_whose_input_changed_keeps_what_it_finished(nights: Nights) 
     whole(nights)
 
 
+def test_a_full_refresh_with_another_model_is_continued_by_the_same_command(nights: Nights) -> None:
+    nights.write(rows_of(60))
+    nights.submit()
+    stop_at(nights, 30)
+    with pytest.raises(KeyboardInterrupt):
+        nights.submit(flags={"full_refresh": True}, engine__load_format="dummy")
+    nights.refuse = lambda request: False
+    done = nights.submit(flags={"full_refresh": True}, engine__load_format="dummy")
+    assert done.changes is not None and done.changes["changed"] == 60
+    assert 0 < nights.ran <= 35
+    assert not nights.submit(engine__load_format="dummy").worked
+    whole(nights)
+
+
 def test_a_night_whose_input_changed_keeps_what_it_finished(nights: Nights) -> None:
     nights.write(rows_of(5))
     nights.submit()
