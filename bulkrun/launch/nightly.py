@@ -26,7 +26,8 @@ from bulkrun.job.update.fitting import fit_dataset
 from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed
 from bulkrun.job.update.hold import hold
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
-from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, staged_record
+from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, read_update, staged_record
+from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.prepare import PreparedJob
@@ -91,13 +92,14 @@ def _night(
         view.phase("merging what an earlier night or retry finished")
         totals, update = settle_update(run), None
         check_settings(run, read_record(run), wanted, full_refresh=full_refresh)  # of what was merged
-    if update is not None:
-        open_run(run.staged, _staged(run, record, wanted), resume_anyway=True)
-        return finish_update(run, view, drain)
-    view.phase("comparing the input with the results")
-    changes = _stage(record, prepared, wanted, totals, request, view)
-    if not changes.rows and not changes.dropped:
-        return Submitted(run, totals, worked=False, changes=changes.counts)
+    if update is None:
+        view.phase("comparing the input with the results")
+        changes = _stage(record, prepared, wanted, totals, request, view)
+        if not changes.rows and not changes.dropped:
+            return Submitted(run, totals, worked=False, changes=changes.counts)
+        update = read_update(run)
+        assert update is not None, "it was just staged"
+    open_run(run.staged, _staged(run, record, wanted, update.counts["failed"]), resume_anyway=True)
     return finish_update(run, view, drain)
 
 
@@ -133,9 +135,14 @@ def _stage(
     return changes
 
 
-def _staged(run: RunDir, record: RunRecord, wanted: RunRecord) -> RunRecord:
-    """The record of the staged run: of tonight's model and settings, and as old as the run (`staged_record`)."""
-    return staged_record(run, replace(wanted, created=record.created), wanted.job)
+def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, failed: int = 0) -> RunRecord:
+    """The record of the staged run: of tonight's model and settings, and as old as the run (`staged_record`).
+
+    Rows that failed before (`failed` of them) may all fail again, which says nothing of tonight's others: the limit is
+    higher by their share of the fewest rows that it is held against.
+    """
+    limit = min(1.0, wanted.job["run"]["max_error_rate"] + failed / MIN_ROWS)
+    return staged_record(run, replace(wanted, created=record.created), wanted.job, max_error_rate=limit)
 
 
 def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:

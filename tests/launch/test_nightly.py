@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bulkrun.data.parts import read_part_info
-from bulkrun.errors import InputError, ResumeError, RunError
+from bulkrun.errors import ErrorRateExceeded, InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update import merge
@@ -166,6 +166,23 @@ def test_failed_rows_run_again_each_night_and_refused_ones_do_not(nights: Nights
     assert done.totals.errors == {"bad_input": 2}
     assert not nights.submit().worked
     whole(nights)
+
+
+def test_rows_that_failed_before_end_no_night_and_many_new_ones_do(nights: Nights) -> None:
+    hopeless: set[tuple[int, ...]] = set()
+    nights.refuse = lambda request: hopeless.add(tuple(request.prompt_token_ids)) is None
+    nights.write(rows_of(110))
+    assert nights.submit().totals.errors == {"nan_logits": 110}
+    nights.settings["run__max_error_rate"] = 0.5
+    nights.refuse = lambda request: tuple(request.prompt_token_ids) in hopeless
+    nights.write(rows_of(111))
+    assert nights.submit().totals.rows == 111 and nights.ran == 111
+    nights.refuse = lambda request: False
+    assert nights.submit().exit_code == 0
+    nights.refuse = lambda request: True
+    nights.write(rows_of(261))
+    with pytest.raises(ErrorRateExceeded):
+        nights.submit()
 
 
 def test_a_mended_line_replaces_its_error_row(nights: Nights) -> None:
