@@ -23,7 +23,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
 from bulkrun.job.update.fitting import fit_dataset
-from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed
+from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed, settings_changed
 from bulkrun.job.update.hold import hold
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, read_update, staged_record
@@ -117,7 +117,9 @@ def _stage(
     with prepared.open_dataset(staged.sql_snapshot) as dataset:
         salt = wanted.key_salt
         assert salt is not None, "the job is incremental"
-        asked = Wanted(everything=bool(request["full_refresh"]), drop_vanished=request["on_vanished"] == "drop")
+        # After a change of settings keys tell which rows a refresh has run that did not fit into one night.
+        everything = bool(request["full_refresh"]) and not settings_changed(record, wanted)
+        asked = Wanted(everything=everything, drop_vanished=request["on_vanished"] == "drop")
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, salt, asked, staged.tmp)
         for line in undeclared_lines(source.dataset.undeclared_columns):

@@ -366,6 +366,32 @@ def test_a_first_run_whose_input_changed_keeps_what_it_finished(nights: Nights) 
     whole(nights)
 
 
+@pytest.mark.parametrize("key", ["sampling__max_tokens", "prompt__template"])
+def test_a_full_refresh_of_many_nights_runs_each_row_once_whatever_the_input_does(nights: Nights, key: str) -> None:
+    changed: dict[str, Any] = {key: {"sampling__max_tokens": 5, "prompt__template": "Say  {{ text }}"}[key]}
+    nights.write(rows_of(60))
+    nights.submit()
+    for night in range(1, 4):
+        nights.write(rows_of(60 + night))
+        stop_at(nights, 15)
+        with pytest.raises(KeyboardInterrupt):
+            nights.submit(flags={"full_refresh": True}, **changed)
+    with pytest.raises(ResumeError, match="--full-refresh runs every row with these"):
+        nights.submit(**changed)
+    nights.refuse = lambda request: False
+    nights.submit(flags={"full_refresh": True}, **changed)
+    assert 0 < nights.ran <= 63 - 3 * (15 - 5), "of each night but what a kill finds in the engine"
+    assert set(nights.results()) == {row["id"] for row in rows_of(63)}
+    assert not nights.submit(**changed).worked
+    whole(nights)
+
+
+def test_a_full_refresh_with_the_same_settings_runs_every_row(nights: Nights) -> None:
+    nights.write(rows_of(9))
+    nights.submit()
+    assert nights.submit(flags={"full_refresh": True}).worked and nights.ran == 9
+
+
 def test_a_full_refresh_with_another_model_is_continued_by_the_same_command(nights: Nights) -> None:
     nights.write(rows_of(60))
     nights.submit()
