@@ -71,8 +71,8 @@ def retry(
 
 
 def _finished(run: RunDir, codes: Sequence[str]) -> RunTotals:
-    """The totals of a run whose rows can be retried."""
-    read_record(run)
+    """The totals of a run whose rows can be retried. Raises RunError and UsageError where there are none."""
+    read_record(run)  # says so where the directory is no run
     totals = read_totals(run)
     if totals is None:
         raise UsageError(f"{run.root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
