@@ -58,7 +58,11 @@ def _located(job: Path, overrides: tuple[str, ...]) -> AbstractContextManager[No
 @_job_options
 @click.option("--fresh", is_flag=True, help="Start anew: an earlier run there is moved aside, never deleted.")
 @click.option("--resume-anyway", is_flag=True, help="Continue although settings changed that no result depends on.")
-@click.option("--full-refresh", is_flag=True, help="With run.incremental: run all rows again and replace each result.")
+@click.option(
+    "--full-refresh",
+    is_flag=True,
+    help="With run.incremental: run all rows again; after other settings, all not run with them yet.",
+)
 @click.option("--executor", type=click.Choice(["local", "slurm", "ray"]), help="Who starts the workers.")
 @click.option("--wait", is_flag=True, help="With Slurm: stay until the run is finished.")
 @_running_options

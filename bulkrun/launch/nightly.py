@@ -11,23 +11,23 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from bulkrun.data.parts import read_part_schema
+from bulkrun.data.parts import read_part_info, read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
 from bulkrun.data.subset import write_subset
-from bulkrun.errors import InputError
+from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
-from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.durable import remove_tree
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
 from bulkrun.job.update.fitting import fit_dataset
-from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed
+from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed, settings_changed
 from bulkrun.job.update.hold import hold
-from bulkrun.job.update.settle import is_settling, settle_run, settle_update
-from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, staged_record
+from bulkrun.job.update.settle import must_settle, settle_run, settle_update
+from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, read_update, staged_record
+from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.prepare import PreparedJob
@@ -55,22 +55,24 @@ def submit_again(
     record = read_record(run)
     prepared = prepare_as_of(record, prepared.spec)
     wanted = prepared.record(job_file, overrides)
-    if read_totals(run) is None and not _end_first_run(run, record, wanted, view):
+    if read_totals(run) is None and not _must_end(run, record, wanted):
         return None
-    check_settings(run, record, wanted, full_refresh=full_refresh)
     with hold(run):
+        record = read_record(run)  # another night may just have ended
+        check_settings(run, record, wanted, full_refresh=full_refresh)
+        if read_totals(run) is None:
+            view.phase(
+                "the input changed before the first run was done, or _SUCCESS is lost: keeping the rows there are"
+            )
+            settle_run(run, record)
         return _night(record, prepared, wanted, view, drain, full_refresh)
 
 
-def _end_first_run(run: RunDir, record: RunRecord, wanted: RunRecord, view: View) -> bool:
-    """Whether an unfinished first run was ended with the rows it has: its input changed, so it cannot be finished."""
+def _must_end(run: RunDir, record: RunRecord, wanted: RunRecord) -> bool:
+    """Whether the plan of an unfinished run cannot finish it any more, so that it ends with the rows it has: its input
+    changed before it was done, or its totals are lost."""
     begun = bool(run.planned_shards() or run.committed_shards())
-    if not is_settling(run) and not (begun and only_the_input_changed(record, wanted)):
-        return False
-    view.phase("the input changed before the first run was done: keeping the rows that are")
-    refuse_live_workers(run)
-    settle_run(run, record)
-    return True
+    return must_settle(run) or (begun and only_the_input_changed(record, wanted))
 
 
 def _night(
@@ -89,13 +91,15 @@ def _night(
     if update is not None and update.request != request:
         view.phase("merging what an earlier night or retry finished")
         totals, update = settle_update(run), None
-    if update is not None:
-        open_run(run.staged, staged_record(run, wanted, wanted.job), resume_anyway=True)
-        return finish_update(run, view, drain)
-    view.phase("comparing the input with the results")
-    changes = _stage(record, prepared, wanted, totals, request, view)
-    if not changes.rows and not changes.dropped:
-        return Submitted(run, totals, worked=False, changes=changes.counts)
+        check_settings(run, read_record(run), wanted, full_refresh=full_refresh)  # of what was merged
+    if update is None:
+        view.phase("comparing the input with the results")
+        changes = _stage(record, prepared, wanted, totals, request, view)
+        if not changes.rows and not changes.dropped:
+            return Submitted(run, totals, worked=False, changes=changes.counts)
+        update = read_update(run)
+        assert update is not None, "it was just staged"
+    open_run(run.staged, _staged(run, record, wanted, update.counts["failed"]), resume_anyway=True)
     return finish_update(run, view, drain)
 
 
@@ -109,11 +113,13 @@ def _stage(
 ) -> Changes:
     """Compare, and stage what is to run; where nothing is, nothing is left behind."""
     run = prepared.run
-    staged = open_staging(run, staged_record(run, record, wanted.job))
+    staged = open_staging(run, _staged(run, record, wanted))
     with prepared.open_dataset(staged.sql_snapshot) as dataset:
         salt = wanted.key_salt
         assert salt is not None, "the job is incremental"
-        asked = Wanted(everything=bool(request["full_refresh"]), drop_vanished=request["on_vanished"] == "drop")
+        # After a change of settings keys tell which rows a refresh has run that did not fit into one night.
+        everything = bool(request["full_refresh"]) and not settings_changed(record, wanted)
+        asked = Wanted(everything=everything, drop_vanished=request["on_vanished"] == "drop")
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, salt, asked, staged.tmp)
         for line in undeclared_lines(source.dataset.undeclared_columns):
@@ -129,6 +135,16 @@ def _stage(
             partial(prepared.check_input, wanted),
         )
     return changes
+
+
+def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, failed: int = 0) -> RunRecord:
+    """The record of the staged run: of tonight's model and settings, and as old as the run (`staged_record`).
+
+    Rows that failed before (`failed` of them) may all fail again, which says nothing of tonight's others: the limit is
+    higher by their share of the fewest rows that it is held against.
+    """
+    limit = min(1.0, wanted.job["run"]["max_error_rate"] + failed / MIN_ROWS)
+    return staged_record(run, replace(wanted, created=record.created), wanted.job, max_error_rate=limit)
 
 
 def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:
@@ -173,7 +189,16 @@ def first_row(totals: RunTotals) -> int:
 def new_update(
     run: RunDir, totals: RunTotals, request: dict[str, object], rows: int, new: int, counts: dict[str, int]
 ) -> Update:
-    """The next generation of a run: `rows` to run, `new` of which are new."""
+    """The next generation of a run: `rows` to run, `new` of which are new.
+
+    Raises RunError before any work where the totals are not those of the parts, as of a `_SUCCESS` from a backup.
+    """
+    for path in run.parts().values():
+        if (found := read_part_info(path).generation) > totals.generation:
+            raise RunError(
+                f"{path}: is of generation {found}, {run.success} of an earlier one ({totals.generation}): bring back "
+                "the one that belongs to the parts, or delete it and submit the job again"
+            )
     begin = first_row(totals)
     first_part = max(run.committed_shards(), default=-1) + 1
     return Update(request, totals.generation + 1, rows, begin, begin + new, first_part, counts)

@@ -61,15 +61,23 @@ def retry(
     with drain_on_signal() as drain:
         run = RunDir(root)
         drain.cancelled = CancelWatch(run)
-        record, totals = read_record(run), read_totals(run)
-        if totals is None:
-            raise UsageError(f"{root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
-        _refuse_unknown(codes, totals)
         request: dict[str, object] = {"kind": "retry", "set": list(overrides), "codes": sorted(codes)}
+        _finished(run, codes)  # before what may take half a minute
         with hold(run):
-            if not _is_staged(run, record, totals, request, view, begin_anew):
+            totals = _finished(run, codes)
+            if not _is_staged(run, totals, request, view, begin_anew):
                 return Submitted(run, totals, worked=False, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)
+
+
+def _finished(run: RunDir, codes: Sequence[str]) -> RunTotals:
+    """The totals of a run whose rows can be retried. Raises RunError and UsageError where there are none."""
+    read_record(run)  # says so where the directory is no run
+    totals = read_totals(run)
+    if totals is None:
+        raise UsageError(f"{run.root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
+    _refuse_unknown(codes, totals)
+    return totals
 
 
 def _refuse_unknown(codes: Sequence[str], totals: RunTotals) -> None:
@@ -82,9 +90,7 @@ def _refuse_unknown(codes: Sequence[str], totals: RunTotals) -> None:
             raise UsageError(f"--code {code}: no such error code{hint} (in this run: {here})")
 
 
-def _is_staged(
-    run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool
-) -> bool:
+def _is_staged(run: RunDir, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool) -> bool:
     """Stage the failed rows unless that was done before; whether there are any."""
     update = pending_update(run, totals.generation)
     if update is not None and update.request != request:
@@ -92,7 +98,7 @@ def _is_staged(
     if update is not None:
         return True
     view.phase("finding the rows that failed")
-    return _stage(run, record, totals, request)
+    return _stage(run, read_record(run), totals, request)
 
 
 def _end_other(run: RunDir, totals: RunTotals, update: Update, begin_anew: bool) -> RunTotals:

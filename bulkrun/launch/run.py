@@ -185,8 +185,7 @@ def _heard_of(run: RunDir) -> Iterator[None]:
         ended, message = "failed", str(error)
         raise
     finally:
-        with suppress(RunError):  # a full disk: what happened before it is what is to be told
-            heartbeat.stop(ended, message)
+        heartbeat.stop(ended, message)
 
 
 def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:

@@ -11,10 +11,14 @@ from typing import Any
 from unittest import mock
 
 import duckdb
+import pytest
 
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
+from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.store.workers import Worker
+from bulkrun.job.update.hold import hold
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.job.work.shard_work import row_seed
@@ -114,3 +118,16 @@ class Nights:
         ids = prepared.tokenizer.encode_batch([prompt], add_special_tokens=chat is None)[0]
         seed = row_seed(prepared.spec.sampling.seed, id_, sample)
         return decode([expected_tokens(Request("", ids, prepared.spec.sampling.to_params(), seed))])[0]
+
+
+def after(other: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Callable[[RunDir], Any]:
+    """`hold` for one that has to wait until another has done its work."""
+
+    @contextmanager
+    def wait(run: RunDir) -> Iterator[Worker]:
+        monkeypatch.undo()
+        other()
+        with hold(run) as worker:
+            yield worker
+
+    return wait

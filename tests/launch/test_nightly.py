@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bulkrun.errors import InputError, ResumeError
+from bulkrun.data.parts import read_part_info
+from bulkrun.errors import ErrorRateExceeded, InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update import merge
-from bulkrun.job.update.staging import is_merging
+from bulkrun.job.update.settle import settle_run
+from bulkrun.job.update.staging import begin_merge, is_merging
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
+from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch import nightly
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
-from tests.launch.nights import Nights, Silent
+from tests.launch.nights import Nights, Silent, after
 
 
 @pytest.fixture
@@ -162,6 +168,23 @@ def test_failed_rows_run_again_each_night_and_refused_ones_do_not(nights: Nights
     whole(nights)
 
 
+def test_rows_that_failed_before_end_no_night_and_many_new_ones_do(nights: Nights) -> None:
+    hopeless: set[tuple[int, ...]] = set()
+    nights.refuse = lambda request: hopeless.add(tuple(request.prompt_token_ids)) is None
+    nights.write(rows_of(110))
+    assert nights.submit().totals.errors == {"nan_logits": 110}
+    nights.settings["run__max_error_rate"] = 0.5
+    nights.refuse = lambda request: tuple(request.prompt_token_ids) in hopeless
+    nights.write(rows_of(111))
+    assert nights.submit().totals.rows == 111 and nights.ran == 111
+    nights.refuse = lambda request: False
+    assert nights.submit().exit_code == 0
+    nights.refuse = lambda request: True
+    nights.write(rows_of(261))
+    with pytest.raises(ErrorRateExceeded):
+        nights.submit()
+
+
 def test_a_mended_line_replaces_its_error_row(nights: Nights) -> None:
     nights.write([*rows_of(3), '{"id": "torn'])
     nights.submit()
@@ -205,6 +228,32 @@ def scored(count: int, *scores: float) -> list[dict[str, Any]]:
 
 
 UNFIT = 2**53 + 1  # no double is equal to it
+
+
+def test_ids_of_a_narrower_type_than_last_night_name_the_same_rows(nights: Nights) -> None:
+    def named(*ids: float) -> list[dict[str, Any]]:
+        return [{"id": id_, "text": f"text {id_}"} for id_ in ids]
+
+    big = 1_700_000_000_000  # as a double it reads 1.7e+12
+    nights.write(named(big + 0.5, big, 1, 2**53))
+    nights.submit()
+    nights.write(named(big, 1, 2**53, big + 7, UNFIT))
+    assert nights.submit().changes == {"new": 2, "changed": 0, "failed": 0, "unchanged": 3, "vanished": 1}
+    assert nights.ran == 1
+    assert set(nights.results()) == {big + 0.5, big, 1, 2**53, big + 7, None}, "a double is no name for the last one"
+    assert not nights.submit().worked
+
+
+def test_ids_that_are_times_are_the_same_rows_in_another_resolution(nights: Nights) -> None:
+    def write(unit: str) -> None:
+        ids = pa.array([1, 2, 3], pa.timestamp("s")).cast(pa.timestamp(unit))
+        pq.write_table(pa.table({"id": ids, "text": ["a", "b", "c"]}), nights.folder / "rows.parquet")
+
+    nights.settings["input__path"] = str(nights.folder / "rows.parquet")
+    write("ns")
+    nights.submit()
+    write("us")
+    assert not nights.submit().worked
 
 
 def test_a_value_that_the_results_cannot_hold_is_its_rows_error_before_anything_runs(nights: Nights) -> None:
@@ -317,6 +366,46 @@ def test_a_first_run_whose_input_changed_keeps_what_it_finished(nights: Nights) 
     whole(nights)
 
 
+@pytest.mark.parametrize("key", ["sampling__max_tokens", "prompt__template"])
+def test_a_full_refresh_of_many_nights_runs_each_row_once_whatever_the_input_does(nights: Nights, key: str) -> None:
+    changed: dict[str, Any] = {key: {"sampling__max_tokens": 5, "prompt__template": "Say  {{ text }}"}[key]}
+    nights.write(rows_of(60))
+    nights.submit()
+    for night in range(1, 4):
+        nights.write(rows_of(60 + night))
+        stop_at(nights, 15)
+        with pytest.raises(KeyboardInterrupt):
+            nights.submit(flags={"full_refresh": True}, **changed)
+    with pytest.raises(ResumeError, match="--full-refresh runs every row with these"):
+        nights.submit(**changed)
+    nights.refuse = lambda request: False
+    nights.submit(flags={"full_refresh": True}, **changed)
+    assert 0 < nights.ran <= 63 - 3 * (15 - 5), "of each night but what a kill finds in the engine"
+    assert set(nights.results()) == {row["id"] for row in rows_of(63)}
+    assert not nights.submit(**changed).worked
+    whole(nights)
+
+
+def test_a_full_refresh_with_the_same_settings_runs_every_row(nights: Nights) -> None:
+    nights.write(rows_of(9))
+    nights.submit()
+    assert nights.submit(flags={"full_refresh": True}).worked and nights.ran == 9
+
+
+def test_a_full_refresh_with_another_model_is_continued_by_the_same_command(nights: Nights) -> None:
+    nights.write(rows_of(60))
+    nights.submit()
+    stop_at(nights, 30)
+    with pytest.raises(KeyboardInterrupt):
+        nights.submit(flags={"full_refresh": True}, engine__load_format="dummy")
+    nights.refuse = lambda request: False
+    done = nights.submit(flags={"full_refresh": True}, engine__load_format="dummy")
+    assert done.changes is not None and done.changes["changed"] == 60
+    assert 0 < nights.ran <= 35
+    assert not nights.submit(engine__load_format="dummy").worked
+    whole(nights)
+
+
 def test_a_night_whose_input_changed_keeps_what_it_finished(nights: Nights) -> None:
     nights.write(rows_of(5))
     nights.submit()
@@ -332,6 +421,118 @@ def test_a_night_whose_input_changed_keeps_what_it_finished(nights: Nights) -> N
     answers = {name: row["response"] for name, row in nights.results().items()}
     assert answers == {row["id"]: nights.expected(row["id"], row["text"]) for row in rows_of(66)}
     whole(nights)
+
+
+def cut_first_run(nights: Nights) -> None:
+    """A first run that was killed, and an input that has one more row by now."""
+    nights.write(rows_of(60))
+    stop_at(nights, 30)
+    with pytest.raises(KeyboardInterrupt):
+        nights.submit()
+    nights.refuse = lambda request: False
+    nights.write(rows_of(61))
+
+
+def test_a_first_run_is_ended_by_one_at_a_time(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_first_run(nights)
+
+    def settle_slowly(run: RunDir, record: RunRecord) -> RunTotals:
+        with pytest.raises(RunError, match=f"process {os.getpid()}"):
+            nights.submit()
+        return settle_run(run, record)
+
+    monkeypatch.setattr(nightly, "settle_run", settle_slowly)
+    nights.submit()
+    is_up_to_date(nights, rows_of(61))
+
+
+def test_a_night_that_waited_while_another_ended_begins_where_that_one_ended(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_first_run(nights)
+    monkeypatch.setattr(nightly, "hold", after(nights.submit, monkeypatch))
+    assert not nights.submit().worked
+    nights.write(rows := edited(62, "a"))
+    assert nights.submit().exit_code == 0 and nights.ran == 4
+    is_up_to_date(nights, rows)
+
+
+def edited(count: int, text: str) -> list[dict[str, Any]]:
+    """Rows of which the first three are other ones than last night."""
+    return [{**row, "text": row["text"] + text * (number < 3)} for number, row in enumerate(rows_of(count))]
+
+
+def is_up_to_date(nights: Nights, rows: list[dict[str, Any]]) -> None:
+    answers = {name: row["response"] for name, row in nights.results().items()}
+    assert answers == {row["id"]: nights.expected(row["id"], row["text"]) for row in rows}
+    whole(nights)
+
+
+@pytest.mark.parametrize("new_rows", [0, 1])
+def test_without_success_a_run_of_many_nights_goes_on_with_what_its_parts_hold(nights: Nights, new_rows: int) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    for text in "abc":
+        nights.write(edited(20 + new_rows, text))
+        nights.submit()
+    (nights.out / "_SUCCESS").unlink()
+    for text, ran in (("c", 0), ("d", 3), ("e", 3)):  # the first as it was: a run that its plan could finish, it seems
+        nights.write(rows := edited(20 + new_rows, text))
+        assert nights.submit().exit_code == 0 and nights.ran == ran
+        is_up_to_date(nights, rows)
+
+
+def test_a_damaged_part_is_made_again_as_the_message_says(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    nights.write(edited(20, "a"))
+    nights.submit()
+    damaged = next(path for path in nights.out.glob("*.parquet") if not read_part_info(path).generation)
+    data = bytearray(damaged.read_bytes())
+    data[60] ^= 1
+    damaged.write_bytes(data)
+    nights.write(rows := edited(20, "b"))
+    with pytest.raises(RunError, match="delete this file and _SUCCESS, then run the same command again"):
+        nights.submit()
+    damaged.unlink()
+    (nights.out / "_SUCCESS").unlink()
+    assert nights.submit().exit_code == 0
+    is_up_to_date(nights, rows)
+
+
+def test_totals_of_another_night_are_refused_before_anything_runs(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    old = (nights.out / "_SUCCESS").read_bytes()
+    nights.write(edited(21, "a"))
+    nights.submit()
+    (nights.out / "_SUCCESS").write_bytes(old)
+    nights.write(rows := edited(22, "b"))
+    with pytest.raises(RunError, match=r"is of generation 1, .*_SUCCESS of an earlier one"):
+        nights.submit()
+    assert nights.ran == 0
+    (nights.out / "_SUCCESS").unlink()
+    nights.submit()
+    is_up_to_date(nights, rows)
+
+
+def test_an_answer_whose_part_is_gone_is_not_dropped_in_silence(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    nights.write(rows := edited(20, "a"))
+
+    def lose_a_part(run: RunDir) -> list[int]:
+        next(path for path in run.parts().values() if 0 in pq.read_table(path)["row"].to_pylist()).unlink()
+        return begin_merge(run)
+
+    with monkeypatch.context() as meanwhile, pytest.raises(RunError, match=r"row 0, .* is in no part.*_SUCCESS"):
+        meanwhile.setattr(merge, "begin_merge", lose_a_part)
+        nights.submit()
+    (nights.out / "_SUCCESS").unlink()
+    assert nights.submit().exit_code == 0
+    is_up_to_date(nights, rows)
 
 
 def stop_at(nights: Nights, generations: int) -> None:

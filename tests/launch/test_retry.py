@@ -18,7 +18,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update.hold import hold
 from bulkrun.job.views.verify import verify_run
 from bulkrun.request import Request
-from tests.launch.nights import Nights
+from tests.launch.nights import Nights, after
 
 LONG = "x " * 400
 
@@ -207,6 +207,20 @@ def test_discard_begins_another_retry(nights: Nights) -> None:
     assert nights.results()["r2"]["response"] == nights.expected("r2", "text 2")
 
 
+def test_a_retry_after_success_was_lost_and_found_again_by_the_plan_keeps_its_answers(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    fail_requests(nights, "3:0", "11:0")
+    nights.submit()
+    fail_requests(nights, "0:0")  # the first of the two
+    assert nights.retry().totals.errors == {"nan_logits": 1}
+    (nights.out / "_SUCCESS").unlink()
+    assert nights.submit().totals.generation == 1 and nights.ran == 0
+    fail_requests(nights)
+    assert (nights.retry().totals.errors, nights.ran) == ({}, 1)
+    assert nights.results()["r3"]["response"] == nights.expected("r3", "text 3")
+    whole(nights)
+
+
 def test_two_writers_on_one_run_the_second_is_told_who_holds_it(nights: Nights) -> None:
     nights.write([*rows_of(1), {"id": "empty", "text": None}])
     nights.submit()
@@ -214,6 +228,27 @@ def test_two_writers_on_one_run_the_second_is_told_who_holds_it(nights: Nights) 
         nights.retry()
     assert nights.retry().worked
     assert not list(RunDir(nights.out).claims.glob("update.*"))
+
+
+def test_a_retry_that_waited_while_a_night_ended_changes_what_that_one_left(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.settings |= {"run__incremental": True}
+    nights.write(rows_of(9))
+    fail_requests(nights, "3:0", "5:0")
+    nights.submit()
+    nights.write(rows_of(10))
+
+    def night() -> None:
+        nights.submit()
+        fail_requests(nights)
+
+    fail_requests(nights, "0:0")
+    monkeypatch.setattr("bulkrun.launch.retry.hold", after(night, monkeypatch))
+    done = nights.retry()
+    assert (done.totals.errors, done.totals.generation, done.totals.rows) == ({}, 2, 10)
+    assert nights.results()["r3"]["response"] == nights.expected("r3", "text 3")
+    whole(nights)
 
 
 def test_an_incremental_run_finds_its_failed_rows_by_id_and_the_night_after_leaves_them_alone(nights: Nights) -> None:

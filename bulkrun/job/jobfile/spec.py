@@ -152,7 +152,8 @@ class RunSpec(Section):
         0.5,
         ge=0,
         le=1,
-        description="Stop the run when more than this share of the last 1000 rows failed; from 100 rows on.",
+        description="Stop the run when more than this share of the last 1000 rows failed; from 100 rows on. "
+        "In an incremental night N rows that failed before raise it by N / 100.",
     )
     on_too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
         "error", description="A prompt that does not fit: an error row, or cut at its start or its end."

@@ -12,7 +12,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.durable import disk_errors, fsync_dir
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import TTL_S, LifeWatch, Worker, read_workers
+from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
 
 
 def move_aside(run: RunDir) -> Path | None:
@@ -34,14 +34,12 @@ def move_aside(run: RunDir) -> Path | None:
 
 
 def refuse_live_workers(
-    run: RunDir,
-    *,
-    ttl_s: float = TTL_S,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    run: RunDir, *, life: LifeWatch | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Raise RunError when a worker of the run is alive. Takes up to `ttl_s` seconds if one died on another host."""
-    life = LifeWatch(run, ttl_s=ttl_s, clock=clock)
+    """Raise RunError when a worker of the run is alive. Takes up to half a minute if one died on another host; who
+    asks again, or asks more of it, passes the `life` that has watched since.
+    """
+    life = life or LifeWatch(run)
     here = Worker.this_process().place
     first = {state.worker.id: state.counter for state in read_workers(run) if life.alive(state.worker)}
     while living := [state for state in read_workers(run) if state.worker.id in first and life.alive(state.worker)]:

@@ -6,6 +6,7 @@ claim is never renewed or fenced; it is as alive as the worker that owns it. Use
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,6 +32,17 @@ class Claims:
             if owner is not None and self._life.alive(owner):
                 return False
         return write_new_json(self._run.claims / f"{name}.{epoch + 1}", asdict(self._worker))
+
+    def release(self, name: str) -> None:
+        """Give up a claim that is ours, and those of the dead it was taken over from, for whom the next one would wait.
+
+        One that cannot be removed is as dead as this worker will be.
+        """
+        epoch, path = self._newest(name)
+        if path is not None and self._owner(path) == self._worker:
+            with suppress(OSError):
+                for number in range(1, epoch + 1):
+                    (self._run.claims / f"{name}.{number}").unlink(missing_ok=True)
 
     def _newest(self, name: str) -> tuple[int, Path | None]:
         epochs = [int(path.suffix[1:]) for path in self._run.claims.glob(f"{name}.*") if path.suffix[1:].isdigit()]

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,8 @@ class Heartbeat:
         role: str = "runner",
         interval_s: float = HEARTBEAT_S,
     ) -> None:
-        self._run, self._worker, self._snapshot, self._role = run, worker, snapshot, role
+        self._path = run.workers / f"{worker.id}.json"
+        self._worker, self._snapshot, self._role = worker, snapshot, role
         self._interval_s = interval_s
         self._counter = 0
         self._stopping = threading.Event()
@@ -145,10 +147,19 @@ class Heartbeat:
             raise self._failure
 
     def stop(self, ended: str, message: str | None = None) -> None:
-        """End the thread and say goodbye: others may take this worker's shards at once."""
+        """End the thread and say goodbye: others may take this worker's shards at once.
+
+        Raises nothing: what stopped the worker matters more. Where a goodbye cannot be written (a full disk) the file
+        goes, lest it say that a process lives on in which only this work has ended.
+        """
         self._stopping.set()
-        self._thread.join()
-        self._beat(ended, message)
+        if self._thread.ident is not None:
+            self._thread.join()
+        try:
+            self._beat(ended, message)
+        except RunError:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
     def _beat_until_stopped(self) -> None:
         while not self._stopping.wait(self._interval_s):
@@ -161,7 +172,7 @@ class Heartbeat:
     def _beat(self, ended: str | None = None, message: str | None = None) -> None:
         self._counter += 1
         state = WorkerState(self._worker, self._counter, self._role, ended, message, self._snapshot())
-        replace_json(self._run.workers / f"{self._worker.id}.json", asdict(state), sync=False)
+        replace_json(self._path, asdict(state), sync=False)
 
 
 class LifeWatch:

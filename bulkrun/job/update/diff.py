@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulkrun.data.duck import locked_connection, no_glob, quoted
-from bulkrun.data.parts import read_part_columns
+from bulkrun.data.parts import read_part_columns, read_part_schema
 from bulkrun.data.subset import PICK_SCHEMA
 from bulkrun.errors import InputError
 from bulkrun.job.plan.duplicates import places_of
@@ -87,7 +87,7 @@ def find_changes(
     id_column = source.spec.input.id
     assert id_column is not None, "the job file was checked"
     today, results = folder / "today.tmp", folder / "results.tmp"
-    _write_today(source, id_column, salt, today)
+    _write_today(source, id_column, _id_type(parts, id_column), salt, today)
     _write_results(parts, id_column, results)
     with tempfile.TemporaryDirectory(dir=folder) as spill:
         connection = locked_connection(files=[today, results], spill=Path(spill))
@@ -99,9 +99,16 @@ def find_changes(
             connection.close()
 
 
-def _write_today(source: PlanInput, id_column: str, salt: str, path: Path) -> None:
+def _id_type(parts: Sequence[Path], id_column: str) -> pa.DataType | None:
+    return read_part_schema(parts[0]).field(id_column).type if parts else None
+
+
+def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, salt: str, path: Path) -> None:
+    """Ids as texts of the results' type (`like`), which may be a wider one: as a double 10^10 reads 1e+10."""
+
     def keep(rows: pa.RecordBatch) -> None:
-        ids = id_texts(rows["passthrough"].field(id_column), id_column)
+        values = rows["passthrough"].field(id_column)
+        ids = id_texts(values if like is None else values.cast(like), id_column)
         columns = [rows["row"], pa.array(ids, pa.string()), pa.array(row_keys(rows, salt), pa.string())]
         writer.write_batch(pa.RecordBatch.from_arrays([*columns, rows["error_code"]], schema=_TODAY))
 

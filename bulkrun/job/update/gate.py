@@ -30,6 +30,11 @@ def only_the_input_changed(old: RunRecord, wanted: RunRecord) -> bool:
     return not _settings(changed) and any(key not in HARMLESS for key in changed)
 
 
+def settings_changed(old: RunRecord, wanted: RunRecord) -> bool:
+    """Whether the job has settings that the results were not made with."""
+    return bool(_settings(differences(old.identity, wanted.identity)))
+
+
 def check_settings(run: RunDir, old: RunRecord, wanted: RunRecord, *, full_refresh: bool) -> None:
     """Raise ResumeError, with the difference, for a changed setting that the old results were not made with."""
     changed = _settings(differences(old.identity, wanted.identity))
@@ -41,7 +46,7 @@ def check_settings(run: RunDir, old: RunRecord, wanted: RunRecord, *, full_refre
     elif full_refresh:
         return
     else:
-        lines.append("--full-refresh runs every row again and replaces the results row by row;")
+        lines.append("--full-refresh runs every row with these and replaces the results row by row;")
         lines.append("--fresh moves the old results aside and starts anew.")
     raise ResumeError("\n".join(lines))
 

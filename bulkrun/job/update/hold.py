@@ -5,41 +5,43 @@ Knows nothing of what is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bulkrun.errors import RunError
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
 
 _CLAIM = "update"
+_LOOK_EVERY_S = 1.0
 
 
 @contextmanager
-def hold(run: RunDir) -> Iterator[Worker]:
+def hold(
+    run: RunDir, *, life: LifeWatch | None = None, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Worker]:
     """Be the only one that changes this run. Raises RunError, naming the process, when a worker or another
-    changer is alive in it; takes up to half a minute where one died on another host."""
-    refuse_live_workers(run)
-    worker = Worker.this_process()
+    changer is alive in it; takes up to half a minute where one died on another host, or before a reboot."""
+    worker, life = Worker.this_process(), life or LifeWatch(run)
+    claims = Claims(run, worker, life)
+    _take(claims, run, life, sleep)
     heartbeat = Heartbeat(run, worker, dict, role="updater")
-    heartbeat.start()
     ended = "failed"
     try:
-        if not Claims(run, worker, LifeWatch(run)).take(_CLAIM):
-            raise RunError(
-                f"{run.root}: another process began to change this run just now; wait for it, then try again"
-            )
+        heartbeat.start()
         yield worker
         ended = "completed"
     finally:
+        claims.release(_CLAIM)  # before the goodbye: nobody else sees a claim here that is free
         heartbeat.stop(ended)
-        _release(run, worker)
 
 
-def _release(run: RunDir, worker: Worker) -> None:
-    """A dead worker's claim is taken over with the next number: what has ended leaves no claim behind."""
-    for path in run.claims.glob(f"{_CLAIM}.*"):
-        if worker.id in path.read_text():
-            path.unlink(missing_ok=True)
+def _take(claims: Claims, run: RunDir, life: LifeWatch, sleep: Callable[[float], None]) -> None:
+    """Take the claim once nobody is alive. Both are asked of one `life`: who was just seen dead is alive at the first
+    sight of another, and a claim may outlast the heartbeat of its owner (a power cut empties that)."""
+    refuse_live_workers(run, life=life, sleep=sleep)
+    while not claims.take(_CLAIM):
+        sleep(_LOOK_EVERY_S)
+        refuse_live_workers(run, life=life, sleep=sleep)

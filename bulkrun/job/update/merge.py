@@ -42,10 +42,10 @@ def merge(run: RunDir) -> RunTotals:
     assert update is not None, "there is something staged"
     totals = read_totals(run)
     assert totals is not None, "only a finished run is changed"
+    assert totals.generation < update.generation, "what is merged already is removed when it is found"
     shards = begin_merge(run)
-    if totals.generation < update.generation:
-        _Merge(run, update, read_record(run), shards).apply()
-        totals = _finish(run, update, totals)
+    _Merge(run, update, read_record(run), shards).apply()
+    totals = _finish(run, update, totals)
     remove_tree(run.staged.root)
     return totals
 
@@ -108,20 +108,31 @@ class _Merge:
         return read_part_schema(paths[0]) if paths else pa.schema([])
 
     def _parts_to_change(self, rows: I64) -> _Parts:
-        """Which parts hold rows that are replaced or dropped, those left out that were swapped in already."""
+        """Which parts hold rows that are replaced or dropped, those left out that were swapped in already.
+
+        Raises RunError for a row that is to be replaced and is nowhere: its answer would be lost in silence.
+        """
         old = np.sort(rows[rows < self.update.first_row])
         touched = np.sort(np.concatenate([old, np.array(self.update.dropped, np.int64)]))
         numbers: list[int] = []
-        found_rows, found_in = [], []
+        found_rows, found_in = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for number, path in sorted(self.run.parts().items()) if len(touched) else ():
-            if number >= self.update.first_part or read_part_info(path).generation >= self.update.generation:
+            if number >= self.update.first_part:
                 continue
-            here = np.unique(_rows_of(path))
-            if _among(here, touched).any():
-                found_rows.append(here[_among(here, old)])
-                found_in.append(np.full(len(found_rows[-1]), len(numbers)))
+            done, here = read_part_info(path).generation >= self.update.generation, np.unique(_rows_of(path))
+            found_rows.append(here[_among(here, old)])
+            found_in.append(np.full(len(found_rows[-1]), -1 if done else len(numbers)))
+            if not done and _among(here, touched).any():
                 numbers.append(number)
+        self._refuse_lost(old[~_among(old, np.sort(np.concatenate(found_rows)))])
         return _Parts.of(numbers, found_rows, found_in)
+
+    def _refuse_lost(self, rows: I64) -> None:
+        if len(rows):
+            raise RunError(
+                f"{self.run.root}: row {rows[0]}, which is to be replaced, is in no part: bring the missing file back "
+                f"from a backup, or delete {self.run.success} and submit the job again"
+            )
 
     def _staged_table(self, shard: int, targets: Targets, schema: pa.Schema) -> pa.Table:
         """A staged part with the columns of the results, its rows numbered as in the results."""
@@ -154,7 +165,8 @@ class _Merge:
 
 @dataclass(frozen=True)
 class _Parts:
-    """The parts that change, and in which of them (`places`, indexes of `numbers`) each replaced row (sorted) lies."""
+    """The parts that change, and in which of them (`places`, indexes of `numbers`) each replaced row (sorted) lies; -1
+    for one whose part is done."""
 
     numbers: list[int]
     rows: I64
@@ -162,9 +174,9 @@ class _Parts:
 
     @classmethod
     def of(cls, numbers: list[int], rows: list[I64], places: list[I64]) -> _Parts:
-        all_rows = np.concatenate([np.empty(0, np.int64), *rows])
+        all_rows = np.concatenate(rows)
         order = np.argsort(all_rows, kind="stable")
-        return cls(numbers, all_rows[order], np.concatenate([np.empty(0, np.int64), *places])[order])
+        return cls(numbers, all_rows[order], np.concatenate(places)[order])
 
     def place_of(self, staged: pa.Table) -> I64:
         """Per staged output row: which part it goes into; -1 for new rows and for parts that are done."""

@@ -1,6 +1,7 @@
 """Giving up a plan without giving up what is finished: rows that are journaled become parts, the rest is forgotten.
 
-For an incremental run whose input changed before it was done: what is missing is found again by the next comparison.
+For an incremental run whose input changed before it was done, or whose `_SUCCESS` is lost: what is missing is found
+again by the next comparison.
 Every step can be repeated; a marker in the run's state says that it was begun. Knows no input.
 """
 
@@ -12,32 +13,35 @@ import numpy as np
 
 from bulkrun.data.parts import read_part_columns, read_part_info
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.durable import replace_json, write_new_json
+from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.work.commit import commit_answered, identity_of
-from bulkrun.job.work.finish import RunTotals, sum_parts, totals_document
+from bulkrun.job.work.finish import RunTotals, publish_totals, sum_parts
 
 _MARKER = "settling.json"
 
 
 def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
-    """End an unfinished run with the rows that it has. No worker may be alive in it."""
+    """End an unfinished run with the rows that it has; nobody else may be at work in it (`hold`)."""
     write_new_json(run.state / _MARKER, {"run_id": record.run_id})
     _commit_answered(run, record)
     infos = [read_part_info(path) for path in run.parts().values()]
-    totals = replace(sum_parts(record, infos), generation=1, next_row=_rows_used(run))
-    replace_json(run.success, totals_document(totals))
+    generation = 1 + max((info.generation for info in infos), default=0)
+    totals = publish_totals(run, replace(sum_parts(record, infos), generation=generation, next_row=_rows_used(run)))
     log_event(run, "-", "settled", rows=totals.rows)
     return totals
 
 
-def is_settling(run: RunDir) -> bool:
-    """Whether a kill came between: only the rows that are there count, whatever the plan says."""
-    return (run.state / _MARKER).exists() and not run.success.exists()
+def must_settle(run: RunDir) -> bool:
+    """Whether only the rows that are there count, whatever the plan says: a kill came between, or `_SUCCESS` is lost
+    and parts were made after the plan's end."""
+    if run.success.exists():
+        return False
+    return (run.state / _MARKER).exists() or any(read_part_info(path).generation for path in run.parts().values())
 
 
 def settle_update(run: RunDir) -> RunTotals:

@@ -100,6 +100,8 @@ def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyRepor
         codes.update(code for code in table["error_code"].to_pylist() if code is not None)
     report.parts += 1
     report.rows += len(got)
+    if info.generation and run.success.exists():
+        report.problems.append(f"{path.name}: was changed after the run's end, _SUCCESS does not know of it")
     _compare(path.name, info, record, shard, {"rows": (want, got), "errors": (dict(codes), info.errors)}, report)
     return info
 

@@ -72,6 +72,9 @@ class UpdatedParts:
             for what, (want, got) in pairs.items()
             if want != got
         ]
+        if info.generation > self._totals.generation and not is_merging(self._run):
+            was = self._totals.generation
+            self.problems.append(f"{path.name}: of generation {info.generation}, _SUCCESS of an earlier one ({was})")
 
     def _check_rows(self) -> None:
         """Every row with all its samples, once, and none that was never given out."""

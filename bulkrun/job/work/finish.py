@@ -77,7 +77,7 @@ def finish_run(run: RunDir, record: RunRecord) -> RunTotals:
     if totals is None:
         plan = PlanView(run)
         plan.refresh()
-        totals = _publish(run, add_up(run, record, plan))
+        totals = publish_totals(run, add_up(run, record, plan))
     _clear_leftovers(run)
     return totals
 
@@ -95,7 +95,9 @@ def add_up(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
     input_rows = sum(part.input_rows for part in parts)
     if input_rows != plan.complete["rows"]:
         raise RunError(f"{run.root}: the input has {plan.complete['rows']} rows, the parts answer {input_rows}")
-    return replace(sum_parts(record, parts), duplicate_ids=plan.duplicate_ids)
+    # Above 0 where `_SUCCESS` is lost and a retry wrote parts anew: what it changes next must be newer than these.
+    generation = max((part.generation for part in parts), default=0)
+    return replace(sum_parts(record, parts), duplicate_ids=plan.duplicate_ids, generation=generation)
 
 
 def _check_parts(run: RunDir, record: RunRecord, parts: list[PartInfo]) -> None:
@@ -138,7 +140,7 @@ def totals_document(totals: RunTotals) -> dict[str, Any]:
     return {**asdict(totals), "nonce": secrets.token_hex(8)}
 
 
-def _publish(run: RunDir, totals: RunTotals) -> RunTotals:
+def publish_totals(run: RunDir, totals: RunTotals) -> RunTotals:
     """Write `_SUCCESS` if there is none; returns the totals that are on disk."""
     document = totals_document(totals)
     tmp = run.tmp / f"success.{document['nonce']}.tmp"

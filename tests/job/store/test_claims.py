@@ -60,3 +60,16 @@ def test_an_empty_claim_file_is_free(run: RunDir) -> None:
     (run.claims / "plan.3").touch()
     assert claims_of(run, "me", Clock()).take("plan")
     assert (run.claims / "plan.4").exists()
+
+
+def test_who_gives_a_claim_up_leaves_none_of_the_dead_behind_and_takes_nobody_elses(run: RunDir) -> None:
+    clock = Clock()
+    dead, mine, yours = (claims_of(run, name, clock) for name in ("dead", "me", "you"))
+    beat(run, worker("me"), 1)
+    assert dead.take("update") and dead.take("plan") and not mine.take("update")
+    clock.now += 31
+    assert mine.take("update")
+    yours.release("update")
+    assert {path.name for path in run.claims.iterdir()} == {"update.1", "update.2", "plan.1"}
+    mine.release("update")
+    assert {path.name for path in run.claims.iterdir()} == {"plan.1"}

@@ -17,7 +17,7 @@ from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.fingerprint import differences, fingerprint
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record
-from bulkrun.job.store.workers import Worker, WorkerState
+from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState
 from bulkrun.job.work.progress import ProgressSnapshot
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
@@ -223,9 +223,9 @@ def test_a_worker_on_another_host_is_waited_for_before_it_is_called_dead(tmp_pat
 
     if beats:
         with pytest.raises(RunError, match="a worker is running"):
-            refuse_live_workers(run, clock=clock, sleep=sleep)
+            refuse_live_workers(run, life=LifeWatch(run, clock=clock), sleep=sleep)
     else:
-        refuse_live_workers(run, clock=clock, sleep=sleep)
+        refuse_live_workers(run, life=LifeWatch(run, clock=clock), sleep=sleep)
         assert clock.now >= 1030
 
 

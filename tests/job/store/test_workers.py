@@ -113,6 +113,27 @@ def test_a_heartbeat_that_cannot_write_is_told_to_its_worker(run: RunDir) -> Non
             heartbeat.check()
 
 
+def test_a_goodbye_that_cannot_be_written_is_said_by_taking_the_heartbeat_away(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, document: dict[str, object], *, sync: bool) -> None:
+        raise RunError(f"{path}: writing failed: No space left on device")
+
+    heartbeat = Heartbeat(run, Worker.this_process(), dict)
+    heartbeat.start()
+    monkeypatch.setattr("bulkrun.job.store.workers.replace_json", full)
+    heartbeat.stop("failed")
+    assert read_workers(run) == [], "the process lives on, and would be taken for a worker"
+
+
+def test_a_heartbeat_that_could_not_begin_can_be_stopped(run: RunDir) -> None:
+    run.workers.rmdir()
+    heartbeat = Heartbeat(run, Worker.this_process(), dict)
+    with pytest.raises(RunError, match="writing failed"):
+        heartbeat.start()
+    heartbeat.stop("failed")
+
+
 def test_a_heartbeat_that_a_power_cut_emptied_is_no_heartbeat(run: RunDir) -> None:
     (run.workers / "w.json").write_bytes(b"")
     assert read_worker(run, "w") is None and read_workers(run) == []

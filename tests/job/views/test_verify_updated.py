@@ -87,3 +87,11 @@ def test_a_merge_under_way_is_said_and_its_totals_are_not_compared(run: RunDir) 
     report = verify_run(run)
     assert not report.finished
     assert report.problems == [f"{run.staged.root}: rows are being put into the results; the same command finishes it"]
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_totals_that_are_older_than_a_part_are_noticed(run: RunDir, generation: int) -> None:
+    rewrite(path := run.part(0), pq.read_table(path), generation=2)
+    totals = json.loads(run.success.read_text())
+    run.success.write_text(json.dumps({**totals, "generation": generation}))
+    assert f"{path.name}: " in problems(run) and "_SUCCESS" in problems(run)
