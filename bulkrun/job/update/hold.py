@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
+from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, read_workers
 
 _CLAIM = "update"
 _LOOK_EVERY_S = 1.0
+_ROLE = "updater"
 
 
 @contextmanager
@@ -27,7 +28,8 @@ def hold(
     worker, life = Worker.this_process(), life or LifeWatch(run)
     claims = Claims(run, worker, life)
     _take(claims, run, life, sleep)
-    heartbeat = Heartbeat(run, worker, dict, role="updater")
+    _forget_the_dead(run, life)
+    heartbeat = Heartbeat(run, worker, dict, role=_ROLE)
     ended = "failed"
     try:
         heartbeat.start()
@@ -45,3 +47,12 @@ def _take(claims: Claims, run: RunDir, life: LifeWatch, sleep: Callable[[float],
     while not claims.take(_CLAIM):
         sleep(_LOOK_EVERY_S)
         refuse_live_workers(run, life=life, sleep=sleep)
+
+
+def _forget_the_dead(run: RunDir, life: LifeWatch) -> None:
+    """Remove the heartbeats of changers before this one, of whom a thousand nights leave a thousand, and of those who
+    died without a goodbye: where that was on another host, everybody after them would wait again."""
+    for state in read_workers(run):
+        if (state.role == _ROLE or state.ended is None) and not life.alive(state.worker):
+            with suppress(OSError):
+                (run.workers / f"{state.worker.id}.json").unlink(missing_ok=True)

@@ -40,6 +40,17 @@ def test_one_that_died_before_a_reboot_or_on_another_host_is_waited_for_once(run
     with hold(run, life=LifeWatch(run, clock=clock), sleep=sleep):
         assert 1030 <= clock.now < 1040
     assert not list(run.claims.iterdir()), "the next one would wait again"
+    before = clock.now
+    with hold(run, life=LifeWatch(run, clock=clock), sleep=sleep):
+        assert clock.now == before
+
+
+def test_the_heartbeats_of_earlier_nights_go_and_those_of_the_run_stay(run: RunDir) -> None:
+    beat(run, replace(ELSEWHERE, id="runner"), 9, ended="completed")
+    for _ in range(3):
+        with hold(run):
+            pass
+    assert sorted(state.role for state in read_workers(run)) == ["runner", "updater"]
 
 
 def test_one_that_lives_on_another_host_is_named_and_keeps_its_claim(run: RunDir) -> None:
