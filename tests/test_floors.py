@@ -14,6 +14,7 @@ import bulkrun
 PACKAGE = Path(bulkrun.__file__).parent
 FLOORS = {
     "request": 0,
+    "sampling_params": -1,  # a part of `request`
     "errors": 0,
     "sandbox": 0,
     "ops": 1,
@@ -28,6 +29,7 @@ FLOORS = {
 }
 TENSOR_COLUMN = {"ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
+CONTRACT = {"request", "sampling_params", "errors"}
 HEAVY = {"torch", "triton", "transformers"}
 JOB_ONLY = {"pyarrow", "duckdb", "click", "rich", "tqdm", "yaml", "pydantic"}
 
@@ -65,10 +67,10 @@ def test_imports_go_down_and_never_across(path: Path) -> None:
             assert FLOORS[other] < FLOORS[room] or beside, f"{path} imports {name}: that is not a lower floor"
             assert not (room in TENSOR_COLUMN and other in JOB_COLUMN | {"text"}), f"{path} crosses to {name}"
             assert not (room in JOB_COLUMN and other in TENSOR_COLUMN | {"text"}), f"{path} crosses to {name}"
-            assert room != "text" or other in ("request", "errors", "sandbox"), f"{path}: text imports {name}"
-        if room in JOB_COLUMN | {"cli", "request", "errors"}:
+            assert room != "text" or other in (*CONTRACT, "sandbox"), f"{path}: text imports {name}"
+        if room in JOB_COLUMN | {"cli", *CONTRACT}:
             assert root not in HEAVY, f"{path} imports {name}"
-        if room in TENSOR_COLUMN | {"request", "errors"}:
+        if room in TENSOR_COLUMN | CONTRACT:
             assert root not in JOB_ONLY, f"{path} imports {name}"
 
 
