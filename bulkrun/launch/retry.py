@@ -33,6 +33,7 @@ from bulkrun.job.update.staging import (
     pending_update,
     staged_record,
 )
+from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
 from bulkrun.launch.prepare import PreparedJob
@@ -68,6 +69,7 @@ def retry(
         request: dict[str, object] = {"kind": "retry", "set": list(overrides), "codes": sorted(codes)}
         with hold(run):
             if not _is_staged(run, record, totals, request, view, begin_anew):
+                deliver(run, record, drain.should_stop)  # which a kill may have come before
                 return Submitted(run, totals, worked=False, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)
 

@@ -17,8 +17,10 @@ from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update.hold import hold
 from bulkrun.job.views.verify import verify_run
+from bulkrun.job.work.delivery import _Delivery, is_delivered
 from bulkrun.request import Request
 from tests.launch.nights import Nights
+from tests.s3_server import Bucket
 
 LONG = "x " * 400
 
@@ -271,6 +273,31 @@ def test_partition_folders_keep_their_rows(nights: Nights) -> None:
     assert (done.exit_code, done.totals.rows) == (0, 12)
     assert {path.parent.name for path in nights.out.glob("*/*.parquet")} == {"lang=en", "lang=de"}
     whole(nights)
+
+
+def test_a_retry_that_was_killed_while_it_uploads_is_continued_by_the_same_command(
+    nights: Nights, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.settings |= {"output__path": bucket.url("out"), "output__state": str(nights.out)}
+    nights.write(rows_of(12))
+    fail_requests(nights, "3:0")
+    nights.submit()
+    fail_requests(nights)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Delivery, "_bring", kill)  # after the old _SUCCESS was taken out of the bucket
+        with pytest.raises(KeyboardInterrupt):
+            nights.retry()
+    assert "out/_SUCCESS" not in bucket.list()
+    again = nights.retry()
+    assert (again.worked, again.exit_code) == (False, 0)
+    assert is_delivered(RunDir(nights.out))
+    assert {key.removeprefix("out/"): bucket.get(key) for key in bucket.list() if "_bulkrun" not in key} == {
+        path.name: path.read_bytes() for path in nights.out.iterdir() if path.is_file()
+    }
+
+
+def kill(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def interrupt(request: Request) -> bool:
