@@ -24,9 +24,9 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
 from bulkrun.job.update.fitting import fit_dataset
-from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed
+from bulkrun.job.update.gate import check_columns_fit, check_settings
 from bulkrun.job.update.hold import hold
-from bulkrun.job.update.settle import is_settling, settle_run, settle_update
+from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, staged_record
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.result_columns import extra_fields
@@ -64,8 +64,7 @@ def submit_again(
 
 def _end_first_run(run: RunDir, record: RunRecord, wanted: RunRecord, view: View) -> bool:
     """Whether an unfinished first run was ended with the rows it has: its input changed, so it cannot be finished."""
-    begun = bool(run.planned_shards() or run.committed_shards())
-    if not is_settling(run) and not (begun and only_the_input_changed(record, wanted)):
+    if not must_settle(run, record, wanted):
         return False
     view.phase("the input changed before the first run was done: keeping the rows that are")
     refuse_live_workers(run)

@@ -16,6 +16,7 @@ from bulkrun.job.store.durable import replace_json, write_new_json
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.update.gate import only_the_input_changed
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.work.commit import commit_answered, identity_of
@@ -38,6 +39,12 @@ def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
 def is_settling(run: RunDir) -> bool:
     """Whether a kill came between: only the rows that are there count, whatever the plan says."""
     return (run.state / _MARKER).exists() and not run.success.exists()
+
+
+def must_settle(run: RunDir, record: RunRecord, wanted: RunRecord) -> bool:
+    """Whether an unfinished first run of `record` cannot be finished as `wanted`, but ended with the rows it has."""
+    begun = bool(run.planned_shards() or run.committed_shards())
+    return is_settling(run) or (begun and only_the_input_changed(record, wanted))
 
 
 def settle_update(run: RunDir) -> RunTotals:
