@@ -19,7 +19,7 @@ from bulkrun.errors import InputError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.aside import refuse_live_workers
-from bulkrun.job.store.durable import remove_tree
+from bulkrun.job.store.durable import disk_errors, remove_tree
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
@@ -27,7 +27,14 @@ from bulkrun.job.update.fitting import fit_dataset
 from bulkrun.job.update.gate import check_columns_fit, check_settings
 from bulkrun.job.update.hold import hold
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
-from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, staged_record
+from bulkrun.job.update.staging import (
+    Update,
+    close_staging,
+    open_staging,
+    pending_update,
+    removed_on_failure,
+    staged_record,
+)
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.prepare import PreparedJob
@@ -92,7 +99,8 @@ def _night(
         open_run(run.staged, staged_record(run, wanted, wanted.job), resume_anyway=True)
         return finish_update(run, view, drain)
     view.phase("comparing the input with the results")
-    changes = _stage(record, prepared, wanted, totals, request, view)
+    with removed_on_failure(run):
+        changes = _stage(record, prepared, wanted, totals, request, view)
     if not changes.rows and not changes.dropped:
         return Submitted(run, totals, worked=False, changes=changes.counts)
     return finish_update(run, view, drain)
@@ -161,7 +169,8 @@ def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted
             "input.path: holds no rows at all, and run.on_vanished: drop would drop every result; mend the input, or "
             "keep them with --set run.on_vanished=keep"
         )
-    return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
+    with disk_errors("comparing the input with the results", folder):
+        return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
 
 
 def first_row(totals: RunTotals) -> int:

@@ -31,6 +31,7 @@ from bulkrun.job.update.staging import (
     is_merging,
     open_staging,
     pending_update,
+    removed_on_failure,
     staged_record,
 )
 from bulkrun.job.work.delivery import deliver
@@ -94,7 +95,8 @@ def _is_staged(
     if update is not None:
         return True
     view.phase("finding the rows that failed")
-    return _stage(run, record, totals, request)
+    with removed_on_failure(run):
+        return _stage(run, record, totals, request)
 
 
 def _end_other(run: RunDir, totals: RunTotals, update: Update, begin_anew: bool) -> RunTotals:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bulkrun.errors import InputError, ResumeError
+from bulkrun.errors import InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import merge
 from bulkrun.job.update.staging import is_merging
@@ -22,6 +24,7 @@ from bulkrun.launch import nightly
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
+from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights, Silent
 
 
@@ -281,6 +284,44 @@ def test_a_column_that_nobody_reads_fails_no_row_and_late_ones_are_told(
     assert (done.exit_code, nights.ran) == (0, 1)
     assert [text for text in told if "'nest.late' is not in the output" in text]
     whole(nights)
+
+
+def test_a_full_disk_while_a_night_is_staged_is_named_and_half_of_it_does_not_stay_there(nights: Nights) -> None:
+    payloads = random.Random(1)
+    rows = [{**row, "more": payloads.randbytes(3000).hex()} for row in rows_of(60)]
+    nights.write(rows[:3])
+    nights.submit()
+    nights.write(rows)
+    with (
+        file_size_limit(65536),
+        pytest.raises(RunError, match=r"input\.subset: writing the rows to run failed.*ulimit"),
+    ):
+        nights.submit()
+    assert not RunDir(nights.out).staged.root.exists()
+    assert nights.submit().changes == {"new": 57, "changed": 0, "failed": 0, "unchanged": 3, "vanished": 0}
+
+
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.ENOSPC, "No space left on device"), duckdb.OutOfMemoryException("cannot offload")]
+)
+def test_a_full_disk_while_the_input_is_compared_is_named_and_nothing_stays_there(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(4))
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bulkrun.job.update.diff._write_picks", fail)
+        with pytest.raises(
+            RunError, match=r"tmp: comparing the input with the results failed: (No space.*free|cannot offload)"
+        ):
+            nights.submit()
+    assert not RunDir(nights.out).staged.root.exists()
+    assert nights.submit().worked
 
 
 def test_results_that_have_no_keys_are_not_taken_for_a_night(nights: Nights) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bulkrun.job.update.hold import hold
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.delivery import _Delivery, is_delivered
 from bulkrun.request import Request
+from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights
 from tests.s3_server import Bucket
 
@@ -273,6 +275,21 @@ def test_partition_folders_keep_their_rows(nights: Nights) -> None:
     assert (done.exit_code, done.totals.rows) == (0, 12)
     assert {path.parent.name for path in nights.out.glob("*/*.parquet")} == {"lang=en", "lang=de"}
     whole(nights)
+
+
+def test_a_full_disk_while_a_retry_is_staged_is_named_and_half_of_it_does_not_stay_there(nights: Nights) -> None:
+    payloads = random.Random(1)
+    nights.write([{**row, "more": payloads.randbytes(3000).hex()} for row in rows_of(60)])
+    nights.refuse = lambda request: True
+    nights.submit()
+    fail_requests(nights)
+    with (
+        file_size_limit(65536),
+        pytest.raises(RunError, match=r"input\.subset: writing the rows to run failed.*ulimit"),
+    ):
+        nights.retry()
+    assert not RunDir(nights.out).staged.root.exists()
+    assert nights.retry().exit_code == 0
 
 
 def test_a_retry_that_was_killed_while_it_uploads_is_continued_by_the_same_command(

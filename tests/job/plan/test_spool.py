@@ -2,10 +2,6 @@ from __future__ import annotations
 
 import errno
 import random
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +11,7 @@ import pytest
 from bulkrun.errors import RunError
 from bulkrun.job.plan import spool as spool_module
 from bulkrun.job.plan.spool import Spool
+from tests.full_disk import file_size_limit
 
 SCHEMA = pa.schema({"row": pa.int64(), "payload": pa.struct([("text", pa.string()), ("tags", pa.list_(pa.int8()))])})
 
@@ -74,15 +71,3 @@ def test_a_disk_that_fills_while_rows_are_buffered_is_said_once_and_well(tmp_pat
             s.append(rows)
             next(s.shards(np.zeros(1, np.int64), 1))
             raise RunError("it fitted")
-
-
-@contextmanager
-def file_size_limit(nbytes: int) -> Iterator[None]:
-    """Writes beyond it fail with EFBIG."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
