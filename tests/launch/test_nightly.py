@@ -10,6 +10,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -201,6 +202,28 @@ def test_other_columns_are_refused_with_the_difference(nights: Nights) -> None:
     nights.write([{**row, "lang": "en"} for row in rows_of(4)])
     with pytest.raises(ResumeError, match="lang: none -> string"):
         nights.submit()
+
+
+OPTIONAL: list[Any] = [3, True, 1.5, "text", ["a"], [1], {"a": 1, "b": [True]}]
+
+
+@pytest.mark.parametrize("value", OPTIONAL, ids=repr)
+@pytest.mark.parametrize("parquet", [False, True])
+def test_a_night_in_which_an_optional_column_holds_nulls_alone_fits(nights: Nights, value: Any, parquet: bool) -> None:
+    def write(rows: list[dict[str, Any]]) -> None:
+        nights.write(rows)
+        pq.write_table(pa.Table.from_pylist(rows), nights.folder / "rows.parquet")
+
+    nights.settings["input__path"] = str(nights.folder / f"rows.{'parquet' if parquet else 'jsonl'}")
+    write([{**row, "note": value} for row in rows_of(2)])
+    nights.submit()
+    write([{**row, "note": None} for row in rows_of(4)])
+    assert nights.submit().changes == {"new": 2, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 0}
+    assert [row["note"] for row in nights.results().values()].count(None) == 2
+    write([{**row, "note": value} for row in rows_of(5)])
+    assert nights.submit().exit_code == 0
+    assert nights.results()["r4"]["note"] == value
+    whole(nights)
 
 
 def scored(count: int, *scores: float) -> list[dict[str, Any]]:
