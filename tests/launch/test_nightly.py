@@ -19,9 +19,11 @@ from bulkrun.errors import InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import merge
 from bulkrun.job.update.staging import is_merging
+from bulkrun.job.views.logs import last_events
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.launch import nightly
+from bulkrun.launch import run as run_module
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
@@ -322,6 +324,32 @@ def test_a_full_disk_while_a_night_is_staged_is_named_and_half_of_it_does_not_st
         nights.submit()
     assert not RunDir(nights.out).staged.root.exists()
     assert nights.submit().changes == {"new": 57, "changed": 0, "failed": 0, "unchanged": 3, "vanished": 0}
+
+
+@pytest.mark.parametrize("full_refresh", [False, True])
+def test_status_and_logs_of_a_run_tell_of_an_interrupted_night(nights: Nights, full_refresh: bool) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(40))
+    run, seen = RunDir(nights.out), iter(range(20))
+    before = [path.name for path in nights.out.iterdir()], len(last_events(run, 100))
+
+    def stop(request: Request) -> bool:
+        if next(seen, None) is None:
+            raise KeyboardInterrupt
+        return False
+
+    nights.refuse = stop
+    with pytest.raises(KeyboardInterrupt), nights.one_process():
+        given = {"job_file": Path("a job.yaml"), "overrides": ("run.workers=2",), "full_refresh": full_refresh}
+        run_module.submit(nights.spec(), Silent(), **given)
+    status = read_status(run)
+    assert status.state == "completed" and status.update is not None and status.update.rows_done
+    refresh = " --full-refresh" if full_refresh else ""
+    assert status.next_command == f"bulkrun submit 'a job.yaml' --set run.workers=2{refresh}"
+    assert status.update.next_command == status.next_command
+    assert last_events(run, 100)[before[1]]["event"] == "started"
+    assert [path.name for path in nights.out.iterdir()] == before[0]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from bulkrun.errors import JobFileError, ResumeError, RunError, UsageError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update.hold import hold
+from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.delivery import _Delivery, is_delivered
 from bulkrun.request import Request
@@ -192,6 +193,9 @@ def test_another_retry_under_way_is_named_and_the_same_one_goes_on(nights: Night
     with pytest.raises(KeyboardInterrupt):
         nights.retry("sampling.max_tokens=4")
     fail_requests(nights)
+    assert read_status(RunDir(nights.out)).next_command == (
+        f"bulkrun retry {nights.out} --failed --set sampling.max_tokens=4"
+    )
     with pytest.raises(UsageError, match=r"--set sampling.max_tokens=4.*--discard"):
         nights.retry()
     assert nights.retry("sampling.max_tokens=4").exit_code == 0
