@@ -72,6 +72,7 @@ def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
     if found.update is not None:
         rows = count(found.update.rows_total) if found.update.rows_total is not None else "?"
         facts["update"] = f"{found.update.state}: {count(found.update.rows_done)} of {rows} rows"
+        facts["update"] += f" ({found.update.message})" if found.update.message else ""
     if found.last_commit_age_s is not None:
         facts["last commit"] = f"{duration(found.last_commit_age_s)} ago"
     live = [worker for worker in found.workers if worker.alive]

@@ -73,17 +73,19 @@ class ParquetSink:
         self._schema = schema
         self._writer = pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True)
         self._waiting: list[pa.Table] = []
+        self._rows = self._bytes = 0
 
     def write(self, table: pa.Table) -> None:
         self._waiting.append(table)
-        rows, nbytes = (sum(getattr(each, name) for each in self._waiting) for name in ("num_rows", "nbytes"))
-        if rows >= _GROUP_ROWS or nbytes >= _GROUP_BYTES:
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+        if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if self._waiting:
             self._writer.write_table(pa.concat_tables(self._waiting))
-            self._waiting = []
+            self._waiting, self._rows, self._bytes = [], 0, 0
 
     def close(self) -> None:
         self._flush()

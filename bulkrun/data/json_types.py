@@ -3,7 +3,8 @@
 Numbers that are sometimes whole and sometimes not are doubles, unless some are integers that no double holds and few
 have a fraction: those few are errors then, and not the ids. Objects and lists become Arrow structs and lists when
 the sample agrees on their inside. A column whose values have no one type is kept as text: strings as they are,
-everything else as its JSON. So is a column that the sample knows nothing about (all null, all empty lists).
+everything else as its JSON. So is a column that the sample knows nothing about (all null, all empty lists), unless its
+type is known from elsewhere.
 """
 
 from __future__ import annotations
@@ -66,6 +67,24 @@ class JsonType:
 
 
 TEXT = JsonType("text")
+_SCALARS: dict[pa.DataType, JsonType] = {
+    pa.bool_(): JsonType("bool"),
+    pa.int64(): JsonType("int"),
+    pa.float64(): JsonType("float"),
+    pa.string(): JsonType("string"),
+}
+
+
+def json_type(type_: pa.DataType) -> JsonType | None:
+    """The type whose Arrow type this is; None for one that no JSON column has."""
+    if pa.types.is_list(type_):
+        item = json_type(type_.value_type)
+        return JsonType("list", item=item) if item else None
+    if pa.types.is_struct(type_):
+        fields = {field.name: json_type(field.type) for field in type_}
+        agreed = {name: inner for name, inner in fields.items() if inner is not None}
+        return JsonType("object", fields=agreed) if len(agreed) == len(fields) else None
+    return _SCALARS.get(type_)
 
 
 class Shape:
@@ -94,28 +113,30 @@ class Shape:
             for inner in value:
                 self.item.add(inner)
 
-    def resolve(self) -> JsonType:
-        """The column's type."""
-        only_empty_lists = self._majority() == "list" and not _known(self.item)
-        known = _known(self) and not only_empty_lists
-        return (self._resolve() or TEXT) if known else TEXT
+    def resolve(self, known: JsonType | None = None) -> JsonType:
+        """The column's type. `known` is what it has elsewhere, for what the sample does not tell."""
+        if self._majority() == "list" and not _known(self.item):
+            return known if known and known.kind == "list" else TEXT
+        if not _known(self):  # a column of strings elsewhere may be one of text
+            return known if known and known.kind != "string" else TEXT
+        return self._resolve(known) or TEXT
 
-    def _resolve(self) -> JsonType | None:
+    def _resolve(self, known: JsonType | None) -> JsonType | None:
         """The type of this place; None when the values in it do not agree on one."""
         if not _known(self):
-            return JsonType("string")
+            return known or JsonType("string")
         kind = self._majority()
         if kind == "list":
-            item = (self.item or Shape())._resolve()
+            item = (self.item or Shape())._resolve(known.item if known else None)
             return JsonType("list", item=item) if item else None
         if kind == "object":
-            return self._resolve_object()
+            return self._resolve_object(known.fields if known else {})
         return JsonType(kind) if kind in ("bool", "int", "float", "string") else None
 
-    def _resolve_object(self) -> JsonType | None:
+    def _resolve_object(self, known: dict[str, JsonType]) -> JsonType | None:
         if not 0 < len(self.fields) <= MAX_STRUCT_FIELDS:
             return None
-        fields = {name: shape._resolve() for name, shape in self.fields.items()}
+        fields = {name: shape._resolve(known.get(name)) for name, shape in self.fields.items()}
         agreed = {name: inner for name, inner in fields.items() if inner is not None}
         return JsonType("object", fields=agreed) if len(agreed) == len(fields) else None
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, record_batch
 from bulkrun.data.files import InputFile, open_stream
-from bulkrun.data.json_types import TEXT, JsonType, KeyCounts, Shape, find_mismatch, is_unicode
+from bulkrun.data.json_types import TEXT, JsonType, KeyCounts, Shape, find_mismatch, is_unicode, json_type
+from bulkrun.data.known_types import KnownTypes
 from bulkrun.data.lines import Line, filled_lines
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
@@ -52,10 +53,17 @@ class JsonlSource:
 
     @classmethod
     def open(
-        cls, files: Sequence[InputFile], max_row_bytes: int, json_text: ChooseColumns | None = None
+        cls,
+        files: Sequence[InputFile],
+        max_row_bytes: int,
+        json_text: ChooseColumns | None = None,
+        known: KnownTypes | None = None,
     ) -> JsonlSource:
-        """Declare the columns from a sample of every file; `json_text` chooses those to be kept as JSON text."""
-        types = infer_types(files, max_row_bytes)
+        """Declare the columns from a sample of every file; `json_text` chooses those to be kept as JSON text.
+
+        A column of which the sample shows no value has its type in `known`, if that names it.
+        """
+        types = infer_types(files, max_row_bytes, known or {})
         as_text = json_text(list(types)) if json_text else ()
         return cls(files, types | dict.fromkeys(as_text, TEXT), max_row_bytes)
 
@@ -145,7 +153,7 @@ _BENT: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def infer_types(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, JsonType]:
+def infer_types(files: Sequence[InputFile], max_row_bytes: int, known: KnownTypes) -> dict[str, JsonType]:
     """The columns, in the order of their first appearance, from the first lines of every file."""
     shapes: dict[str, Shape] = {}
     max_lines, max_bytes = max(16, SAMPLE_LINES // len(files)), max(2**16, SAMPLE_BYTES // len(files))
@@ -159,7 +167,8 @@ def infer_types(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, Jso
             raise InputError(
                 f"{file.path}: more than {MAX_COLUMNS} different keys in the first lines; is this one row?"
             )
-    return {name: shape.resolve() for name, shape in shapes.items()}
+    declared = {name: json_type(type_) for name, type_ in known.items() if name in shapes}
+    return {name: shape.resolve(declared.get(name)) for name, shape in shapes.items()}
 
 
 def _add_to_sample(shapes: dict[str, Shape], line: Line, max_row_bytes: int) -> None:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, InputBatch, Position, blank_rows, joined, record_batch
 from bulkrun.data.files import InputFile
+from bulkrun.data.known_types import KnownTypes, with_known
 from bulkrun.data.remote import RemotePath
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
@@ -54,10 +55,10 @@ class ParquetSource:
         self.undeclared_columns: dict[str, int] = {}
 
     @classmethod
-    def open(cls, files: Sequence[InputFile], max_row_bytes: int) -> ParquetSource:
-        """Read all footers and unite their schemas. Raises InputError as the module says."""
+    def open(cls, files: Sequence[InputFile], max_row_bytes: int, known: KnownTypes | None = None) -> ParquetSource:
+        """Read all footers and unite their schemas, nulls alone as in `known`. Raises InputError as the module says."""
         footers = [_read_footer(file) for file in files]
-        return cls(files, footers, _unite(files, footers), max_row_bytes)
+        return cls(files, footers, _unite(files, footers, known or {}), max_row_bytes)
 
     @property
     def num_rows(self) -> int | None:
@@ -254,7 +255,7 @@ def _read_footer(file: InputFile) -> _Footer:
     return _Footer(tuple(g.num_rows for g in groups), tuple(g.total_byte_size for g in groups), schema)
 
 
-def _unite(files: Sequence[InputFile], footers: Sequence[_Footer]) -> pa.Schema:
+def _unite(files: Sequence[InputFile], footers: Sequence[_Footer], known: KnownTypes) -> pa.Schema:
     """One schema for all files: every column that any has, in a type that holds them all."""
     united: dict[str, pa.Field] = {}
     origin: dict[str, InputFile] = {}
@@ -264,7 +265,8 @@ def _unite(files: Sequence[InputFile], footers: Sequence[_Footer]) -> pa.Schema:
                 origin[field.name] = file
             seen = united.get(field.name, field)
             united[field.name] = _wider(seen, field, origin[field.name], file)
-    fields = [pa.field(name, plain_type(field.type)) for name, field in united.items()]
+    types = {name: with_known(field.type, known.get(name)) for name, field in united.items()}
+    fields = [pa.field(name, plain_type(type_)) for name, type_ in types.items()]
     for file, footer in zip(files, footers, strict=True):
         _check_casts(file, footer, fields)
     return pa.schema(fields)

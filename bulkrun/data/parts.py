@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bulkrun.data.documents import from_document
 from bulkrun.errors import RunError
 
 METADATA_KEY = b"bulkrun.part"
@@ -87,7 +88,7 @@ def _rows_per_group(table: pa.Table) -> int:
 
 
 def read_part_info(path: Path) -> PartInfo:
-    """The footer of a part. Raises RunError when the file is torn, or was not written by bulkrun."""
+    """The footer of a part. Raises RunError when the file is torn, or not of this bulkrun."""
     return _info(path, _metadata(path))
 
 
@@ -102,7 +103,7 @@ def _info(path: Path, metadata: pq.FileMetaData) -> PartInfo:
     entry = (metadata.metadata or {}).get(METADATA_KEY)
     if entry is None:
         raise RunError(f"{path}: a Parquet file that bulkrun did not write; move it out of the result directory")
-    info = PartInfo(**json.loads(entry))
+    info = from_document(PartInfo, json.loads(entry), path, "the footer of a part")
     if info.rows != metadata.num_rows:
         raise RunError(f"{path}: holds {metadata.num_rows} rows, its footer declares {info.rows}; it is damaged")
     return info

@@ -197,19 +197,19 @@ class _GroupedWriter:
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self._writer = writer
         self._waiting: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
-        if (
-            sum(waiting.num_rows for waiting in self._waiting) >= _ROWS_PER_GROUP
-            or sum(waiting.nbytes for waiting in self._waiting) >= _BYTES_PER_GROUP
-        ):
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= _ROWS_PER_GROUP or self._bytes >= _BYTES_PER_GROUP:
             self.flush()
 
     def flush(self) -> None:
         if self._waiting:
             self._writer.write_table(pa.Table.from_batches(self._waiting))
-            self._waiting.clear()
+            self._waiting, self._rows, self._bytes = [], 0, 0
 
 
 @contextmanager

@@ -170,11 +170,12 @@ class _Cursor:
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Few large tables instead of many small batches (one picked row in a thousand is usual)."""
     waiting: list[pa.RecordBatch] = []
+    rows = nbytes = 0
     for batch in batches:
         waiting.append(batch)
-        full = sum(kept.num_rows for kept in waiting) >= MAX_BATCH_ROWS
-        if full or sum(kept.get_total_buffer_size() for kept in waiting) >= MAX_BATCH_BYTES:
+        rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
+        if rows >= MAX_BATCH_ROWS or nbytes >= MAX_BATCH_BYTES:
             yield pa.Table.from_batches(waiting).combine_chunks()
-            waiting = []
+            waiting, rows, nbytes = [], 0, 0
     if waiting:
         yield pa.Table.from_batches(waiting).combine_chunks()

@@ -8,6 +8,7 @@ from pathlib import Path
 from bulkrun.data.subset import open_subset
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
+from bulkrun.job.store.durable import disk_errors
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.diff import Wanted
 from bulkrun.job.update.gate import check_settings
@@ -36,7 +37,8 @@ def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | Non
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, wanted.key_salt, Wanted(drop_vanished=drop), folder)
         subset = folder / "input.subset"
-        write_input(source.dataset, changes, subset)
+        with disk_errors("writing the rows to plan", subset):
+            write_input(source.dataset, changes, subset)
         return changes.counts, _plan_of(prepared, subset)
 
 

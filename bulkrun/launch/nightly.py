@@ -18,15 +18,23 @@ from bulkrun.data.subset import write_subset
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
-from bulkrun.job.store.durable import remove_tree
+from bulkrun.job.store.durable import disk_errors, remove_tree
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
 from bulkrun.job.update.fitting import fit_dataset
-from bulkrun.job.update.gate import check_columns_fit, check_settings, only_the_input_changed, settings_changed
+from bulkrun.job.update.gate import check_columns_fit, check_settings, settings_changed
 from bulkrun.job.update.hold import hold
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
-from bulkrun.job.update.staging import Update, close_staging, open_staging, pending_update, read_update, staged_record
+from bulkrun.job.update.staging import (
+    Update,
+    close_staging,
+    open_staging,
+    pending_update,
+    read_update,
+    removed_on_failure,
+    staged_record,
+)
 from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.result_columns import extra_fields
@@ -55,7 +63,7 @@ def submit_again(
     record = read_record(run)
     prepared = prepare_as_of(record, prepared.spec)
     wanted = prepared.record(job_file, overrides)
-    if read_totals(run) is None and not _must_end(run, record, wanted):
+    if read_totals(run) is None and not must_settle(run, record, wanted):
         return None
     with hold(run):
         record = read_record(run)  # another night may just have ended
@@ -66,13 +74,6 @@ def submit_again(
             )
             settle_run(run, record)
         return _night(record, prepared, wanted, view, drain, full_refresh)
-
-
-def _must_end(run: RunDir, record: RunRecord, wanted: RunRecord) -> bool:
-    """Whether the plan of an unfinished run cannot finish it any more, so that it ends with the rows it has: its input
-    changed before it was done, or its totals are lost."""
-    begun = bool(run.planned_shards() or run.committed_shards())
-    return must_settle(run) or (begun and only_the_input_changed(record, wanted))
 
 
 def _night(
@@ -94,7 +95,8 @@ def _night(
         check_settings(run, read_record(run), wanted, full_refresh=full_refresh)  # of what was merged
     if update is None:
         view.phase("comparing the input with the results")
-        changes = _stage(record, prepared, wanted, totals, request, view)
+        with removed_on_failure(run):
+            changes = _stage(record, prepared, wanted, totals, request, view)
         if not changes.rows and not changes.dropped:
             return Submitted(run, totals, worked=False, changes=changes.counts)
         update = read_update(run)
@@ -178,7 +180,8 @@ def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted
             "input.path: holds no rows at all, and run.on_vanished: drop would drop every result; mend the input, or "
             "keep them with --set run.on_vanished=keep"
         )
-    return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
+    with disk_errors("comparing the input with the results", folder):
+        return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
 
 
 def first_row(totals: RunTotals) -> int:

@@ -75,17 +75,22 @@ class PreparedJob:
             sql_snapshot=snapshot,
             max_row_bytes=given.max_row_bytes,
             json_text=partial(json_text_columns, self.spec),
+            known_types={field.name: field.type for field in self._carried_fields()},
         )
         return dataset.of_no_rows(self._expected_schema(dataset)) if dataset.is_void else dataset
 
     def _expected_schema(self, dataset: Dataset) -> pa.Schema:
         """The columns of an input that does not tell: those of the results that go on, then what the job names."""
-        fields = list(dataset.schema)
-        if self.spec.run.incremental and (parts := self.run.parts()):
-            added = RESULT_NAMES.union(field.name for field in extra_fields(self.spec))
-            fields += [field for field in read_part_schema(parts[min(parts)]) if field.name not in added]
+        fields = [*dataset.schema, *self._carried_fields()]
         fields += [pa.field(name, pa.string()) for name in named_columns(self.spec)]
         return pa.schema(list({field.name: field for field in reversed(fields)}.values())[::-1])
+
+    def _carried_fields(self) -> list[pa.Field]:
+        """The input's columns in the results that an incremental run has; none where there are no results yet."""
+        if not self.spec.run.incremental or not (parts := self.run.parts()):
+            return []
+        added = RESULT_NAMES.union(field.name for field in extra_fields(self.spec))
+        return [field for field in read_part_schema(parts[min(parts)]) if field.name not in added]
 
     def input_facts(self) -> dict[str, Any]:
         """What tells these input files from any others, wherever they are."""

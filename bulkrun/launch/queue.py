@@ -5,6 +5,7 @@ With Slurm this process loads nothing and computes nothing; with `wait` it stays
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import open_run
+from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.team import TeamProgress
@@ -54,10 +56,10 @@ def submit_job(
     """Run the job, or continue it, where its executor says. Raises what `launch.run.submit` and Slurm raise."""
     if spec.run.executor == "slurm" and current_allocation() is not None:
         spec = _as_one_element(spec)
+    given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
     if spec.run.executor != "slurm":
-        given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
         return submit(spec, view, job_file=job_file, overrides=overrides, **given)
-    done = _submit_to_slurm(spec, view, job_file, overrides, fresh=fresh, resume_anyway=resume_anyway)
+    done = _submit_to_slurm(spec, view, job_file, overrides, **given)
     return wait_for(done, view) if wait and isinstance(done, Queued) else done
 
 
@@ -70,29 +72,46 @@ def _as_one_element(spec: JobSpec) -> JobSpec:
 
 
 def _submit_to_slurm(
-    spec: JobSpec, view: View, job_file: Path | None, overrides: Sequence[str], *, fresh: bool, resume_anyway: bool
+    spec: JobSpec,
+    view: View,
+    job_file: Path | None,
+    overrides: Sequence[str],
+    *,
+    fresh: bool,
+    resume_anyway: bool,
+    full_refresh: bool,
 ) -> Queued | Submitted:
     """Check the job, enter the run, put its array into the queue unless it is there already.
 
-    Raises ExecutorError where Slurm refuses, and what entering a run raises.
+    Raises ExecutorError where Slurm refuses, or the submit is a night, and what entering a run raises.
     """
     cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
     view.phase("checking the job, the input and the model")
     prepared = prepare(spec)
     wanted = prepared.record(job_file, overrides)
+    if spec.run.incremental and not fresh:
+        _refuse_night(prepared.run, wanted, full_refresh=full_refresh)
     record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
     if (totals := finished_totals(prepared.run)) is not None:
-        if spec.run.incremental:
-            raise ExecutorError(
-                f"{prepared.run.root}: an incremental night runs where it is started; start it in the queue: "
-                f"sbatch --wrap 'bulkrun submit {job_file or 'JOB'} --executor local'"
-            )
         return Submitted(prepared.run, totals, worked=False)
     if queued := queued_jobs(prepared.run):
         return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
     if cancelled.now():
         raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
     return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(record.job)), new=True)
+
+
+def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None:
+    """Raise ExecutorError where the submit is a night: it changes results, which array elements cannot."""
+    if not run.run_json.exists() or not (run.success.exists() or must_settle(run, read_record(run), wanted)):
+        return
+    settings = [f"--set={override}" for override in wanted.overrides if not override.startswith("run.executor=")]
+    refresh = ["--full-refresh"] if full_refresh else []
+    command = ["bulkrun", "submit", wanted.job_file or "JOB", *settings, *refresh, "--executor", "local"]
+    raise ExecutorError(
+        f"{run.root}: of an incremental job only the first run can be an array, a night runs where it is started; "
+        f"start it in the queue: sbatch --wrap {shlex.quote(shlex.join(command))}"
+    )
 
 
 def wait_for(queued: Queued, view: View) -> Submitted:

@@ -31,8 +31,10 @@ from bulkrun.job.update.staging import (
     is_merging,
     open_staging,
     pending_update,
+    removed_on_failure,
     staged_record,
 )
+from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
 from bulkrun.launch.prepare import PreparedJob
@@ -66,6 +68,7 @@ def retry(
         with hold(run):
             totals = _finished(run, codes)
             if not _is_staged(run, totals, request, view, begin_anew):
+                deliver(run, read_record(run), drain.should_stop)  # which a kill may have come before
                 return Submitted(run, totals, worked=False, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)
 
@@ -98,7 +101,8 @@ def _is_staged(run: RunDir, totals: RunTotals, request: dict[str, object], view:
     if update is not None:
         return True
     view.phase("finding the rows that failed")
-    return _stage(run, read_record(run), totals, request)
+    with removed_on_failure(run):
+        return _stage(run, read_record(run), totals, request)
 
 
 def _end_other(run: RunDir, totals: RunTotals, update: Update, begin_anew: bool) -> RunTotals:

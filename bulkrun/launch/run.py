@@ -133,6 +133,7 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
         drain.cancelled = CancelWatch(run)
         record = read_record(run)
         if (totals := finished_totals(run)) is not None:
+            deliver(run, record, drain.should_stop)
             return Submitted(run, totals, worked=False)
         view.phase("checking the input and the model")
         spec = JobSpec.model_validate(record.job)

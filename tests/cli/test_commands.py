@@ -171,6 +171,23 @@ def test_list_shows_a_damaged_run_beside_the_others(folder: Path, tmp_path: Path
     assert shown.exit_code == 0 and "damaged" in shown.stdout and "not a whole JSON file" in shown.stderr
 
 
+def test_totals_of_a_newer_version_are_named_as_such_and_the_other_runs_are_listed(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "out", tmp_path / "ours")
+    shutil.copytree(folder / "out", tmp_path / "newer")
+    totals = json.loads((tmp_path / "newer/_SUCCESS").read_text())
+    (tmp_path / "newer/_SUCCESS").write_text(json.dumps({**totals, "colour": "red"}))
+    failed = bulkrun("status", str(tmp_path / "newer"))
+    assert failed.exit_code == 1 and "newer/_SUCCESS: not totals of this bulkrun" in failed.stderr
+    assert "'colour'); a newer version wrote it, then use that one" in failed.stderr
+    runs = json.loads(bulkrun("list", str(tmp_path), "--json").stdout)["runs"]
+    assert sorted((Path(run["root"]).name, run["state"]) for run in runs) == [
+        ("newer", "damaged"),
+        ("ours", "completed_with_errors"),
+    ]
+
+
 def test_a_csv_cell_is_never_a_formula(folder: Path) -> None:
     assert "'=1+1" in bulkrun("query", "out", "SELECT '=1+1' AS cell", "--csv").stdout
 

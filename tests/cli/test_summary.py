@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bulkrun.cli.summary import saved, warn_of_duplicates
+from bulkrun.cli.summary import print_summary, saved, warn_of_duplicates
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
+from bulkrun.job.update.staging import Update, close_staging, open_staging, staged_record
 from bulkrun.job.work.finish import RunTotals
+from bulkrun.launch.run import Submitted
+from tests.job.small_runs import job, make_rows, start
 
 TOTALS = RunTotals("completed", 9, 1, 9, {}, 90, 9, 1, "run", "then", "now")
 
@@ -17,6 +23,21 @@ def test_the_summary_says_what_was_saved_and_is_silent_where_nothing_was() -> No
     assert saved(replace(TOTALS, saved_generations=1234)) == "1,234 generations answered by another row's"
     everything = replace(TOTALS, saved_generations=2, cached_tokens=3, stopped=4)
     assert saved(everything).split(", ", 1)[1].startswith("3 prompt tokens found in the prefix cache, 4 outputs")
+
+
+def test_whoever_leaves_a_finished_run_alone_hears_of_an_update_under_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(tmp_path / "out", make_rows(3), job(tmp_path / "out"))
+    run, record = RunDir(tmp_path / "out"), read_record(RunDir(tmp_path / "out"))
+    print_summary(Submitted(run, TOTALS, worked=False), "")
+    assert "under way" not in capsys.readouterr().err
+    open_staging(run, staged_record(run, record, record.job))
+    request = {"kind": "retry", "set": ["sampling.stop=a b"], "codes": ["timeout"]}
+    close_staging(run, Update(request, 1, 1, 3, 3, 1), lambda path: path.touch(), lambda: None)
+    print_summary(Submitted(run, TOTALS, worked=False), "")
+    command = f"bulkrun retry {run.root} --failed --set 'sampling.stop=a b' --code timeout"
+    assert f"next     {command} (of a retry or" in capsys.readouterr().err
 
 
 def test_the_summary_names_ids_that_repeat(capsys: pytest.CaptureFixture[str]) -> None:

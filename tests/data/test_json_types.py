@@ -5,16 +5,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bulkrun.data.json_types import JsonType, KeyCounts, Shape, find_mismatch
+from bulkrun.data.json_types import JsonType, KeyCounts, Shape, find_mismatch, json_type
 
 
-def resolved(values: list[Any]) -> JsonType:
+def resolved(values: list[Any], known: JsonType | None = None) -> JsonType:
     shape = Shape()
     for value in values:
         shape.add(value)
-    return shape.resolve()
+    return shape.resolve(known)
 
 
+DEEP = pa.struct([("a", pa.float64()), ("b", pa.list_(pa.int64()))])
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
@@ -62,6 +63,36 @@ def test_a_column_whose_sample_agrees_has_that_type(values: list[Any], arrow: pa
 def test_a_column_without_one_type_is_text(values: list[Any]) -> None:
     assert resolved(values).kind == "text"
     assert resolved(values).arrow() == pa.string()
+
+
+@pytest.mark.parametrize(
+    ("values", "known", "arrow"),
+    [
+        ([None], pa.int64(), pa.int64()),
+        ([], pa.bool_(), pa.bool_()),
+        ([None, []], pa.list_(pa.int64()), pa.list_(pa.int64())),
+        ([[], [None]], pa.list_(pa.list_(pa.bool_())), pa.list_(pa.list_(pa.bool_()))),
+        ([[]], pa.int64(), pa.string()),
+        ([{"a": None, "b": []}], DEEP, DEEP),
+        (
+            [{"a": None, "b": None}],
+            pa.struct([("a", pa.float64())]),
+            pa.struct([("a", pa.float64()), ("b", pa.string())]),
+        ),
+        ([None], pa.timestamp("us"), pa.string()),
+        ([None], pa.list_(pa.date32()), pa.string()),
+        ([1], pa.string(), pa.int64()),
+        (["a"], pa.int64(), pa.string()),
+    ],
+)
+def test_where_the_sample_tells_nothing_the_type_is_the_known_one(
+    values: list[Any], known: pa.DataType, arrow: pa.DataType
+) -> None:
+    assert resolved(values, json_type(known)).arrow() == arrow
+
+
+def test_a_column_that_is_known_as_strings_may_still_be_one_of_text() -> None:
+    assert resolved([None], json_type(pa.string())).kind == "text"
 
 
 def test_a_mismatch_names_the_place_inside_the_column() -> None:

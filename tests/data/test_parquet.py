@@ -78,6 +78,15 @@ def test_a_column_that_a_file_lacks_is_null_and_types_widen(tmp_path: Path) -> N
     assert errors == {}
 
 
+def test_where_all_files_have_nulls_alone_the_type_is_the_known_one(tmp_path: Path) -> None:
+    deep = pa.struct([("a", pa.date32()), ("b", pa.list_(pa.int64()))])
+    rows = [{"n": None, "deep": {"a": None, "b": []}, "told": 1, "new": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    with open_input(str(tmp_path), known_types={"n": pa.bool_(), "deep": deep, "told": pa.string()}) as dataset:
+        assert dataset.schema.types == [pa.bool_(), deep, pa.int64(), pa.string()]
+        assert read_all(dataset) == (rows, {})
+
+
 def test_a_type_conflict_names_both_files_the_column_and_the_types(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", {"ok": [1], "a": [1]})
     write(tmp_path / "2.parquet", {"ok": [2], "a": ["x"]})

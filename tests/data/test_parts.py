@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import duckdb
@@ -25,6 +25,16 @@ def test_a_part_reads_back_with_its_schema_and_footer(tmp_path: Path) -> None:
     assert pa.concat_tables(read_part_columns(tmp_path / "p.parquet")) == TABLE
     types = duckdb.execute(f"DESCRIBE SELECT * FROM '{tmp_path}/p.parquet'").fetchall()
     assert [(name, kind) for name, kind, *_ in types][2] == ("nothing", "VARCHAR"), "an all-null column keeps its type"
+
+
+def test_a_part_of_a_newer_version_is_named_as_one(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Newer(PartInfo):
+        colour: str = "red"
+
+    write_part(tmp_path / "p.parquet", TABLE, Newer(**asdict(INFO)))
+    with pytest.raises(RunError, match=r"p.parquet: not the footer of a part.*'colour'\); a newer version wrote it"):
+        read_part_info(tmp_path / "p.parquet")
 
 
 def test_row_groups_are_bounded_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bulkrun.data.batch import InputBatch, Position
-from bulkrun.data.subset import PICK_SCHEMA, open_subset, read_targets, write_subset
+from bulkrun.data.subset import PICK_SCHEMA, _gathered, open_subset, read_targets, write_subset
 from bulkrun.request import RowError
 
 SCHEMA = pa.schema(
@@ -36,6 +36,12 @@ def picks(positions: list[int], size: int) -> Iterator[pa.RecordBatch]:
         some = positions[start : start + size]
         rows = [{"position": p, "row": 1000 - p, "row_key": f"k{p}", "keep_success": p % 2 == 0} for p in some]
         yield pa.RecordBatch.from_pylist(rows, schema=PICK_SCHEMA)
+
+
+def test_single_rows_are_gathered_into_tables_of_the_usual_size_whatever_they_were_cut_out_of() -> None:
+    whole = pa.RecordBatch.from_pydict({"key": [f"{row:032}" for row in range(100_000)]})
+    rows = (whole.slice(row, 1) for row in range(0, 100_000, 40))
+    assert [table.num_rows for table in _gathered(rows)] == [1024, 1024, 452]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

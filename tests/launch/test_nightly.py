@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,13 +23,16 @@ from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update import merge
 from bulkrun.job.update.settle import settle_run
 from bulkrun.job.update.staging import begin_merge, is_merging
+from bulkrun.job.views.logs import last_events
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch import nightly
+from bulkrun.launch import run as run_module
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
+from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights, Silent, after
 
 
@@ -223,6 +228,28 @@ def test_other_columns_are_refused_with_the_difference(nights: Nights) -> None:
         nights.submit()
 
 
+OPTIONAL: list[Any] = [3, True, 1.5, "text", ["a"], [1], {"a": 1, "b": [True]}]
+
+
+@pytest.mark.parametrize("value", OPTIONAL, ids=repr)
+@pytest.mark.parametrize("parquet", [False, True])
+def test_a_night_in_which_an_optional_column_holds_nulls_alone_fits(nights: Nights, value: Any, parquet: bool) -> None:
+    def write(rows: list[dict[str, Any]]) -> None:
+        nights.write(rows)
+        pq.write_table(pa.Table.from_pylist(rows), nights.folder / "rows.parquet")
+
+    nights.settings["input__path"] = str(nights.folder / f"rows.{'parquet' if parquet else 'jsonl'}")
+    write([{**row, "note": value} for row in rows_of(2)])
+    nights.submit()
+    write([{**row, "note": None} for row in rows_of(4)])
+    assert nights.submit().changes == {"new": 2, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 0}
+    assert [row["note"] for row in nights.results().values()].count(None) == 2
+    write([{**row, "note": value} for row in rows_of(5)])
+    assert nights.submit().exit_code == 0
+    assert nights.results()["r4"]["note"] == value
+    whole(nights)
+
+
 def scored(count: int, *scores: float) -> list[dict[str, Any]]:
     return [{**row, "score": score} for row, score in zip(rows_of(count), scores, strict=True)]
 
@@ -330,6 +357,70 @@ def test_a_column_that_nobody_reads_fails_no_row_and_late_ones_are_told(
     assert (done.exit_code, nights.ran) == (0, 1)
     assert [text for text in told if "'nest.late' is not in the output" in text]
     whole(nights)
+
+
+def test_a_full_disk_while_a_night_is_staged_is_named_and_half_of_it_does_not_stay_there(nights: Nights) -> None:
+    payloads = random.Random(1)
+    rows = [{**row, "more": payloads.randbytes(3000).hex()} for row in rows_of(60)]
+    nights.write(rows[:3])
+    nights.submit()
+    nights.write(rows)
+    with (
+        file_size_limit(65536),
+        pytest.raises(RunError, match=r"input\.subset: writing the rows to run failed.*ulimit"),
+    ):
+        nights.submit()
+    assert not RunDir(nights.out).staged.root.exists()
+    assert nights.submit().changes == {"new": 57, "changed": 0, "failed": 0, "unchanged": 3, "vanished": 0}
+
+
+@pytest.mark.parametrize("full_refresh", [False, True])
+def test_status_and_logs_of_a_run_tell_of_an_interrupted_night(nights: Nights, full_refresh: bool) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(40))
+    run, seen = RunDir(nights.out), iter(range(20))
+    before = [path.name for path in nights.out.iterdir()], len(last_events(run, 100))
+
+    def stop(request: Request) -> bool:
+        if next(seen, None) is None:
+            raise KeyboardInterrupt
+        return False
+
+    nights.refuse = stop
+    with pytest.raises(KeyboardInterrupt), nights.one_process():
+        given = {"job_file": Path("a job.yaml"), "overrides": ("run.workers=2",), "full_refresh": full_refresh}
+        run_module.submit(nights.spec(), Silent(), **given)
+    status = read_status(run)
+    assert status.state == "completed" and status.update is not None and status.update.rows_done
+    refresh = " --full-refresh" if full_refresh else ""
+    assert status.next_command == f"bulkrun submit 'a job.yaml' --set run.workers=2{refresh}"
+    assert status.update.next_command == status.next_command
+    assert last_events(run, 100)[before[1]]["event"] == "started"
+    assert [path.name for path in nights.out.iterdir()] == before[0]
+
+
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.ENOSPC, "No space left on device"), duckdb.OutOfMemoryException("cannot offload")]
+)
+def test_a_full_disk_while_the_input_is_compared_is_named_and_nothing_stays_there(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(4))
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bulkrun.job.update.diff._write_picks", fail)
+        with pytest.raises(
+            RunError, match=r"tmp: comparing the input with the results failed: (No space.*free|cannot offload)"
+        ):
+            nights.submit()
+    assert not RunDir(nights.out).staged.root.exists()
+    assert nights.submit().worked
 
 
 def test_results_that_have_no_keys_are_not_taken_for_a_night(nights: Nights) -> None:

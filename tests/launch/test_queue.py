@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from bulkrun.launch import queue
 from bulkrun.launch.preview import check_job
 from bulkrun.launch.run_job import run_job
 from tests.job.small_runs import enter, job
+from tests.launch.nights import Nights
 
 
 class NoView:
@@ -66,6 +68,39 @@ def test_run_job_goes_where_the_jobs_executor_says(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ExecutorError, match="sbatch: not found"):
         run_job(spec)
+
+
+def kill(*_: object) -> bool:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("full_refresh", [True, False])
+def test_a_night_is_not_put_into_the_queue_whatever_changed_and_the_command_that_runs_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool, full_refresh: bool
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    nights = Nights(tmp_path)
+    nights.write([{"id": "a", "text": "x"}])
+    if finished:
+        nights.submit()
+    else:
+        nights.refuse = kill
+        with pytest.raises(KeyboardInterrupt):
+            nights.submit()
+    nights.write([{"id": "a", "text": "x"}, {"id": "b", "text": "y"}])
+    overrides = ("sampling.stop=a b", "run.executor=slurm")
+    refresh = " --full-refresh" if full_refresh else ""
+    with pytest.raises(ExecutorError, match="a night runs where it is started") as refused:
+        queue.submit_job(
+            nights.spec(run__executor="slurm"),
+            NoView(),
+            job_file=Path("job.yaml"),
+            overrides=overrides,
+            full_refresh=full_refresh,
+        )
+    *_, command = str(refused.value).partition("sbatch --wrap ")
+    assert shlex.split(command) == [f"bulkrun submit job.yaml '--set=sampling.stop=a b'{refresh} --executor local"]
 
 
 def test_a_signal_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from bulkrun.errors import JobFileError, ResumeError, RunError, UsageError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update.hold import hold
+from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
+from bulkrun.job.work.delivery import _Delivery, is_delivered
 from bulkrun.request import Request
+from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights, after
+from tests.s3_server import Bucket
 
 LONG = "x " * 400
 
@@ -188,6 +193,9 @@ def test_another_retry_under_way_is_named_and_the_same_one_goes_on(nights: Night
     with pytest.raises(KeyboardInterrupt):
         nights.retry("sampling.max_tokens=4")
     fail_requests(nights)
+    assert read_status(RunDir(nights.out)).next_command == (
+        f"bulkrun retry {nights.out} --failed --set sampling.max_tokens=4"
+    )
     with pytest.raises(UsageError, match=r"--set sampling.max_tokens=4.*--discard"):
         nights.retry()
     assert nights.retry("sampling.max_tokens=4").exit_code == 0
@@ -306,6 +314,46 @@ def test_partition_folders_keep_their_rows(nights: Nights) -> None:
     assert (done.exit_code, done.totals.rows) == (0, 12)
     assert {path.parent.name for path in nights.out.glob("*/*.parquet")} == {"lang=en", "lang=de"}
     whole(nights)
+
+
+def test_a_full_disk_while_a_retry_is_staged_is_named_and_half_of_it_does_not_stay_there(nights: Nights) -> None:
+    payloads = random.Random(1)
+    nights.write([{**row, "more": payloads.randbytes(3000).hex()} for row in rows_of(60)])
+    nights.refuse = lambda request: True
+    nights.submit()
+    fail_requests(nights)
+    with (
+        file_size_limit(65536),
+        pytest.raises(RunError, match=r"input\.subset: writing the rows to run failed.*ulimit"),
+    ):
+        nights.retry()
+    assert not RunDir(nights.out).staged.root.exists()
+    assert nights.retry().exit_code == 0
+
+
+def test_a_retry_that_was_killed_while_it_uploads_is_continued_by_the_same_command(
+    nights: Nights, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.settings |= {"output__path": bucket.url("out"), "output__state": str(nights.out)}
+    nights.write(rows_of(12))
+    fail_requests(nights, "3:0")
+    nights.submit()
+    fail_requests(nights)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Delivery, "_bring", kill)  # after the old _SUCCESS was taken out of the bucket
+        with pytest.raises(KeyboardInterrupt):
+            nights.retry()
+    assert "out/_SUCCESS" not in bucket.list()
+    again = nights.retry()
+    assert (again.worked, again.exit_code) == (False, 0)
+    assert is_delivered(RunDir(nights.out))
+    assert {key.removeprefix("out/"): bucket.get(key) for key in bucket.list() if "_bulkrun" not in key} == {
+        path.name: path.read_bytes() for path in nights.out.iterdir() if path.is_file()
+    }
+
+
+def kill(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def interrupt(request: Request) -> bool:

@@ -10,10 +10,13 @@ import pytest
 
 from bulkrun.errors import BulkrunError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.work.delivery import is_delivered
 from bulkrun.launch import run as module
-from bulkrun.launch.run import run_to_end
+from bulkrun.launch.run import join, run_to_end
 from bulkrun.launch.signals import DrainOnSignal
+from tests.job.bucket_runs import start_bucket_run
 from tests.job.small_runs import enter, job, make_rows, start
+from tests.s3_server import Bucket
 
 
 class NoView:
@@ -59,3 +62,12 @@ def test_a_finished_run_does_not_wait_for_a_worker_that_is_frozen(
     assert done.worked and done.totals.rows == 20
     assert 0.5 <= time.monotonic() - began < 5 and done.elapsed_s < 0.4, "the time until the run was finished"
     assert frozen.graces == [0.5]
+
+
+def test_a_worker_that_comes_after_the_end_brings_what_the_bucket_lacks(bucket: Bucket, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run = RunDir(tmp_path / "s")
+    run.delivered.unlink()  # as a kill right after the last upload leaves it
+    bucket.files.rm_file(f"{bucket.name}/out/_SUCCESS")
+    assert not join(run.root, None, NoView()).worked
+    assert is_delivered(run) and "out/_SUCCESS" in bucket.list()

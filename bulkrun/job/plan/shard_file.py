@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from bulkrun.data.documents import from_document
 from bulkrun.errors import RunError
 
 METADATA_KEY = b"bulkrun.shard"
@@ -66,13 +67,17 @@ def read_shard(path: Path) -> tuple[ShardInfo, pa.Table]:
     """The shard's info and all its rows (a shard fits into memory by construction). Raises RunError when it is torn."""
     with _opened(path) as reader:
         table = reader.read_all()
-        return ShardInfo(**json.loads(table.schema.metadata[METADATA_KEY])), table
+        return _info(path, table.schema), table
 
 
 def read_shard_info(path: Path) -> ShardInfo:
     """The shard's info alone (reads the file's footer). Raises RunError when it is torn."""
     with _opened(path) as reader:
-        return ShardInfo(**json.loads(reader.schema.metadata[METADATA_KEY]))
+        return _info(path, reader.schema)
+
+
+def _info(path: Path, schema: pa.Schema) -> ShardInfo:
+    return from_document(ShardInfo, json.loads(schema.metadata[METADATA_KEY]), path, "a shard of a plan")
 
 
 @contextmanager

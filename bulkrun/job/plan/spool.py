@@ -33,6 +33,7 @@ class Spool:
         self._folder = folder
         self._schema = schema
         self._chunk: list[pa.RecordBatch] = []
+        self._chunk_rows = self._chunk_bytes = 0
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         with self._writing():
             self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
@@ -56,8 +57,9 @@ class Spool:
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows, in input order, with the columns of `schema`."""
         self._chunk.append(rows)
-        held = sum(batch.num_rows for batch in self._chunk)
-        if held >= CHUNK_ROWS or sum(batch.nbytes for batch in self._chunk) >= CHUNK_BYTES:
+        self._chunk_rows += rows.num_rows
+        self._chunk_bytes += rows.nbytes
+        if self._chunk_rows >= CHUNK_ROWS or self._chunk_bytes >= CHUNK_BYTES:
             self._flush()
 
     def shards(self, shard_of_row: I64, num_shards: int) -> Iterator[tuple[int, pa.Table]]:
@@ -73,7 +75,7 @@ class Spool:
         if self._chunk:
             with self._writing():
                 self._writer.write_table(pa.Table.from_batches(self._chunk).combine_chunks())
-            self._chunk = []
+            self._chunk, self._chunk_rows, self._chunk_bytes = [], 0, 0
 
     def _deal(self, shard_of_row: I64, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
         """One pass over the spool for the shards from `start` to `stop`."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from bulkrun.data.documents import advice_from
 from bulkrun.job.store.durable import read_json, write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker
@@ -53,9 +54,9 @@ class Claims:
         """The worker named in a claim; None when the claim vanished or a power cut emptied it."""
         if path.name not in self._owners:
             document = read_json(path) if _has_bytes(path) else None
-            if document is None:
+            if document is None or (owner := advice_from(Worker, document)) is None:
                 return None
-            self._owners[path.name] = Worker(**document)
+            self._owners[path.name] = owner
         return self._owners[path.name]
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from bulkrun.data.documents import from_document
 from bulkrun.job.store.durable import disk_errors, fsync_dir
 
 
@@ -123,9 +124,9 @@ def read_journal(path: Path) -> JournalContents:
             if line and number < len(lines):
                 contents.damaged.append(number)
         elif document.pop("partial", False):
-            contents.partials.append(PartialRecord(**document))
+            contents.partials.append(from_document(PartialRecord, document, path, "a journal"))
         else:
-            contents.records.append(JournalRecord(**document))
+            contents.records.append(from_document(JournalRecord, document, path, "a journal"))
     return contents
 
 

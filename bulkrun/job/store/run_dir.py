@@ -103,13 +103,17 @@ class RunDir:
         return self.state / "workers"
 
     @property
+    def _shown(self) -> Path:
+        """Where people look and speak: a run and what is staged in it are one to them."""
+        return self.root.parent if self.is_staged else self.state
+
+    @property
     def events(self) -> Path:
-        return self.state / "events.jsonl"
+        return self._shown / "events.jsonl"
 
     @property
     def cancelled(self) -> Path:
-        """One file for a run and for what is staged in it: who cancels a run means both."""
-        return (self.root.parent if self.is_staged else self.state) / "cancelled.json"
+        return self._shown / "cancelled.json"
 
     @property
     def delivered(self) -> Path:
@@ -119,7 +123,7 @@ class RunDir:
     @property
     def logs(self) -> Path:
         """What workers wrote on stderr."""
-        return self.state / "logs"
+        return self._shown / "logs"
 
     @property
     def slurm(self) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from bulkrun.data.documents import from_document
 from bulkrun.data.remote import is_remote
 from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
@@ -96,18 +97,7 @@ def read_record(run: RunDir) -> RunRecord:
         raise RunError(
             f"{run.run_json}: has format {found}, this bulkrun knows {FORMAT}; use the version it was made with"
         )
-    try:
-        return RunRecord(**document)
-    except TypeError as error:
-        raise RunError(
-            f"{run.run_json}: not a run record of this bulkrun ({_complaint(error)}); a newer version wrote it, "
-            "then use that one, or another program did"
-        ) from error
-
-
-def _complaint(error: TypeError) -> str:
-    """Of Python's words those that speak of the record: unexpected keyword argument 'x'."""
-    return str(error).partition("() ")[2].removeprefix("got an ") or str(error)
+    return from_document(RunRecord, document, run.run_json, "a run record")
 
 
 def check_not_replaced(run: RunDir, run_id: str) -> None:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bulkrun.data.documents import advice_from
 from bulkrun.errors import RunError
 from bulkrun.job.store.durable import read_json, replace_json
 from bulkrun.job.store.run_dir import RunDir
@@ -90,12 +91,13 @@ class WorkerState:
 
 
 def read_worker(run: RunDir, worker_id: str) -> WorkerState | None:
-    """A worker's last heartbeat; None when there is none (or a power cut emptied it)."""
+    """A worker's last heartbeat; None when there is none (or a power cut emptied it, or it is no heartbeat)."""
     try:
         document = read_json(run.workers / f"{worker_id}.json")
     except RunError:
         return None
-    return WorkerState(**{**document, "worker": Worker(**document["worker"])}) if document else None
+    worker = advice_from(Worker, (document or {}).get("worker", {}))
+    return advice_from(WorkerState, {**document, "worker": worker}) if document and worker else None
 
 
 def read_workers(run: RunDir) -> list[WorkerState]:

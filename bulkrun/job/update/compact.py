@@ -73,6 +73,7 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
         _remove_leftover(sibling)
         before = len(run.parts())
         if _is_compact(totals, rows_per_file):
+            deliver(run, read_record(run))  # which a kill may have come before
             return Compacted(before, before, totals.ok + sum(totals.errors.values()), worked=False)
         with _removed_on_failure(sibling):  # most failures are a full disk: half a copy must not stay on it
             done = _Rewrite(run, RunDir(sibling), read_record(run), totals, rows_per_file).build()

@@ -82,7 +82,8 @@ def find_changes(
 ) -> Changes:
     """Compare the input with the results in `parts`. New rows get numbers from `first_row` on.
 
-    `folder` is for temporary files, and for the picks. Raises InputError where two rows have one id.
+    `folder` is for temporary files, and for the picks. Raises InputError where two rows have one id, OSError where the
+    folder takes no more.
     """
     id_column = source.spec.input.id
     assert id_column is not None, "the job file was checked"
@@ -95,6 +96,8 @@ def find_changes(
             _load(connection, today, results)
             _refuse_duplicates(connection, id_column, source)
             return _compare(connection, wanted, first_row, folder / "picks.tmp")
+        except (duckdb.IOException, duckdb.OutOfMemoryException) as error:  # of the files it spills to
+            raise OSError(str(error)) from error
         finally:
             connection.close()
 

@@ -17,6 +17,7 @@ from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.update.gate import only_the_input_changed
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.work.commit import commit_answered, identity_of
@@ -36,12 +37,11 @@ def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
     return totals
 
 
-def must_settle(run: RunDir) -> bool:
-    """Whether only the rows that are there count, whatever the plan says: a kill came between, or `_SUCCESS` is lost
-    and parts were made after the plan's end."""
-    if run.success.exists():
-        return False
-    return (run.state / _MARKER).exists() or any(read_part_info(path).generation for path in run.parts().values())
+def must_settle(run: RunDir, record: RunRecord, wanted: RunRecord) -> bool:
+    """Whether the plan of an unfinished run of `record` cannot finish it any more as `wanted`, so that it ends with the
+    rows it has: its input changed before it was done, or its totals are lost."""
+    begun = bool(run.planned_shards() or run.committed_shards())
+    return _is_settling(run) or (begun and only_the_input_changed(record, wanted))
 
 
 def settle_update(run: RunDir) -> RunTotals:
@@ -49,6 +49,14 @@ def settle_update(run: RunDir) -> RunTotals:
     if not is_merging(run) and run.staged.run_json.exists():
         _commit_answered(run.staged, read_record(run.staged))
     return merge(run)
+
+
+def _is_settling(run: RunDir) -> bool:
+    """Whether only the rows that are there count, whatever the plan says: a kill came between, or `_SUCCESS` is lost
+    and parts were made after the plan's end."""
+    if run.success.exists():
+        return False
+    return (run.state / _MARKER).exists() or any(read_part_info(path).generation for path in run.parts().values())
 
 
 def _commit_answered(run: RunDir, record: RunRecord) -> None:

@@ -10,13 +10,22 @@ Planner and workers know nothing of all this: to them it is a run. Knows no inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import RunError
-from bulkrun.job.store.durable import read_json, remove_tree, replace_json, swap_in, temporary, write_new_json
+from bulkrun.job.store.durable import (
+    disk_errors,
+    read_json,
+    remove_tree,
+    replace_json,
+    swap_in,
+    temporary,
+    write_new_json,
+)
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
 
@@ -67,6 +76,16 @@ def open_staging(run: RunDir, record: RunRecord) -> RunDir:
     return run.staged
 
 
+@contextmanager
+def removed_on_failure(run: RunDir) -> Iterator[None]:
+    """Stage in the body. Where that fails nothing of it stays: most failures are a full disk."""
+    try:
+        yield
+    except BaseException:
+        remove_tree(run.staged.root)
+        raise
+
+
 def close_staging(
     run: RunDir, update: Update, write_input: Callable[[Path], None], check_input: Callable[[], None]
 ) -> None:
@@ -76,7 +95,8 @@ def close_staging(
     """
     staged = run.staged
     tmp = temporary(staged.subset)
-    write_input(tmp)
+    with disk_errors("writing the rows to run", staged.subset):
+        write_input(tmp)
     swap_in(tmp, staged.subset)
     check_input()
     replace_json(staged.state / _UPDATE, asdict(update))

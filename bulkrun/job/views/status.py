@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +19,14 @@ from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
-from bulkrun.job.update.staging import read_update
+from bulkrun.job.update.staging import Update, read_update
 from bulkrun.job.views.finished import lost_rows
 from bulkrun.job.work.finish import RunTotals, read_totals
 
 State = Literal[
     "queued", "planning", "running", "interrupted", "completed", "completed_with_errors", "failed", "stalled"
 ]
+_AT_WORK = ("queued", "planning", "running")
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def read_status(run: RunDir) -> RunStatus:
     journaled, failed = _open_rows(run, plan, record) if totals is None else (0, 0)
     workers = [_worker_status(run, state) for state in read_workers(run)]
     state, message = _state(run, totals, plan, workers)
+    staged = _read_update(run, record)
     return RunStatus(
         root=run.root,
         state=state,
@@ -98,12 +101,21 @@ def read_status(run: RunDir) -> RunStatus:
         **_speed(workers),
         last_commit_age_s=_last_commit_age(run, parts),
         message=message,
-        next_command=next_command(run, record, state),
+        next_command=staged.next_command if staged else next_command(run, record, state),
         totals=totals,
-        update=read_status(run.staged) if read_update(run) is not None else None,
+        update=staged,
         cut=sum(part.cut for part in parts),
         duplicate_ids=totals.duplicate_ids if totals else plan.duplicate_ids,
     )
+
+
+def _read_update(run: RunDir, record: RunRecord) -> RunStatus | None:
+    """The retry or night under way in a run; what continues it is a command on the run."""
+    update = read_update(run)
+    if update is None:
+        return None
+    staged = read_status(run.staged)
+    return replace(staged, next_command=_update_command(run, record, update, staged.state))
 
 
 def _rows_total(record: RunRecord, totals: RunTotals | None, plan: PlanView) -> int | None:
@@ -174,7 +186,7 @@ def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
 def next_command(run: RunDir, record: RunRecord, state: State) -> str:
     """What to type next, as a shell takes it."""
     root = shlex.quote(str(run.root))
-    if state in ("queued", "planning", "running"):
+    if state in _AT_WORK:
         return f"bulkrun status {root}"
     if state == "completed":
         return f'bulkrun query {root} "SELECT * FROM results LIMIT 5"'
@@ -182,5 +194,23 @@ def next_command(run: RunDir, record: RunRecord, state: State) -> str:
         return f"bulkrun errors {root}"
     if read_totals(run) is not None:
         return f"bulkrun verify {root}"
-    settings = "".join(f" --set {shlex.quote(override)}" for override in record.overrides)
-    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}{settings}"
+    return _submit_command(record)
+
+
+def _submit_command(record: RunRecord) -> str:
+    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}{_options('--set', record.overrides)}"
+
+
+def _update_command(run: RunDir, record: RunRecord, update: Update, state: State) -> str:
+    """The command that began the update continues it."""
+    if state in _AT_WORK:
+        return next_command(run, record, state)
+    if update.request["kind"] == "retry":
+        options = _options("--set", update.request["set"]) + _options("--code", update.request["codes"])
+        return f"bulkrun retry {shlex.quote(str(run.root))} --failed{options}"
+    refresh = " --full-refresh" if update.request["full_refresh"] else ""
+    return _submit_command(RunRecord(**update.record) if update.record else record) + refresh
+
+
+def _options(name: str, values: Sequence[str]) -> str:
+    return "".join(f" {name} {shlex.quote(value)}" for value in values)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from bulkrun.data.documents import from_document
 from bulkrun.data.parts import PartInfo, read_part_info
 from bulkrun.errors import EXIT_OK, EXIT_ROW_ERRORS, RunError
 from bulkrun.job.plan.plan_view import PlanView
@@ -60,12 +61,12 @@ class RunTotals:
 
 
 def read_totals(run: RunDir) -> RunTotals | None:
-    """The totals of a finished run, None while it is not finished."""
+    """The totals of a finished run, None while it is not finished. Raises RunError for those of a newer bulkrun."""
     document = read_json(run.success)
     if document is None:
         return None
     document.pop("nonce", None)
-    return RunTotals(**document)
+    return from_document(RunTotals, document, run.success, "totals")
 
 
 def finish_run(run: RunDir, record: RunRecord) -> RunTotals:

@@ -2,10 +2,6 @@ from __future__ import annotations
 
 import errno
 import random
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +11,7 @@ import pytest
 from bulkrun.errors import RunError
 from bulkrun.job.plan import spool as spool_module
 from bulkrun.job.plan.spool import Spool
+from tests.full_disk import file_size_limit
 
 SCHEMA = pa.schema({"row": pa.int64(), "payload": pa.struct([("text", pa.string()), ("tags", pa.list_(pa.int8()))])})
 
@@ -37,6 +34,30 @@ def test_each_shard_gets_its_rows_in_input_order_in_as_many_passes_as_it_takes(
         shards = {shard: table.to_pylist() for shard, table in spool.shards(shard_of_row, 7)}
     assert list(shards) == list(range(7))
     assert all(rows == [row for row in whole if shard_of_row[row["row"]] == shard] for shard, rows in shards.items())
+
+
+def test_a_batch_is_measured_once_however_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring all of them for each made thousands of single rows take minutes."""
+
+    class Measured:
+        num_rows, looks = 1, 0
+
+        @property
+        def nbytes(self) -> int:
+            self.looks += 1
+            return 100
+
+    rows = Measured()
+    with Spool(tmp_path, SCHEMA) as spool:
+        for _ in range(50):
+            spool.append(rows)  # type: ignore[arg-type]
+        assert rows.looks == 50
+        flushed: list[int] = []
+        monkeypatch.setattr(spool_module, "CHUNK_BYTES", 5200)
+        monkeypatch.setattr(spool, "_flush", lambda: flushed.append(spool._chunk_bytes))
+        spool.append(rows)  # type: ignore[arg-type]
+        spool.append(rows)  # type: ignore[arg-type]
+        assert flushed == [5200]
 
 
 def test_nothing_lies_in_the_folder_even_while_it_is_used(tmp_path: Path) -> None:
@@ -74,15 +95,3 @@ def test_a_disk_that_fills_while_rows_are_buffered_is_said_once_and_well(tmp_pat
             s.append(rows)
             next(s.shards(np.zeros(1, np.int64), 1))
             raise RunError("it fitted")
-
-
-@contextmanager
-def file_size_limit(nbytes: int) -> Iterator[None]:
-    """Writes beyond it fail with EFBIG."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker
 from tests.job.store.test_workers import Clock, beat
@@ -73,3 +75,12 @@ def test_who_gives_a_claim_up_leaves_none_of_the_dead_behind_and_takes_nobody_el
     assert {path.name for path in run.claims.iterdir()} == {"update.1", "update.2", "plan.1"}
     mine.release("update")
     assert {path.name for path in run.claims.iterdir()} == {"plan.1"}
+
+
+def test_a_claim_of_a_newer_version_is_as_alive_as_its_owner(run: RunDir) -> None:
+    beat(run, worker("old"), 1)
+    replace_json(run.claims / "shard-0.1", {**asdict(worker("old")), "rack": 7})
+    claims = Claims(run, worker("new"), LifeWatch(run))
+    assert not claims.take("shard-0")
+    beat(run, worker("old"), 2, ended="completed")
+    assert claims.take("shard-0")

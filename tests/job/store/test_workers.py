@@ -137,3 +137,17 @@ def test_a_heartbeat_that_could_not_begin_can_be_stopped(run: RunDir) -> None:
 def test_a_heartbeat_that_a_power_cut_emptied_is_no_heartbeat(run: RunDir) -> None:
     (run.workers / "w.json").write_bytes(b"")
     assert read_worker(run, "w") is None and read_workers(run) == []
+
+
+def test_a_heartbeat_of_a_newer_version_is_one_whatever_else_it_says(run: RunDir) -> None:
+    state = asdict(WorkerState(ELSEWHERE, 3, "runner"))
+    state["worker"]["rack"] = 7
+    replace_json(run.workers / "w-far.json", {**state, "colour": "red"})
+    assert read_workers(run) == [WorkerState(ELSEWHERE, 3, "runner")]
+    assert LifeWatch(run).alive(ELSEWHERE)
+
+
+@pytest.mark.parametrize("document", [{}, {"id": "w-far"}, {"worker": {"id": "w-far"}}, {"worker": asdict(ELSEWHERE)}])
+def test_what_is_no_heartbeat_says_nothing(run: RunDir, document: dict[str, object]) -> None:
+    replace_json(run.workers / "w-far.json", document)
+    assert read_workers(run) == []

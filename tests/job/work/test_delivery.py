@@ -316,6 +316,25 @@ def test_compact_brings_its_parts_into_the_bucket_and_the_old_ones_out(bucket: B
     assert sorted(bucket_results(bucket, "out"), key=lambda row: (row["row"], row["sample"])) == ORACLE
 
 
+def test_a_compact_that_was_killed_before_it_uploads_is_continued_by_the_same_command(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run = RunDir(tmp_path / "s")
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bulkrun.job.update.compact.deliver", die)
+        with pytest.raises(Killed):
+            compact(run, grace_s=0.0)
+    assert bucket.list() == WHOLE
+    assert not compact(run, grace_s=0.0).worked
+    (part,) = RunDir(run.root).parts().values()
+    assert bucket.list("out/") == ["out/_SUCCESS", "out/_bulkrun.json", f"out/{part.name}"]
+
+
 class Killed(BaseException):
     """The process ends here."""
 
