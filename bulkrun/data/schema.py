@@ -93,9 +93,5 @@ def check_columns(input_schema: pa.Schema, names: Iterable[str], key: str) -> No
     for name in names:
         if name not in there:
             near = get_close_matches(name, there, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"it has {', '.join(there) or 'none at all: not one row of its start could be read'}"
-            )
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(there) or 'none at all'}"
             raise InputError(f"{key}: the input has no column {name!r}; {hint}")

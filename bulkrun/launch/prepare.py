@@ -65,7 +65,10 @@ class PreparedJob:
         return min(asked, self.model.reachable_positions)
 
     def open_dataset(self, snapshot: Path | None = None) -> Dataset:
-        """The input's rows. With `input.sql` they are fixed in `snapshot` once, or for this reading only."""
+        """The input's rows. With `input.sql` they are fixed in `snapshot` once, or for this reading only.
+
+        Raises InputError for an input without a row that can be read.
+        """
         given = self.spec.input
         if self.run.is_staged:
             return open_subset(self.run.subset)
@@ -76,6 +79,7 @@ class PreparedJob:
             max_row_bytes=given.max_row_bytes,
             json_text=partial(json_text_columns, self.spec),
         )
+        dataset.refuse_unreadable()
         return dataset.of_no_rows(self._expected_schema(dataset)) if dataset.is_void else dataset
 
     def _expected_schema(self, dataset: Dataset) -> pa.Schema:

@@ -23,6 +23,7 @@ def write_starter(source: str, job: Path) -> None:
     Raises InputError where the input cannot be read or has no columns, UsageError where the file cannot be written.
     """
     with open_input(source) as dataset:
+        dataset.refuse_unreadable()
         schema = dataset.schema
     if not schema.names:
         raise InputError(f"{source!r}: has no rows, so nothing tells its columns; name a file that has some")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.errors import JobFileError, ModelError
+from bulkrun.errors import InputError, JobFileError, ModelError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
@@ -96,3 +96,10 @@ def test_the_plan_allows_as_long_a_context_as_the_engine_does() -> None:
     given = raw["max_position_embeddings"]
     for asked, allowed in ((None, given), (2 * given - 1, 2 * given - 1), (9 * given, 2 * given)):
         assert prepare(job_of({**job, "engine": {"max_model_len": asked}})).max_model_len == allowed
+
+
+def test_an_input_without_a_readable_row_says_what_is_wrong_with_its_first() -> None:
+    Path("rows.jsonl").write_text('{\n  "text": "a"\n}\n')
+    job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
+    with pytest.raises(InputError, match=r"rows\.jsonl:1: not valid JSON"):
+        prepare(job_of(job)).open_dataset()

@@ -84,3 +84,9 @@ def test_an_input_without_rows_tells_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no rows"):
         write_starter(str(tmp_path / "empty.jsonl"), tmp_path / "job.yaml")
     assert not (tmp_path / "job.yaml").exists()
+
+
+def test_an_input_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "list.jsonl").write_text('[{"text": "a"}]\n')
+    with pytest.raises(InputError, match=r"list\.jsonl:1: the line is a list"):
+        write_starter(str(tmp_path / "list.jsonl"), tmp_path / "job.yaml")
