@@ -83,3 +83,13 @@ class EngineSpec(Section):
                 "batch; leave one of the two out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _a_token_for_everybody(self) -> EngineSpec:
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is not None and tokens is not None and tokens < seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: {tokens} is below max_num_seqs, {seqs}, and every running sequence needs a "
+                "token in every step; raise the first or lower the second"
+            )
+        return self

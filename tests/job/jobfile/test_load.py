@@ -116,6 +116,11 @@ run:
         ("max_tokens: 64", "max_tokens: 0", "10:12: sampling.max_tokens: 0 is out of range: at least 1 is wanted"),
         ("max_tokens: 64", "min_tokens: 9, max_tokens: 3", "10:1: sampling: min_tokens: 9 is not between 0"),
         ("max_tokens: 64", "per_row: {top: x}", "10:1: sampling: per_row: 'top' cannot be set per row"),
+        (
+            "run:",
+            "engine: {max_num_seqs: 9, max_num_batched_tokens: 8}\nrun:",
+            "12:1: engine: max_num_batched_tokens: 8 is below max_num_seqs, 9",
+        ),
         ("checkpoint_every: 5", 'checkpoint_every: "5"', '14:3: run.checkpoint_every: "5" is not a number; remove'),
         ("checkpoint_every: 5", "checkpoint_every: .inf", "14:21: run.checkpoint_every: YAML does not read .inf"),
         ("checkpoint_every: 5", "checkpoint_every: 1e999", "14:21: run.checkpoint_every: 1e999 is too large a number"),
