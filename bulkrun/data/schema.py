@@ -52,6 +52,15 @@ def passthrough_schema(
     return pa.schema([input_schema.field(name).with_nullable(True).remove_metadata() for name in names])
 
 
+def passable(names: Iterable[str]) -> list[str]:
+    """Those of the input columns `names` that can go to the output together; of two that are one to SQL, the first."""
+    firsts: dict[str, str] = {}
+    for name in names:
+        firsts.setdefault(_folded(name), name)
+    results = {_folded(name) for name in RESULT_NAMES}
+    return [name for folded, name in firsts.items() if folded not in results]
+
+
 def _refuse_result_names(names: Sequence[str], results: Set[str]) -> None:
     folded = {_folded(name): name for name in results}
     taken = [name for name in names if _folded(name) in folded]
