@@ -146,11 +146,17 @@ class _Job:
 
     def _located(self, problem: SpecProblem) -> tuple[int, int, str]:
         key = f"{key_name(problem.path)}: " if problem.path else ""
-        if any(problem.path[: len(path)] == path for path in self.overridden):
+        if self._is_overridden(problem.path):
             return 2**31, 0, f"--set {key}{problem.what}{self.hints.get(problem.path, '')}"
         known = (problem.path[:length] for length in range(len(problem.path), -1, -1))
         line, column = next(self.document.marks[path] for path in known if path in self.document.marks)
         return line, column, f"{self.name}:{line}:{column}: {key}{problem.what}"
+
+    def _is_overridden(self, place: strict_yaml.Path) -> bool:
+        """Whether what stands there came from `--set`: given whole or from above, or a section made for a key below."""
+        given = any(place[: len(path)] == path for path in self.overridden)
+        made = any(path[: len(place)] == place for path in self.overridden)
+        return given or (made and place not in self.document.marks)
 
 
 def _quoting_hint(key: str, text: str) -> str:

@@ -237,6 +237,9 @@ def test_the_last_of_two_overrides_wins_and_a_whole_section_can_be_set(folder: P
         ("a..b=3", "--set a..b=3: write it as key=value"),
         ("run.limit=[", "--set run.limit: not valid YAML"),
         ("limit=5", "--set limit: unknown key here; limit belongs to run:"),
+        ("smpling.temperature=1", "--set smpling: unknown key, did you mean sampling?"),
+        ("sampling.structured_outputs.jsn.type=object", "--set sampling.structured_outputs.jsn: unknown key, did"),
+        ("engine.device.name=cpu", "--set engine.device: a section is not one of auto"),
     ],
 )
 def test_a_wrong_override_says_set_and_the_key(folder: Path, override: str, problem: str) -> None:
