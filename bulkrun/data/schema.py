@@ -67,8 +67,9 @@ def _refuse_result_names(names: Sequence[str], results: Set[str]) -> None:
     if taken:
         others = [name for name in names if name not in taken]
         raise InputError(
-            f"input column {', '.join(map(repr, taken))} is named like {_result_column(taken[0], folded)}; choose the "
-            f"columns to pass through (input.columns: [{', '.join(others)}]) or rename it in input.sql "
+            f"input.columns: the input's column {', '.join(map(repr, taken))} is named like "
+            f"{_result_column(taken[0], folded)}; choose the columns to pass through (input.columns: "
+            f"[{', '.join(others)}]) or rename it in input.sql "
             f'(SELECT * RENAME ("{taken[0]}" AS "input_{taken[0]}") FROM input)'
         )
 
@@ -85,9 +86,9 @@ def _refuse_twins(names: Sequence[str]) -> None:
         if twin != name:
             others = [other for other in names if other != name]
             raise InputError(
-                f"input columns {twin!r} and {name!r} differ only in case, and SQL over the results would take the "
-                f"first for both; choose the columns to pass through (input.columns: [{', '.join(others)}]) or rename "
-                "one of them in the files"
+                f"input.columns: the input's {twin!r} and {name!r} differ only in case, and SQL over the results "
+                f"would take the first for both; choose the columns to pass through (input.columns: "
+                f"[{', '.join(others)}]) or rename one of them in the files"
             )
 
 

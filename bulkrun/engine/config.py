@@ -115,7 +115,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not usable:
         built = "is built without CUDA" if torch.version.cuda is None and torch.version.hip is None else "sees no GPU"
         raise UsageError(
-            f"engine.device cuda: torch {torch.__version__} {built} here; `bulkrun doctor` shows what there is, "
+            f"engine.device: cuda, but torch {torch.__version__} {built} here; `bulkrun doctor` shows what there is, "
             "engine.device: cpu runs without one"
         )
     return torch.device("cuda" if usable and name == "auto" else "cpu" if name == "auto" else name)
