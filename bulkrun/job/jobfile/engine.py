@@ -79,7 +79,7 @@ class EngineSpec(Section):
     def _deterministic(self) -> EngineSpec:
         if self.deterministic and self.quantization is not None:
             raise ValueError(
-                f"deterministic does not go with quantization: {self.quantization}, whose products depend on the "
+                f"deterministic: does not go with quantization: {self.quantization}, whose products depend on the "
                 "batch; leave one of the two out"
             )
         return self

@@ -69,7 +69,23 @@ def spec_problems(values: dict[str, Any], error: ValidationError) -> list[SpecPr
     # An alternative of a union that fails as a whole says nothing where another one got further.
     deepest = [path for path in found if not any(other[: len(path)] == path and other != path for other in found)]
     kept = [path for path in found if path in deepest or not _is_union_error(found[path], path)]
-    return [SpecProblem(path, _describe(path, found[path])) for path in kept]
+    return [_problem(path, found[path]) for path in kept]
+
+
+def _problem(path: Path, errors: Sequence[ErrorDetails]) -> SpecProblem:
+    problem = SpecProblem(path, _describe(path, errors))
+    return _narrowed(problem) if errors[0]["type"] == "value_error" else problem
+
+
+def _narrowed(problem: SpecProblem) -> SpecProblem:
+    """A check of several keys of a section begins with the one that it blames, and a colon: its place is there."""
+    key, _, what = problem.what.partition(": ")
+    model = section_at(problem.path)
+    for part in key.split("."):
+        if part not in keys_of(model):
+            return problem
+        model = _model_in(field_of(model, part).annotation) or model
+    return SpecProblem((*problem.path, *key.split(".")), what)
 
 
 def _path_in(values: Any, details: ErrorDetails) -> Path:
@@ -93,8 +109,7 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
     if kind == "extra_forbidden":
         return _unknown_key(path)
     if kind == "missing":
-        field = field_of(section_at(path[:-1]), str(path[-1]))
-        return f"is missing. {field.description}"
+        return f"is missing. {_described(path)}"
     if kind == "value_error":
         return str(context["error"])
     if kind in _BOUNDS:
@@ -104,8 +119,13 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
         return _not_one_of(details["input"], str(context["expected"]))
     if kind in _WANTED and all(one["type"] != "string_pattern_mismatch" for one in errors):
         return _wrong_type(details["input"], list(dict.fromkeys(_wanted(errors))))
-    field = field_of(section_at(path[:-1]), str(path[-1]))
-    return f"{shown(details['input'])} cannot be used here. {field.description}"
+    return f"{shown(details['input'])} cannot be used here. {_described(path)}"
+
+
+def _described(path: Path) -> str | None:
+    """What the key at `path` is; the item of a list is what its key says."""
+    *section, key = (part for part in path if isinstance(part, str))
+    return field_of(section_at(tuple(section)), key).description
 
 
 def _wanted(errors: Sequence[ErrorDetails]) -> Iterator[str]:
