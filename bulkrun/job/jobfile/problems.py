@@ -80,11 +80,8 @@ def _problem(path: Path, errors: Sequence[ErrorDetails]) -> SpecProblem:
 def _narrowed(problem: SpecProblem) -> SpecProblem:
     """A check of several keys of a section begins with the one that it blames, and a colon: its place is there."""
     key, _, what = problem.what.partition(": ")
-    model = section_at(problem.path)
-    for part in key.split("."):
-        if part not in keys_of(model):
-            return problem
-        model = _model_in(field_of(model, part).annotation) or model
+    if _find_field(section_at(problem.path), key.split(".")) is None:
+        return problem
     return SpecProblem((*problem.path, *key.split(".")), what)
 
 
@@ -177,6 +174,12 @@ def _sections_with(key: str) -> list[str]:
     return found + [f"{name}:" for name, model in sections.items() if model and key in model.model_fields]
 
 
+def wants_text(path: Path) -> bool:
+    """Whether the value of the key at `path` is a text and can be nothing else."""
+    field = _find_field(JobSpec, [str(part) for part in path])
+    return field is not None and field.annotation in (str, str | None)
+
+
 def section_at(path: Path) -> type[BaseModel]:
     """The model that holds the keys at `path`: the job itself for ()."""
     model: type[BaseModel] = JobSpec
@@ -195,6 +198,17 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 def field_of(model: type[BaseModel], key: str) -> FieldInfo:
     """The field that a key of the job file stands for (an alias is the key where a field has one)."""
     return next(field for name, field in model.model_fields.items() if key in (field.alias, name))
+
+
+def _find_field(section: type[BaseModel], keys: Sequence[str]) -> FieldInfo | None:
+    """The field that `keys`, one below the other, lead to; None where one of them is unknown."""
+    field = None
+    for key in keys:
+        if key not in keys_of(section):
+            return None
+        field = field_of(section, key)
+        section = _model_in(field.annotation) or section
+    return field
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

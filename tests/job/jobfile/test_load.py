@@ -362,3 +362,19 @@ def test_text_with_braces_in_a_set_option_is_told_how_to_be_quoted(tmp_path: Pat
         load_job(tmp_path / "x.yaml", [f"prompt.template={text}"])
     fix = str(caught.value).split("--set '")[1].removesuffix("'")
     assert load_job(tmp_path / "x.yaml", [fix]).prompt.template == text
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "prompt.chat_template_kwargs={messages: 1}",
+        'sampling.structured_outputs.choice=[yes, "no"]',
+        "sampling.structured_outputs.json={type: object, x: yes}",
+        "input.columns={a: 1}",
+        "run.limit=[5",
+        "run.limt=[5",
+    ],
+)
+def test_a_section_or_list_in_a_set_option_is_not_told_to_be_text(folder: Path, override: str) -> None:
+    said = problems(GOOD, override)
+    assert said and not any("quote text" in line for line in said)
