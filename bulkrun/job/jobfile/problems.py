@@ -114,8 +114,11 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
         return f"{shown(details['input'])} is out of range: {words} {context[name]:g} is wanted"
     if kind == "literal_error":
         return _not_one_of(details["input"], str(context["expected"]))
+    if kind == "too_short":
+        return f"is an empty list. {_described(path)}"
     if kind in _WANTED and all(one["type"] != "string_pattern_mismatch" for one in errors):
-        return _wrong_type(details["input"], list(dict.fromkeys(_wanted(errors))))
+        wanted = list(dict.fromkeys(_wanted(errors)))
+        return _no_value(path, wanted) if details["input"] is None else _wrong_type(details["input"], wanted)
     return f"{shown(details['input'])} cannot be used here. {_described(path)}"
 
 
@@ -130,9 +133,13 @@ def _wanted(errors: Sequence[ErrorDetails]) -> Iterator[str]:
         yield _WANTED.get(details["type"], details["msg"])
 
 
+def _no_value(path: Path, wanted: list[str]) -> str:
+    field = _find_field(JobSpec, [part for part in path if isinstance(part, str)])
+    is_optional = isinstance(path[-1], str) and (field is None or not field.is_required())  # None: a mapping's own key
+    return f"has no value; {' or '.join(wanted)} is wanted" + (" (or leave the key out)" if is_optional else "")
+
+
 def _wrong_type(value: Any, wanted: list[str]) -> str:
-    if value is None:
-        return f"has no value; {' or '.join(wanted)} is wanted (or leave the key out)"
     fix = ""
     if "text" in wanted and isinstance(value, bool | int | float):
         fix = f'; quote it: "{shown(value)}"'

@@ -112,7 +112,7 @@ run:
         ("columns: [title]", "columns: title", '5:3: input.columns: "title" is not a list'),
         ("columns: [title]", "columns: {a: 1}", "5:3: input.columns: a section is not a list"),
         ("name: summarize", "name: a b", '1:1: name: "a b" cannot be used here. A short name'),
-        ("name: summarize", "name:", "1:1: name: has no value; text is wanted"),
+        ("max_tokens: 64", "structured_outputs: {choice: []}", "10:33: sampling.structured_outputs.choice: is an em"),
         ("max_tokens: 64", "max_tokens: 0", "10:12: sampling.max_tokens: 0 is out of range: at least 1 is wanted"),
         ("max_tokens: 64", "max_tokens: 3, min_tokens: 9", "10:27: sampling.min_tokens: 9 is not between 0"),
         ("max_tokens: 64", "best_of: 2, n: 3", "10:12: sampling.best_of: 2 is less than n (3)"),
@@ -155,6 +155,26 @@ def test_a_problem_names_its_place_value_and_fix(folder: Path, old: str, new: st
     assert old in GOOD
     found = problems(GOOD.replace(old, new))
     assert len([line for line in found if line.startswith(f"x.yaml:{problem}")]) == 1, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem", "is_optional"),
+    [
+        ("name: summarize", "name:", "1:1: name: has no value; text is wanted", False),
+        ("path: out/summaries", "path: ", "11:10: output.path: has no value; text is wanted", False),
+        ("output: {path: out/summaries}", "output:", "11:1: output: has no value; a section of keys and", False),
+        ('content: "{{ text }}"', "content:", "9:20: prompt.messages[1].content: has no value; text", False),
+        ("columns: [title]", "columns: [~]", "5:13: input.columns[0]: has no value; text is wanted", False),
+        ("max_tokens: 64", "n:", "10:12: sampling.n: has no value; a whole number is wanted", True),
+        ("sampling: {", "engine:\nsampling: {", "10:1: engine: has no value; a section of keys and values", True),
+        ("max_tokens: 64", "per_row: {seed: }", "10:22: sampling.per_row.seed: has no value; text is", True),
+    ],
+)
+def test_a_key_without_a_value_may_be_left_out_where_it_is_not_required(
+    folder: Path, old: str, new: str, problem: str, is_optional: bool
+) -> None:
+    [said] = problems(GOOD.replace(old, new))
+    assert said.startswith(f"x.yaml:{problem}") and said.endswith("(or leave the key out)") == is_optional
 
 
 @pytest.mark.parametrize(
