@@ -136,7 +136,7 @@ class SamplingParams:
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2"),
             ("repetition_penalty", 0.01 <= self.repetition_penalty <= 10.0, "between 0.01 and 10"),
-            ("stop", all(self.stop), "non-empty strings"),
+            ("stop", all(self.stop), "free of empty strings"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "between 0 and 20"),
             ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 20, "between 0 and 20"),
             ("timeout_s", self.timeout_s is None or self.timeout_s > 0, "above 0"),

@@ -71,7 +71,7 @@ _work_options = _options(
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
-    """Measure this machine: throughput, batching policies, distance from the hardware's limit.
+    """Measure this machine: throughput, batching policies, hardware limits.
 
     Outputs always have their full length (end-of-sequence is ignored). Compare runs on a quiet machine.
     """

@@ -14,9 +14,10 @@ from bulkrun.cli.output import note
 @click.argument("source", metavar="INPUT")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write. Default: job.yaml.")
 def init(source: str, out: Path | None) -> None:
-    """Write a job file over INPUT, which is what input.path may be: a file, a directory, a glob.
+    """Write a job file over INPUT: a file, a directory, a glob.
 
-    Its columns are looked at and named in the file, which runs as it is, with the bundled model.
+    INPUT is what input.path may be. Its columns are looked at and named in the file, which runs as it is, with the
+    bundled model.
     """
     from bulkrun.launch.starter import write_starter
 

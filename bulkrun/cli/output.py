@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -31,8 +31,13 @@ def takes_unicode() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """Rows as a table as wide as the terminal; numbers to the right, long text folded, no markup read from data."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None, whole_names: bool = False
+) -> None:
+    """Rows as a table as wide as the terminal; numbers to the right, long text folded, no markup read from data.
+
+    With `whole_names` the first column, of short names, is never folded: what is to be copied stands on one line.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -42,7 +47,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False)
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
-        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=whole_names and index == 0)
     for row in rows:
         table.add_row(*(Text(cell_text(cell)) for cell in row))
     width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 50)).columns if sys.stdout.isatty() else None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from bulkrun.cli.output import print_table
+
+if TYPE_CHECKING:
+    from bulkrun.job.jobfile.reference import Key
 
 
 @click.command()
@@ -34,7 +38,13 @@ def schema(section: str | None, form: str | None) -> None:
         return
     keys = keys_below(described, section)
     if form == "table":
-        print_table(Key._fields, keys)
+        print_table(["key", "what it is"], [(key.key, _in_words(key)) for key in keys], whole_names=True)
         return
     for cells in (Key._fields, ["---"] * len(Key._fields), *keys):
         click.echo(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+
+
+def _in_words(key: Key) -> str:
+    """Type, default and description in one cell: beside each other they leave a terminal of 80 columns no room."""
+    default = {"": "", "required": " (required)"}.get(key.default, f" (default {key.default})")
+    return f"{key.type}{default}. {key.description}"

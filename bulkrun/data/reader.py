@@ -66,6 +66,18 @@ class Dataset:
         """A void input with the columns that are expected of it."""
         return replace(self, source=NoRows(schema), num_sources=0)
 
+    def refuse_unreadable(self) -> None:
+        """Raise InputError where there are rows and none of the first could be read, so that nothing tells the columns.
+
+        It says what is wrong with the first one.
+        """
+        first = None if self.schema.names else next(self.batches(limit=1), None)
+        if first is not None and first.errors:
+            raise InputError(
+                f"{first.errors[0].message}; none of the first rows can be read, so no row tells the columns (JSON "
+                "lines are UTF-8 text with one object on each line)"
+            )
+
     @property
     def undeclared_columns(self) -> dict[str, int]:
         """Columns met while reading that the sample did not show -> rows that had them; their values are dropped."""
@@ -135,6 +147,7 @@ def open_input(
         given = Dataset(files, _open_files(files, max_row_bytes, json_text, None), len(files), folder)
         if given.is_void:  # no columns for a query to name
             return given
+        given.refuse_unreadable()
         write_snapshot(given.batches(), given.schema, files, sql, sql_snapshot)
     return Dataset(files, SnapshotSource.open(sql_snapshot, max_row_bytes), 1, folder)
 

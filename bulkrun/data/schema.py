@@ -52,14 +52,24 @@ def passthrough_schema(
     return pa.schema([input_schema.field(name).with_nullable(True).remove_metadata() for name in names])
 
 
+def passable(names: Iterable[str]) -> list[str]:
+    """Those of the input columns `names` that can go to the output together; of two that are one to SQL, the first."""
+    firsts: dict[str, str] = {}
+    for name in names:
+        firsts.setdefault(_folded(name), name)
+    results = {_folded(name) for name in RESULT_NAMES}
+    return [name for folded, name in firsts.items() if folded not in results]
+
+
 def _refuse_result_names(names: Sequence[str], results: Set[str]) -> None:
     folded = {_folded(name): name for name in results}
     taken = [name for name in names if _folded(name) in folded]
     if taken:
         others = [name for name in names if name not in taken]
         raise InputError(
-            f"input column {', '.join(map(repr, taken))} is named like {_result_column(taken[0], folded)}; choose the "
-            f"columns to pass through (input.columns: [{', '.join(others)}]) or rename it in input.sql "
+            f"input.columns: the input's column {', '.join(map(repr, taken))} is named like "
+            f"{_result_column(taken[0], folded)}; choose the columns to pass through (input.columns: "
+            f"[{', '.join(others)}]) or rename it in input.sql "
             f'(SELECT * RENAME ("{taken[0]}" AS "input_{taken[0]}") FROM input)'
         )
 
@@ -76,9 +86,9 @@ def _refuse_twins(names: Sequence[str]) -> None:
         if twin != name:
             others = [other for other in names if other != name]
             raise InputError(
-                f"input columns {twin!r} and {name!r} differ only in case, and SQL over the results would take the "
-                f"first for both; choose the columns to pass through (input.columns: [{', '.join(others)}]) or rename "
-                "one of them in the files"
+                f"input.columns: the input's {twin!r} and {name!r} differ only in case, and SQL over the results "
+                f"would take the first for both; choose the columns to pass through (input.columns: "
+                f"[{', '.join(others)}]) or rename one of them in the files"
             )
 
 
@@ -93,9 +103,5 @@ def check_columns(input_schema: pa.Schema, names: Iterable[str], key: str) -> No
     for name in names:
         if name not in there:
             near = get_close_matches(name, there, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"it has {', '.join(there) or 'none at all: not one row of its start could be read'}"
-            )
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(there) or 'none at all'}"
             raise InputError(f"{key}: the input has no column {name!r}; {hint}")

@@ -85,7 +85,7 @@ class EngineConfig:
         draft = cls(
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_tokens,
-            max_model_len=_longest_asked(model_config, max_model_len),
+            max_model_len=model_config.model_len(max_model_len),
             block_size=block_size,
             num_blocks=MIN_BLOCKS,
             enable_prefix_caching=enable_prefix_caching,
@@ -115,7 +115,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not usable:
         built = "is built without CUDA" if torch.version.cuda is None and torch.version.hip is None else "sees no GPU"
         raise UsageError(
-            f"engine.device cuda: torch {torch.__version__} {built} here; `bulkrun doctor` shows what there is, "
+            f"engine.device: cuda, but torch {torch.__version__} {built} here; `bulkrun doctor` shows what there is, "
             "engine.device: cpu runs without one"
         )
     return torch.device("cuda" if usable and name == "auto" else "cpu" if name == "auto" else name)
@@ -144,13 +144,6 @@ def _kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtyp
         return FP8
     kv_dtype: torch.dtype = dtype if name == "auto" else getattr(torch, name)
     return kv_dtype
-
-
-def _longest_asked(model_config: ModelConfig, asked: int | None) -> int:
-    limit = model_config.reachable_positions
-    if asked is not None and asked > limit:
-        raise UsageError(f"engine.max_model_len: {asked} is above the model's {limit} positions; at most {limit}")
-    return asked or model_config.max_position_embeddings
 
 
 def _with_pool(

@@ -61,11 +61,13 @@ class PreparedJob:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together that the plan allows."""
-        asked = self.spec.engine.max_model_len or self.model.max_position_embeddings
-        return min(asked, self.model.reachable_positions)
+        return self.model.model_len(self.spec.engine.max_model_len)
 
     def open_dataset(self, snapshot: Path | None = None) -> Dataset:
-        """The input's rows. With `input.sql` they are fixed in `snapshot` once, or for this reading only."""
+        """The input's rows. With `input.sql` they are fixed in `snapshot` once, or for this reading only.
+
+        Raises InputError for an input without a row that can be read.
+        """
         given = self.spec.input
         if self.run.is_staged:
             return open_subset(self.run.subset)
@@ -77,6 +79,7 @@ class PreparedJob:
             json_text=partial(json_text_columns, self.spec),
             known_types={field.name: field.type for field in self._carried_fields()},
         )
+        dataset.refuse_unreadable()
         return dataset.of_no_rows(self._expected_schema(dataset)) if dataset.is_void else dataset
 
     def _expected_schema(self, dataset: Dataset) -> pa.Schema:
@@ -145,7 +148,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     """Resolve the model, its sampling defaults and the input files.
 
     `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. Raises
-    JobFileError, ModelError or InputError that says what is wrong or missing and how to mend it.
+    JobFileError, UsageError, ModelError or InputError that says what is wrong or missing and how to mend it.
     """
     refuse_variables(spec)
     spec = with_schema(spec)
@@ -153,13 +156,24 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     tokenizer = Tokenizer.from_dir(model_dir, now=now)
     check_thinking(spec, tokenizer)
+    model = ModelConfig.from_dir(model_dir)
+    model.model_len(spec.engine.max_model_len)
+    _check_stop_tokens(spec.sampling, model.vocab_size)
     return PreparedJob(
         spec=with_defaults(spec, model_dir),
         model_dir=model_dir,
-        model=ModelConfig.from_dir(model_dir),
+        model=model,
         tokenizer=tokenizer,
         files=files,
     )
+
+
+def _check_stop_tokens(sampling: SamplingSpec, vocab_size: int) -> None:
+    """Raise JobFileError for an id that the model does not have: the engine would refuse every row for it."""
+    for token_id in sampling.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            what = f"{token_id} is no token id of the model; they go from 0 to {vocab_size - 1}"
+            raise JobFileError([f"sampling.stop_token_ids: {what}"])
 
 
 def with_defaults(spec: JobSpec, model_dir: Path) -> JobSpec:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from bulkrun.data.reader import open_input
-from bulkrun.errors import InputError, UsageError
+from bulkrun.data.schema import passable
+from bulkrun.errors import BulkrunError, InputError, UsageError
+from bulkrun.job.plan.rows import check_id_column
 from bulkrun.job.prompts.detect import BATCH_COLUMNS
+from bulkrun.job.prompts.templates import ROW_VARIABLE, columns_of
 
 _IDS = ("id", "row_id", "uuid", "key")
 _SHOWN_COLUMNS = 12
@@ -23,6 +27,7 @@ def write_starter(source: str, job: Path) -> None:
     Raises InputError where the input cannot be read or has no columns, UsageError where the file cannot be written.
     """
     with open_input(source) as dataset:
+        dataset.refuse_unreadable()
         schema = dataset.schema
     if not schema.names:
         raise InputError(f"{source!r}: has no rows, so nothing tells its columns; name a file that has some")
@@ -38,17 +43,19 @@ def write_starter(source: str, job: Path) -> None:
 def starter_text(source: str, schema: pa.Schema, job: Path) -> str:
     """The job file: it runs as it is."""
     name, file = re.sub(r"[^A-Za-z0-9._-]+", "-", job.stem).lstrip("._-") or "job", shlex.quote(str(job))
+    id_column = next((column for column in _IDS if _names_rows(column, schema)), None)
     lines = [
         f"# A look at the prompts:  bulkrun preview {file}",
         f"# The first rows:         bulkrun submit {file} --set run.limit=20 --set output.path=out/look",
         f"# All of them:            bulkrun submit {file}",
         "# What the keys mean:     bulkrun schema sampling",
-        f"name: {name}",
+        f"name: {_quoted(name)}",
         "model: bundled:tiny  # to try the pipeline; then a directory or a hub id, as Qwen/Qwen3-0.6B",
         "",
         "input:",
         f"  path: {_quoted(source)}",
-        *[f"  id: {_quoted(column)}" for column in _IDS if column in schema.names][:1],
+        *([f"  id: {_quoted(id_column)}"] if id_column else []),
+        *_passed_columns(schema.names, id_column),
         "",
         f"# The input's columns: {_columns(schema)}",
         *_prompt(schema),
@@ -59,21 +66,53 @@ def starter_text(source: str, schema: pa.Schema, job: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _names_rows(column: str, schema: pa.Schema) -> bool:
+    """Whether it is there and its values have a text."""
+    try:
+        check_id_column(column, schema)
+    except BulkrunError:
+        return False
+    return True
+
+
+def _passed_columns(names: Sequence[str], id_column: str | None) -> list[str]:
+    """The key that leaves out the columns which the results cannot have, where there are some."""
+    kept = passable(sorted(names, key=lambda name: name != id_column))
+    if len(kept) == len(names):
+        return []
+    listed = ", ".join(_quoted(name) for name in names if name in kept)
+    return [
+        "  # The others have the name of a result column, or differ from another one only in case.",
+        f"  columns: [{listed}]",
+    ]
+
+
 def _prompt(schema: pa.Schema) -> list[str]:
-    names = schema.names
+    names, types = schema.names, dict(zip(schema.names, schema.types, strict=True))
     if set(BATCH_COLUMNS) <= set(names):
         return ["# An OpenAI batch: its lines bring prompts and parameters, so there is no section `prompt`."]
-    if "messages" in names:
-        return ["prompt: {messages: messages}  # the column with the conversation"]
-    if "prompt" in names:
-        return ["prompt: {column: prompt}"]
+    for name in ("messages", "prompt"):
+        if name in names and _is_conversation(types[name]):
+            return [f"prompt: {{messages: {name}}}  # the column with the conversation"]
+    for name, key in (("messages", "messages"), ("prompt", "column")):  # messages: as JSON text
+        if name in names and _is_text(types[name]):
+            return [f"prompt: {{{key}: {name}}}"]
     texts = [field.name for field in schema if _is_text(field.type) and field.name not in _IDS]
     column = "text" if "text" in texts else next(iter(texts), names[0])
     return ["prompt:", "  template: |", "    Summarize in one sentence:", f"    {_variable(column)}"]
 
 
 def _variable(column: str) -> str:
-    return f"{{{{ {column if column.isidentifier() else f'row[{_quoted(column)}]'} }}}}"
+    """How a template prints the column: by its name where Jinja reads that as one."""
+    variable = f"{{{{ {column} }}}}"
+    is_name = column == ROW_VARIABLE or columns_of(variable) == [column]
+    return variable if is_name else f"{{{{ row[{_quoted(column)}] }}}}"
+
+
+def _is_conversation(kind: pa.DataType) -> bool:
+    """Whether values can be lists of {role, content}."""
+    part = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
+    return part is not None and pa.types.is_struct(part) and {"role", "content"} <= {field.name for field in part}
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bulkrun.data.paths import user_path
 from bulkrun.data.schema_check import check_schema
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import StructuredOutputsSpec
@@ -29,7 +30,7 @@ def with_schema(spec: JobSpec) -> JobSpec:
     if structured is None:
         return spec
     if isinstance(structured.json_schema, str):
-        schema = _read_schema(Path(structured.json_schema))
+        schema = _read_schema(user_path(structured.json_schema))
         structured = structured.model_copy(update={"json_schema": schema})
     _check(structured)
     sampling = spec.sampling.model_copy(update={"structured_outputs": structured})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.architectures import find_family, text_part
 from bulkrun.models.families import (
     Family,
@@ -52,6 +52,13 @@ class ModelConfig:
     def reachable_positions(self) -> int:
         """The longest sequences that somebody may ask for; `max_position_embeddings` is what is right unasked."""
         return self.max_position_embeddings
+
+    def model_len(self, asked: int | None) -> int:
+        """The longest sequences where `engine.max_model_len` is `asked`. Raises UsageError where that is too much."""
+        limit = self.reachable_positions
+        if asked is not None and asked > limit:
+            raise UsageError(f"engine.max_model_len: {asked} is above the model's {limit} positions; at most {limit}")
+        return asked or self.max_position_embeddings
 
     @staticmethod
     def from_dir(path: Path | str) -> ModelConfig:

@@ -47,9 +47,9 @@ def resolve_model(name: str, *, bundled_root: Path) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        raise ModelError(f"model {name!r} is a file; give the directory that holds config.json and the safetensors")
+        raise ModelError(f"model: {name!r} is a file; give the directory that holds config.json and the safetensors")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ModelError(f"model {name!r}: no such directory; check the path (relative ones start here: {Path.cwd()})")
+        raise ModelError(f"model: no such directory: {name!r}; check the path (relative ones start here: {Path.cwd()})")
     return _from_hub(name)
 
 
@@ -121,7 +121,7 @@ def _bundled(name: str, bundled_root: Path) -> Path:
         return path
     have = sorted(p.parent.name for p in bundled_root.glob("*/config.json"))
     known = ", ".join(BUNDLED_PREFIX + model for model in have) or "none in this installation"
-    raise ModelError(f"model {name!r} is not bundled; these are: {known}")
+    raise ModelError(f"model: {name!r} is not bundled; these are: {known}")
 
 
 def _from_hub(name: str) -> Path:
@@ -134,16 +134,16 @@ def _from_hub(name: str) -> Path:
         ModelConfig.from_dir(config)  # before gigabytes of what cannot be run
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_NOT_FROM_HUB))
     except HFValidationError:
-        raise ModelError(f"model {name!r}: {tried} it is not a hub id (owner/name) either; check the name") from None
+        raise ModelError(f"model: {tried} it is not a hub id (owner/name) either; check the name") from None
     except LocalEntryNotFoundError:
         raise ModelError(
-            f"model {name!r}: {tried} the hub cannot be reached and the model is not in its local cache; download it "
+            f"model: {tried} the hub cannot be reached and the model is not in its local cache; download it "
             f"where there is network (`hf download {name}`) and give the directory"
         ) from None
     except (HfHubHTTPError, OSError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"model {name!r}: {tried} the hub did not give it: {first_line}; check the name, or log in with "
+            f"model: {tried} the hub did not give it: {first_line}; check the name, or log in with "
             "`hf auth login` if the model is gated"
         ) from None
 

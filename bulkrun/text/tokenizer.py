@@ -160,7 +160,10 @@ def _chat_template_source(path: Path, config: Mapping[str, Any]) -> str | None:
     """The template's source: its own file, else the config's string, else the config's template named default."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as problem:
+            raise ModelError(f"{file}: not UTF-8 text: {problem}") from None
     source = config.get("chat_template")
     if isinstance(source, list):
         source = {entry["name"]: entry["template"] for entry in source}.get("default")

@@ -166,7 +166,7 @@ def test_a_dataset_is_looked_at_before_a_model_is_loaded(command: str, tmp_path:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said_in_one_line() -> None:
     refused = bench("throughput", "--model", "bundled:tiny", "--device", "cuda")
-    assert refused.exit_code == 2 and refused.stderr.startswith("error: engine.device cuda: torch ")
+    assert refused.exit_code == 2 and refused.stderr.startswith("error: engine.device: cuda, but torch ")
     assert len(refused.stderr.splitlines()) == 1
 
 

@@ -306,6 +306,15 @@ def test_schema_shows_people_a_section_as_a_table() -> None:
     assert bulkrun("schema", "run", "--format", "json").exit_code == 2
 
 
+def test_a_narrow_terminal_shows_the_keys_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.cli.output._WIDTH_WITHOUT_TERMINAL", 80)
+    shown = bulkrun("schema", "sampling").stdout.splitlines()
+    first = {line.split()[0] for line in shown if line.startswith("sampling")}
+    assert {"sampling.presence_penalty", "sampling.structured_outputs.grammar"} <= first
+    assert max(map(len, shown)) <= 80
+    assert any("number (default 0.0). Subtracted from" in line for line in shown)
+
+
 def test_models_lists_what_runs_and_describes_one() -> None:
     assert "Qwen3ForCausalLM" in bulkrun("models").stdout
     assert as_json("models", "bundled:tiny")["max_model_len"] >= 512

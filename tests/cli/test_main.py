@@ -33,6 +33,7 @@ def test_help_shows_every_command_under_a_topic_and_the_exit_codes() -> None:
 def test_each_command_says_what_it_does_and_describes_every_option(name: str) -> None:
     command = main.commands[name]
     assert command.help
+    assert not command.get_short_help_str(limit=76).endswith("..."), "bulkrun --help cuts it"
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, f"--{parameter.name} of {name} has no help"

@@ -97,3 +97,29 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         (tmp_path / "x.jsonl").unlink()
         with pytest.raises(InputError, match=r"x\.jsonl: cannot be read"):
             list(dataset.batches())
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ('{"a": 1}\n'.encode("utf-16"), "invalid UTF-8 at byte 1 of the line"),
+        (b'[{"a": 1}, {"a": 2}]\n', "the line is a list, not a JSON object"),
+        (b'{\n  "a": 1\n}\n', "not valid JSON: "),
+    ],
+)
+@pytest.mark.parametrize("sql", [None, "SELECT a FROM input"])
+def test_a_file_without_a_readable_row_says_what_is_wrong_with_its_first(
+    tmp_path: Path, data: bytes, what: str, sql: str | None
+) -> None:
+    (tmp_path / "x.jsonl").write_bytes(data)
+    with pytest.raises(InputError) as refused, open_input(str(tmp_path / "x.jsonl"), sql=sql) as dataset:
+        dataset.refuse_unreadable()
+    said = str(refused.value)
+    assert said.startswith(f"{tmp_path}/x.jsonl:1: {what}") and "no row tells the columns" in said
+
+
+@pytest.mark.parametrize("data", ["", "{}\n", 'x\n{"a": 1}\n'])
+def test_a_file_that_was_read_is_not_refused(tmp_path: Path, data: str) -> None:
+    (tmp_path / "x.jsonl").write_text(data)
+    with open_input(str(tmp_path / "x.jsonl")) as dataset:
+        dataset.refuse_unreadable()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from bulkrun.data.schema import RESULT_NAMES, check_columns, output_schema, passthrough_schema
+from bulkrun.data.schema import RESULT_NAMES, check_columns, output_schema, passable, passthrough_schema
 from bulkrun.errors import InputError
 
 INPUT = pa.schema([pa.field("title", pa.string(), nullable=False), ("n", pa.int64())])
@@ -49,6 +49,12 @@ def test_two_columns_that_differ_only_in_case_are_refused() -> None:
     assert passthrough_schema(schema, ["id", "n"]).names == ["id", "n"]
     beyond_ascii = pa.schema([("\u00dc", pa.int64()), ("\u00fc", pa.int64())])
     assert passthrough_schema(beyond_ascii, None).names == ["\u00dc", "\u00fc"], "DuckDB tells these apart"
+
+
+def test_passable_columns_are_those_that_are_not_refused() -> None:
+    schema = pa.schema([(name, pa.int64()) for name in ("ID", "row", "n", "Response", "id", "\u00dc", "\u00fc")])
+    kept = passable(schema.names)
+    assert passthrough_schema(schema, kept).names == kept == ["ID", "n", "\u00dc", "\u00fc"]
 
 
 def test_an_unknown_column_names_the_key_and_the_nearest_one() -> None:

@@ -85,4 +85,4 @@ def test_quantized_weights_are_refused_by_line(folder: Path) -> None:
     refused = start(folder)
     said = refused.communicate(timeout=60)[1]
     assert refused.returncode == 2
-    assert "job.yaml:7" in said and "deterministic does not go with quantization: fp8" in said
+    assert "job.yaml:7" in said and "engine.deterministic: does not go with quantization: fp8" in said

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.errors import JobFileError, ModelError
+from bulkrun.errors import InputError, JobFileError, ModelError, UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
@@ -94,5 +94,21 @@ def test_the_plan_allows_as_long_a_context_as_the_engine_does() -> None:
     file.write_text(json.dumps(raw))
     job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
     given = raw["max_position_embeddings"]
-    for asked, allowed in ((None, given), (2 * given - 1, 2 * given - 1), (9 * given, 2 * given)):
+    for asked, allowed in ((None, given), (2 * given - 1, 2 * given - 1), (2 * given, 2 * given)):
         assert prepare(job_of({**job, "engine": {"max_model_len": asked}})).max_model_len == allowed
+    with pytest.raises(UsageError, match=rf"engine\.max_model_len: 9999 is above the model's {2 * given} positions"):
+        prepare(job_of({**job, "engine": {"max_model_len": 9999}}))
+
+
+@pytest.mark.parametrize("wrong", [-1, 4096])
+def test_a_stop_token_that_the_model_does_not_have_is_refused_and_not_an_error_of_every_row(wrong: int) -> None:
+    assert prepared({}, stop_token_ids=[0, 4095]).stop_token_ids == [0, 4095]
+    with pytest.raises(JobFileError, match=rf"^sampling\.stop_token_ids: {wrong} is .* go from 0 to 4095$"):
+        prepared({}, stop_token_ids=[5, wrong])
+
+
+def test_an_input_without_a_readable_row_says_what_is_wrong_with_its_first() -> None:
+    Path("rows.jsonl").write_text('{\n  "text": "a"\n}\n')
+    job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
+    with pytest.raises(InputError, match=r"rows\.jsonl:1: not valid JSON"):
+        prepare(job_of(job)).open_dataset()

@@ -14,6 +14,7 @@ from bulkrun.errors import InputError, UsageError
 from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.launch.prepare import prepare
+from bulkrun.launch.preview import check_job
 from bulkrun.launch.starter import write_starter
 
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -23,8 +24,15 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "numbers alone": [{"n": 3, "m": 4}],
     "prompt": [{"prompt": "Say hello."}],
     "messages": [{"messages": [{"role": "user", "content": "Hello"}]}],
+    "messages as text": [{"prompt": "no", "messages": '[{"role": "user", "content": "Hello"}]'}],
     "batch": [{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Hello"}}],
     "odd": [{'a "b" \n# c': "value", "n": 1}],
+    "a word of Jinja": [{"none": "a value"}],
+    "named like results": [{"id": 1, "Row": 2, "text": "a text", "response": "an answer", "a, b": 3}],
+    "twins": [{"ID": 1, "Text": "another", "id": 2, "text": "a text"}],
+    "ids that name no rows": [{"id": [7], "key": "k", "text": "a text"}],
+    "prompt of messages": [{"prompt": [{"role": "user", "content": "Hello"}], "completion": [{"role": "assistant"}]}],
+    "prompt of numbers": [{"prompt": 5, "title": "a title"}],
 }
 
 
@@ -35,9 +43,18 @@ PROMPTS = {
     "numbers alone": "3",
     "prompt": "Say hello.",
     "messages": "Hello",
+    "messages as text": "Hello",
     "batch": "Hello",
     "odd": "value",
+    "a word of Jinja": "a value",
+    "named like results": "a text",
+    "twins": "a text",
+    "ids that name no rows": "a text",
+    "prompt of messages": "Hello",
+    "prompt of numbers": "a title",
 }
+IDS = {"text": "id", "named like results": "id", "twins": "id", "ids that name no rows": "key"}
+PASSED = {"named like results": ["id", "text", "a, b"], "twins": ["Text", "id"]}
 
 
 def as_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -52,13 +69,20 @@ def test_it_loads_and_makes_a_prompt_of_every_row(kind: str, tmp_path: Path, mon
     write_starter(str(as_lines(tmp_path / "data: 1 #2.jsonl", rows)), job)
     spec = load_job(job)
     assert (spec.name, spec.output.path) == ("my-first-job", "out/my-first-job")
-    assert spec.input.id == ("id" if "id" in rows[0] else None)
+    assert (spec.input.id, spec.input.columns) == (IDS.get(kind), PASSED.get(kind))
+    check_job(spec)
     prepared = prepare(spec)
     with prepared.open_dataset() as dataset:
         builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
         ((prompt,),) = (builder.build(batch) for batch in dataset.batches())
     assert isinstance(prompt, Prompt)
     assert PROMPTS[kind] in prepared.tokenizer.decode_batch([list(prompt.token_ids)])[0]
+
+
+@pytest.mark.parametrize("name", ["2026", "no", "null", "1e5", "0x1F", "12.30"])
+def test_the_files_name_is_the_jobs_as_text(tmp_path: Path, name: str) -> None:
+    write_starter(str(as_lines(tmp_path / "data.jsonl", ROWS["text"])), tmp_path / f"{name}.yaml")
+    assert load_job(tmp_path / f"{name}.yaml").name == name
 
 
 def test_columns_are_named(tmp_path: Path) -> None:
@@ -84,3 +108,9 @@ def test_an_input_without_rows_tells_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no rows"):
         write_starter(str(tmp_path / "empty.jsonl"), tmp_path / "job.yaml")
     assert not (tmp_path / "job.yaml").exists()
+
+
+def test_an_input_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "list.jsonl").write_text('[{"text": "a"}]\n')
+    with pytest.raises(InputError, match=r"list\.jsonl:1: the line is a list"):
+        write_starter(str(tmp_path / "list.jsonl"), tmp_path / "job.yaml")

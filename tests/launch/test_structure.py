@@ -47,6 +47,14 @@ def test_a_schema_file_is_read_into_the_spec_with_its_order(folder: Path) -> Non
     assert [field.name for field in parsed.type] == ["b", "a"]
 
 
+def test_a_schema_file_may_lie_in_the_home_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    (folder / "home").mkdir()
+    (folder / "home/schema.json").write_text(json.dumps(SCHEMA))
+    prepared = prepare(spec(structured_outputs={"json": "~/schema.json"})).spec
+    assert prepared == prepare(spec(structured_outputs={"json": SCHEMA})).spec
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

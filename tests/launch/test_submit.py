@@ -269,6 +269,11 @@ def test_a_mistake_that_is_found_late_says_where_in_the_job_file_it_stands(folde
     (folder / "job.yaml").write_text(text.replace("{{ source }}", "{{ sorce }}"))
     assert "error: job.yaml:4:10: prompt.template: the input has no column 'sorce'" in submit().stderr
     assert "error: --set input.id: the input has no column 'nam'" in submit("input.id=nam").stderr
+    (folder / "job.yaml").write_text(text.replace("bundled:tiny", "./nowhere"))
+    assert "error: job.yaml:2:1: model: no such directory: './nowhere'" in submit().stderr
+    (folder / "job.yaml").write_text(text)
+    (folder / "rows.jsonl").write_text('{"name": "a", "source": "b", "response": "c"}\n')
+    assert "error: job.yaml:3:1: input.columns: the input's column 'response' is named like" in submit().stderr
 
 
 @pytest.mark.parametrize("place", ["rows.jsonl/m", "rows.jsonl", "/proc/nope/m"])

@@ -215,7 +215,7 @@ def test_a_gpu_that_is_not_there_is_said_at_once(
     parent = bulkrun(command, "job.yaml", "--set", "engine.device=cuda")
     said = parent.communicate(timeout=60)[1]
     assert parent.returncode == 2
-    assert "error: engine.device cuda: torch " in said and "Traceback" not in said
+    assert "error: --set engine.device: cuda, but torch " in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

@@ -156,6 +156,18 @@ def test_a_broken_file_is_a_model_error_that_names_it(tmp_path: Path, file: str)
         Tokenizer.from_dir(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_file_that_is_not_utf8_is_a_model_error_that_names_it(tmp_path: Path, file: str) -> None:
+    (byte_level(tmp_path) / file).write_bytes(b"\xff\xfea\0")
+    with pytest.raises(ModelError, match=rf"{file}: not .*0xff"):
+        Tokenizer.from_dir(tmp_path)
+
+
+def test_a_byte_order_mark_before_the_chat_template_is_no_part_of_it(tmp_path: Path) -> None:
+    (byte_level(tmp_path) / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf{{ messages[0].content }}")
+    assert Tokenizer.from_dir(tmp_path).chat_template == "{{ messages[0].content }}"
+
+
 def test_importing_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, bulkrun.text.tokenizer, bulkrun.text.stop; print({'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -79,7 +79,17 @@ class EngineSpec(Section):
     def _deterministic(self) -> EngineSpec:
         if self.deterministic and self.quantization is not None:
             raise ValueError(
-                f"deterministic does not go with quantization: {self.quantization}, whose products depend on the "
+                f"deterministic: does not go with quantization: {self.quantization}, whose products depend on the "
                 "batch; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_token_for_everybody(self) -> EngineSpec:
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is not None and tokens is not None and tokens < seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: {tokens} is below max_num_seqs, {seqs}, and every running sequence needs a "
+                "token in every step; raise the first or lower the second"
             )
         return self

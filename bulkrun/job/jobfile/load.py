@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile import strict_yaml
-from bulkrun.job.jobfile.problems import SpecProblem, shown, spec_problems
+from bulkrun.job.jobfile.problems import SpecProblem, shown, spec_problems, wants_text
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.strict_yaml import UNUSABLE, Document, key_name, parse_yaml
 
@@ -93,12 +93,12 @@ class _Job:
         if not equals or not all(path):
             self.set_problems.append(f"--set {option}: write it as key=value, for example sampling.temperature=0.7")
         elif value.problems:
-            hint = _quoting_hint(key_name(path), text)
+            hint = _quoting_hint(path, text)
             self.set_problems += [f"--set {key_name(path)}: {problem.what}{hint}" for problem in value.problems]
         elif isinstance(self.document.value, dict):
             self._put(path, value.value)
             if isinstance(value.value, dict | list):
-                self.hints[path] = _quoting_hint(key_name(path), text)
+                self.hints[path] = _quoting_hint(path, text)
 
     def _put(self, path: strict_yaml.Path, value: Any) -> None:
         section = self.document.value
@@ -146,16 +146,22 @@ class _Job:
 
     def _located(self, problem: SpecProblem) -> tuple[int, int, str]:
         key = f"{key_name(problem.path)}: " if problem.path else ""
-        if any(problem.path[: len(path)] == path for path in self.overridden):
+        if self._is_overridden(problem.path):
             return 2**31, 0, f"--set {key}{problem.what}{self.hints.get(problem.path, '')}"
         known = (problem.path[:length] for length in range(len(problem.path), -1, -1))
         line, column = next(self.document.marks[path] for path in known if path in self.document.marks)
         return line, column, f"{self.name}:{line}:{column}: {key}{problem.what}"
 
+    def _is_overridden(self, place: strict_yaml.Path) -> bool:
+        """Whether what stands there came from `--set`: given whole or from above, or a section made for a key below."""
+        given = any(place[: len(path)] == path for path in self.overridden)
+        made = any(path[: len(place)] == place for path in self.overridden)
+        return given or (made and place not in self.document.marks)
 
-def _quoting_hint(key: str, text: str) -> str:
-    """What to do where text with braces or a colon was read as YAML's own."""
-    if not any(sign in text for sign in ("{", "[", ": ")):
+
+def _quoting_hint(path: strict_yaml.Path, text: str) -> str:
+    """What to do where a text with braces or a colon was read as YAML's own."""
+    if not wants_text(path) or not any(sign in text for sign in ("{", "[", ": ")):
         return ""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f"; a value is YAML, so quote text with braces or colons once more: --set '{key}=\"{escaped}\"'"
+    return f"; a value is YAML, so quote text with braces or colons once more: --set '{key_name(path)}=\"{escaped}\"'"

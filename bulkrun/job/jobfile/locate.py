@@ -11,13 +11,14 @@ from bulkrun.errors import BulkrunError, JobFileError
 from bulkrun.job.jobfile.strict_yaml import Document, key_name, parse_yaml
 
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+|\.\d+|\[\d+\])*)(?=: )")
+_LAST_PART = re.compile(r"(^|\.|\[)[^.\[]*$")
 
 
 @contextmanager
 def located(path: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
     """Put `file:line:col: ` before each line of a BulkrunError of the body that begins with a key of the job at `path`.
 
-    A key that one of the `--set` values `overrides` gave has no such place.
+    A key that is not there has the place of its section; one that a `--set` value of `overrides` gave has none.
     """
     try:
         yield
@@ -46,4 +47,6 @@ def _with_place(line: str, path: Path, document: Document, given: set[str]) -> s
     if any(key == name or key.startswith(f"{name}.") for name in given):
         return f"--set {line}"
     marks = {key_name(place): mark for place, mark in document.marks.items() if place}
-    return f"{path}:{marks[key][0]}:{marks[key][1]}: {line}" if key in marks else line
+    while key and key not in marks:
+        key = _LAST_PART.sub("", key)
+    return f"{path}:{marks[key][0]}:{marks[key][1]}: {line}" if key else line

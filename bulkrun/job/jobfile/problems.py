@@ -69,7 +69,20 @@ def spec_problems(values: dict[str, Any], error: ValidationError) -> list[SpecPr
     # An alternative of a union that fails as a whole says nothing where another one got further.
     deepest = [path for path in found if not any(other[: len(path)] == path and other != path for other in found)]
     kept = [path for path in found if path in deepest or not _is_union_error(found[path], path)]
-    return [SpecProblem(path, _describe(path, found[path])) for path in kept]
+    return [_problem(path, found[path]) for path in kept]
+
+
+def _problem(path: Path, errors: Sequence[ErrorDetails]) -> SpecProblem:
+    problem = SpecProblem(path, _describe(path, errors))
+    return _narrowed(problem) if errors[0]["type"] == "value_error" else problem
+
+
+def _narrowed(problem: SpecProblem) -> SpecProblem:
+    """A check of several keys of a section begins with the one that it blames, and a colon: its place is there."""
+    key, _, what = problem.what.partition(": ")
+    if _find_field(section_at(problem.path), key.split(".")) is None:
+        return problem
+    return SpecProblem((*problem.path, *key.split(".")), what)
 
 
 def _path_in(values: Any, details: ErrorDetails) -> Path:
@@ -93,8 +106,7 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
     if kind == "extra_forbidden":
         return _unknown_key(path)
     if kind == "missing":
-        field = field_of(section_at(path[:-1]), str(path[-1]))
-        return f"is missing. {field.description}"
+        return f"is missing. {_described(path)}"
     if kind == "value_error":
         return str(context["error"])
     if kind in _BOUNDS:
@@ -102,10 +114,18 @@ def _describe(path: Path, errors: Sequence[ErrorDetails]) -> str:
         return f"{shown(details['input'])} is out of range: {words} {context[name]:g} is wanted"
     if kind == "literal_error":
         return _not_one_of(details["input"], str(context["expected"]))
+    if kind == "too_short":
+        return f"is an empty list. {_described(path)}"
     if kind in _WANTED and all(one["type"] != "string_pattern_mismatch" for one in errors):
-        return _wrong_type(details["input"], list(dict.fromkeys(_wanted(errors))))
-    field = field_of(section_at(path[:-1]), str(path[-1]))
-    return f"{shown(details['input'])} cannot be used here. {field.description}"
+        wanted = list(dict.fromkeys(_wanted(errors)))
+        return _no_value(path, wanted) if details["input"] is None else _wrong_type(details["input"], wanted)
+    return f"{shown(details['input'])} cannot be used here. {_described(path)}"
+
+
+def _described(path: Path) -> str | None:
+    """What the key at `path` is; the item of a list is what its key says."""
+    *section, key = (part for part in path if isinstance(part, str))
+    return field_of(section_at(tuple(section)), key).description
 
 
 def _wanted(errors: Sequence[ErrorDetails]) -> Iterator[str]:
@@ -113,9 +133,13 @@ def _wanted(errors: Sequence[ErrorDetails]) -> Iterator[str]:
         yield _WANTED.get(details["type"], details["msg"])
 
 
+def _no_value(path: Path, wanted: list[str]) -> str:
+    field = _find_field(JobSpec, [part for part in path if isinstance(part, str)])
+    is_optional = isinstance(path[-1], str) and (field is None or not field.is_required())  # None: a mapping's own key
+    return f"has no value; {' or '.join(wanted)} is wanted" + (" (or leave the key out)" if is_optional else "")
+
+
 def _wrong_type(value: Any, wanted: list[str]) -> str:
-    if value is None:
-        return f"has no value; {' or '.join(wanted)} is wanted (or leave the key out)"
     fix = ""
     if "text" in wanted and isinstance(value, bool | int | float):
         fix = f'; quote it: "{shown(value)}"'
@@ -157,6 +181,12 @@ def _sections_with(key: str) -> list[str]:
     return found + [f"{name}:" for name, model in sections.items() if model and key in model.model_fields]
 
 
+def wants_text(path: Path) -> bool:
+    """Whether the value of the key at `path` is a text and can be nothing else."""
+    field = _find_field(JobSpec, [str(part) for part in path])
+    return field is not None and field.annotation in (str, str | None)
+
+
 def section_at(path: Path) -> type[BaseModel]:
     """The model that holds the keys at `path`: the job itself for ()."""
     model: type[BaseModel] = JobSpec
@@ -175,6 +205,17 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 def field_of(model: type[BaseModel], key: str) -> FieldInfo:
     """The field that a key of the job file stands for (an alias is the key where a field has one)."""
     return next(field for name, field in model.model_fields.items() if key in (field.alias, name))
+
+
+def _find_field(section: type[BaseModel], keys: Sequence[str]) -> FieldInfo | None:
+    """The field that `keys`, one below the other, lead to; None where one of them is unknown."""
+    field = None
+    for key in keys:
+        if key not in keys_of(section):
+            return None
+        field = field_of(section, key)
+        section = _model_in(field.annotation) or section
+    return field
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

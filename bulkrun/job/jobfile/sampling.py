@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, model_validator
 
 from bulkrun.job.jobfile.section import Section
 from bulkrun.request import RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
-_CHOOSING = (
+Choosing = Literal[
     "max_tokens",
     "min_tokens",
     "temperature",
@@ -20,11 +20,11 @@ _CHOOSING = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
-)
-PER_ROW_SAMPLING = (*_CHOOSING, "seed", "stop", "structured_outputs")
+]
+PerRow = Literal[Choosing, "seed", "stop", "structured_outputs"]
 
 # Sampling keys that go to the engine as they are.
-_PLAIN_SAMPLING = (*_CHOOSING, "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
+_PLAIN_SAMPLING = (*get_args(Choosing), "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
 
 
 class StructuredOutputsSpec(Section):
@@ -159,18 +159,11 @@ class SamplingSpec(Section):
     repetition_stop: RepetitionStopSpec | None = Field(
         None, description="End outputs that run in circles ({}: as usual). Default: they go on."
     )
-    per_row: dict[str, str] = Field(
+    per_row: dict[PerRow, str] = Field(
         {},
         description="Sampling key -> input column that overrides it where the column is not null: "
-        f"any of {', '.join(PER_ROW_SAMPLING)}.",
+        f"any of {', '.join(get_args(PerRow))}.",
     )
-
-    @model_validator(mode="after")
-    def _per_row_names(self) -> SamplingSpec:
-        for key in self.per_row:
-            if key not in PER_ROW_SAMPLING:
-                raise ValueError(f"per_row: {key!r} cannot be set per row; these can: {', '.join(PER_ROW_SAMPLING)}")
-        return self
 
     @model_validator(mode="after")
     def _best_of(self) -> SamplingSpec:

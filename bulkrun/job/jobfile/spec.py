@@ -219,10 +219,10 @@ class JobSpec(Section):
         if not self.run.incremental:
             return self
         if self.input.id is None:
-            raise ValueError("run.incremental needs input.id: the column by which it knows a row again")
+            raise ValueError("run.incremental: needs input.id, the column by which it knows a row again")
         if self.output.partition_by:
             raise ValueError(
-                "run.incremental does not go with output.partition_by: a row that changes folders could not be seen "
+                "run.incremental: does not go with output.partition_by: a row that changes folders could not be seen "
                 "exactly once at every moment"
             )
         return self

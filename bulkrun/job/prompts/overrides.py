@@ -41,7 +41,7 @@ class Overrides:
         if unknown:
             raise JobFileError([f"sampling.per_row.{key}: {unknown_column(name, columns)}" for key, name in unknown])
         self._sampling = sampling
-        self._column_of = dict(sorted(sampling.per_row.items()))
+        self._column_of: dict[str, str] = dict(sorted(sampling.per_row.items()))
         # Rows repeat their values: a job has few combinations, and each is checked once.
         self._check: Callable[[str], RowSampling | RowError] = lru_cache(_CACHED_COMBINATIONS)(self._checked)
         job = sampling.to_params()

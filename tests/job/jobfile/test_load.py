@@ -112,10 +112,27 @@ run:
         ("columns: [title]", "columns: title", '5:3: input.columns: "title" is not a list'),
         ("columns: [title]", "columns: {a: 1}", "5:3: input.columns: a section is not a list"),
         ("name: summarize", "name: a b", '1:1: name: "a b" cannot be used here. A short name'),
-        ("name: summarize", "name:", "1:1: name: has no value; text is wanted"),
+        ("max_tokens: 64", "structured_outputs: {choice: []}", "10:33: sampling.structured_outputs.choice: is an em"),
         ("max_tokens: 64", "max_tokens: 0", "10:12: sampling.max_tokens: 0 is out of range: at least 1 is wanted"),
-        ("max_tokens: 64", "min_tokens: 9, max_tokens: 3", "10:1: sampling: min_tokens: 9 is not between 0"),
-        ("max_tokens: 64", "per_row: {top: x}", "10:1: sampling: per_row: 'top' cannot be set per row"),
+        ("max_tokens: 64", "max_tokens: 3, min_tokens: 9", "10:27: sampling.min_tokens: 9 is not between 0"),
+        ("max_tokens: 64", "best_of: 2, n: 3", "10:12: sampling.best_of: 2 is less than n (3)"),
+        ("max_tokens: 64", "per_row: {tempratur: x}", '10:22: sampling.per_row.tempratur: "tempratur" is not one of'),
+        ("max_tokens: 64", "per_row: {tempratur: x}, n: 0", "10:37: sampling.n: 0 is out of range: at least 1"),
+        ("limit: null", "incremental: true", "13:3: run.incremental: needs input.id, the column by which it knows"),
+        ("out/summaries", "s3://", "11:10: output.path: a directory or s3://BUCKET/PREFIX"),
+        ("path: out/summaries", "path: out, state: x", "11:21: output.state: only with path: s3://"),
+        ('stop: ["\\n"]', "stop: ''", "10:44: sampling.stop: ('',) is not free of empty strings"),
+        (
+            "checkpoint_every: 5",
+            "checkpoint_every: 5\nengine: {deterministic: true, quantization: fp8}",
+            "15:10: engine.deterministic: does not go with quantization: fp8",
+        ),
+        (
+            "run:",
+            "engine: {max_num_seqs: 9, max_num_batched_tokens: 8}\nrun:",
+            "12:27: engine.max_num_batched_tokens: 8 is below max_num_seqs, 9",
+        ),
+        ("run:", 'slurm: {extra: [a, ""]}\nrun:', '12:20: slurm.extra[1]: "" cannot be used here. More sbatch'),
         ("checkpoint_every: 5", 'checkpoint_every: "5"', '14:3: run.checkpoint_every: "5" is not a number; remove'),
         ("checkpoint_every: 5", "checkpoint_every: .inf", "14:21: run.checkpoint_every: YAML does not read .inf"),
         ("checkpoint_every: 5", "checkpoint_every: 1e999", "14:21: run.checkpoint_every: 1e999 is too large a number"),
@@ -138,6 +155,26 @@ def test_a_problem_names_its_place_value_and_fix(folder: Path, old: str, new: st
     assert old in GOOD
     found = problems(GOOD.replace(old, new))
     assert len([line for line in found if line.startswith(f"x.yaml:{problem}")]) == 1, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem", "is_optional"),
+    [
+        ("name: summarize", "name:", "1:1: name: has no value; text is wanted", False),
+        ("path: out/summaries", "path: ", "11:10: output.path: has no value; text is wanted", False),
+        ("output: {path: out/summaries}", "output:", "11:1: output: has no value; a section of keys and", False),
+        ('content: "{{ text }}"', "content:", "9:20: prompt.messages[1].content: has no value; text", False),
+        ("columns: [title]", "columns: [~]", "5:13: input.columns[0]: has no value; text is wanted", False),
+        ("max_tokens: 64", "n:", "10:12: sampling.n: has no value; a whole number is wanted", True),
+        ("sampling: {", "engine:\nsampling: {", "10:1: engine: has no value; a section of keys and values", True),
+        ("max_tokens: 64", "per_row: {seed: }", "10:22: sampling.per_row.seed: has no value; text is", True),
+    ],
+)
+def test_a_key_without_a_value_may_be_left_out_where_it_is_not_required(
+    folder: Path, old: str, new: str, problem: str, is_optional: bool
+) -> None:
+    [said] = problems(GOOD.replace(old, new))
+    assert said.startswith(f"x.yaml:{problem}") and said.endswith("(or leave the key out)") == is_optional
 
 
 @pytest.mark.parametrize(
@@ -232,6 +269,9 @@ def test_the_last_of_two_overrides_wins_and_a_whole_section_can_be_set(folder: P
         ("a..b=3", "--set a..b=3: write it as key=value"),
         ("run.limit=[", "--set run.limit: not valid YAML"),
         ("limit=5", "--set limit: unknown key here; limit belongs to run:"),
+        ("smpling.temperature=1", "--set smpling: unknown key, did you mean sampling?"),
+        ("sampling.structured_outputs.jsn.type=object", "--set sampling.structured_outputs.jsn: unknown key, did"),
+        ("engine.device.name=cpu", "--set engine.device: a section is not one of auto"),
     ],
 )
 def test_a_wrong_override_says_set_and_the_key(folder: Path, override: str, problem: str) -> None:
@@ -342,3 +382,19 @@ def test_text_with_braces_in_a_set_option_is_told_how_to_be_quoted(tmp_path: Pat
         load_job(tmp_path / "x.yaml", [f"prompt.template={text}"])
     fix = str(caught.value).split("--set '")[1].removesuffix("'")
     assert load_job(tmp_path / "x.yaml", [fix]).prompt.template == text
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "prompt.chat_template_kwargs={messages: 1}",
+        'sampling.structured_outputs.choice=[yes, "no"]',
+        "sampling.structured_outputs.json={type: object, x: yes}",
+        "input.columns={a: 1}",
+        "run.limit=[5",
+        "run.limt=[5",
+    ],
+)
+def test_a_section_or_list_in_a_set_option_is_not_told_to_be_text(folder: Path, override: str) -> None:
+    said = problems(GOOD, override)
+    assert said and not any("quote text" in line for line in said)
