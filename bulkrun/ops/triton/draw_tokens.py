@@ -47,7 +47,8 @@ def _draw(
     num_seqs, vocab_size = logits_SV.shape
     assert logits_SV.stride(1) == 1
     num_tiles = triton.cdiv(vocab_size, _TILE)
-    best_SN, highest_SN = torch.empty(2, num_seqs, num_tiles, dtype=torch.float32, device=logits_SV.device)
+    best_SN = torch.empty(num_seqs, num_tiles, dtype=torch.float32, device=logits_SV.device)
+    highest_SN = torch.empty_like(best_SN)  # by itself: half of one tensor is aligned for some numbers of rows only
     token_SN = torch.empty(num_seqs, num_tiles, dtype=torch.int32, device=logits_SV.device)
     token_S = torch.empty(num_seqs, dtype=torch.int64, device=logits_SV.device)
     is_valid_S = torch.empty(num_seqs, dtype=torch.bool, device=logits_SV.device)
