@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
 from bulkrun.ops.sampling import apply_min_p, apply_temperature, apply_top_k_top_p, gumbel_noise, sample
@@ -29,8 +26,7 @@ def draw_tokens(
     nothing but -inf is not finite, and its token means nothing.
     """
     is_valid_S = logits_SV.max(dim=-1).values.isfinite()
-    cut = partial(apply_top_k_top_p, max_top_k=max_top_k)
-    filtered_SV = filtered(logits_SV, temperature_S, min_p_S, top_k_S, top_p_S, cut)
+    filtered_SV = filtered(logits_SV, temperature_S, min_p_S, top_k_S, top_p_S, max_top_k)
     noise_SV = gumbel_noise(seed_S, position_S, filtered_SV.shape[-1])
     return sample(filtered_SV, temperature_S, noise_SV), is_valid_S
 
@@ -41,13 +37,14 @@ def filtered(
     min_p_S: torch.Tensor | None,
     top_k_S: torch.Tensor | None,
     top_p_S: torch.Tensor | None,
-    cut: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    max_top_k: int | None = None,
 ) -> torch.Tensor:
-    """Scaled logits, float32 [S, V], -inf where a filter drops the token; `cut` is an `apply_top_k_top_p`."""
+    """Scaled logits, float32 [S, V], -inf where a filter drops the token."""
     scaled_SV = apply_temperature(logits_SV.float(), temperature_S)
     if min_p_S is not None:
         scaled_SV = apply_min_p(scaled_SV, min_p_S)
     if top_k_S is None and top_p_S is None:
         return scaled_SV
     top_k_S = torch.zeros_like(temperature_S, dtype=torch.int64) if top_k_S is None else top_k_S
-    return cut(scaled_SV, top_k_S, torch.ones_like(temperature_S) if top_p_S is None else top_p_S)
+    top_p_S = torch.ones_like(temperature_S) if top_p_S is None else top_p_S
+    return apply_top_k_top_p(scaled_SV, top_k_S, top_p_S, max_top_k=max_top_k)

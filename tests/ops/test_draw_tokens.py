@@ -16,7 +16,7 @@ from bulkrun.ops.draw_tokens import draw_tokens
 from bulkrun.ops.triton.draw_tokens import draw_tokens as in_triton
 
 pytestmark = pytest.mark.filterwarnings(  # the interpreter's numpy says so; it wraps as it should
-    "ignore:overflow encountered", "ignore:invalid value encountered"
+    "ignore:overflow encountered", "ignore:invalid value encountered", "ignore:divide by zero encountered"
 )
 needs_compiled = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 COMPILED = pytest.param(compiled, marks=needs_compiled, id="compiled")

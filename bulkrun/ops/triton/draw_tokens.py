@@ -1,6 +1,7 @@
 """Drawing tokens in Triton. The noise is the reference's, bit for bit up to the last logarithms.
 
-Where nobody filters, the logits are read once, in the dtype they come in, and nothing of their size is written.
+The logits are read once, in the dtype they come in, and a few times more where somebody filters. Nothing of their size
+is written.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.draw_tokens import filtered
-from bulkrun.ops.triton.sampling import apply_top_k_top_p
+from bulkrun.ops.triton.sampling import least_kept
 
 _TILE = 4096  # logits per program
+_CUT_TILE = 1024  # where filters may leave nothing of a tile: the smaller, the more of them end early
 _NEG_INF = tl.constexpr(float("-inf"))
 _INF = tl.constexpr(float("inf"))
 
@@ -29,25 +30,15 @@ def draw_tokens(
     max_top_k: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference; of equal sums the first token wins, and `max_top_k` saves nothing."""
-    if min_p_S is None and top_k_S is None and top_p_S is None:
-        return _draw(logits_SV, temperature_S, seed_S, position_S, is_scaled=False)
-    filtered_SV = filtered(logits_SV, temperature_S, min_p_S, top_k_S, top_p_S, apply_top_k_top_p)
-    token_S, _ = _draw(filtered_SV, temperature_S, seed_S, position_S, is_scaled=True)
-    return token_S, logits_SV.max(dim=-1).values.isfinite()
-
-
-def _draw(
-    logits_SV: torch.Tensor,
-    temperature_S: torch.Tensor,
-    seed_S: torch.Tensor,
-    position_S: torch.Tensor,
-    *,
-    is_scaled: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    threshold_S = None
+    if min_p_S is not None or top_k_S is not None or top_p_S is not None:
+        threshold_S = least_kept(logits_SV, temperature_S, min_p_S, top_k_S, top_p_S)
     num_seqs, vocab_size = logits_SV.shape
     assert logits_SV.stride(1) == 1
-    num_tiles = triton.cdiv(vocab_size, _TILE)
-    best_SN, highest_SN = torch.empty(2, num_seqs, num_tiles, dtype=torch.float32, device=logits_SV.device)
+    tile = _TILE if threshold_S is None else _CUT_TILE
+    num_tiles = triton.cdiv(vocab_size, tile)
+    best_SN = torch.empty(num_seqs, num_tiles, dtype=torch.float32, device=logits_SV.device)
+    highest_SN = torch.empty_like(best_SN)  # by itself: half of one tensor is aligned for some numbers of rows only
     token_SN = torch.empty(num_seqs, num_tiles, dtype=torch.int32, device=logits_SV.device)
     token_S = torch.empty(num_seqs, dtype=torch.int64, device=logits_SV.device)
     is_valid_S = torch.empty(num_seqs, dtype=torch.bool, device=logits_SV.device)
@@ -57,15 +48,15 @@ def _draw(
             temperature_S.contiguous(),
             seed_S.contiguous(),
             position_S.contiguous(),
+            threshold_S,
             best_SN,
             token_SN,
             highest_SN,
             logits_SV.stride(0),
             num_tiles,
             VOCAB_SIZE=vocab_size,
-            TILE=_TILE,
-            IS_SCALED=is_scaled,
-            num_warps=8,
+            TILE=tile,
+            num_warps=tile // 512,
         )
         tiles = triton.next_power_of_2(num_tiles)
         _best_of_row_kernel[(num_seqs,)](
@@ -80,6 +71,7 @@ def _best_of_tile_kernel(
     temperature_ptr,
     seed_ptr,
     position_ptr,
+    threshold_ptr,
     best_ptr,
     token_ptr,
     highest_ptr,
@@ -87,20 +79,25 @@ def _best_of_tile_kernel(
     num_tiles,
     VOCAB_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    IS_SCALED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     token_V = tile * TILE + tl.arange(0, TILE)
     logits_V = tl.load(logits_ptr + row * stride + token_V, mask=token_V < VOCAB_SIZE, other=_NEG_INF).to(tl.float32)
     is_number_V = logits_V == logits_V
-    tl.store(highest_ptr + row * num_tiles + tile, tl.max(tl.where(is_number_V, logits_V, _INF), 0))
+    highest = tl.max(tl.where(is_number_V, logits_V, _INF), 0)
+    tl.store(highest_ptr + row * num_tiles + tile, highest)
     temperature = tl.load(temperature_ptr + row)
     if temperature != 0.0:
-        key = _mix64(_mix64(tl.load(seed_ptr + row)) ^ tl.load(position_ptr + row))
-        if not IS_SCALED:
-            logits_V = tl.div_rn(logits_V, tl.zeros([TILE], tl.float32) + temperature)
-        logits_V = logits_V + _gumbel(token_V, key)
+        lowest = _NEG_INF
+        if threshold_ptr is not None:
+            lowest = tl.div_rn(tl.load(threshold_ptr + row), temperature)
+        if tl.div_rn(highest, temperature) >= lowest:  # else nothing of the tile is kept, and noise costs the most
+            key = _mix64(_mix64(tl.load(seed_ptr + row)) ^ tl.load(position_ptr + row))
+            scaled_V = tl.div_rn(logits_V, tl.zeros([TILE], tl.float32) + temperature)
+            logits_V = tl.where(scaled_V >= lowest, scaled_V + _gumbel(token_V, key), _NEG_INF)
+        else:
+            logits_V = tl.full([TILE], _NEG_INF, tl.float32)
     logits_V = tl.where(is_number_V, logits_V, _NEG_INF)  # a maximum with NaN could point past the vocabulary
     best, index = tl.max(logits_V, 0, return_indices=True)
     tl.store(best_ptr + row * num_tiles + tile, best)

@@ -21,7 +21,8 @@ def token_logprobs(
     assert logits_SV.stride(1) == 1
     num_tiles = triton.cdiv(vocab_size, _TILE)
     numbers = {"dtype": torch.float32, "device": logits_SV.device}
-    highest_SN, mass_SN = torch.empty(2, num_seqs, num_tiles, **numbers)
+    highest_SN = torch.empty(num_seqs, num_tiles, **numbers)
+    mass_SN = torch.empty_like(highest_SN)  # by itself: half of one tensor is aligned for some numbers of rows only
     top_SNk = torch.empty(num_seqs, num_tiles, k, **numbers)
     top_ids_SNk = torch.empty(num_seqs, num_tiles, k, dtype=torch.int32, device=logits_SV.device)
     chosen_S, values_Sk = torch.empty(num_seqs, **numbers), torch.empty(num_seqs, k, **numbers)

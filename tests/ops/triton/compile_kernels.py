@@ -64,8 +64,9 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
         ops.invariant_linear(rows, [torch.zeros(num_outputs, 4096, dtype=dtype)], None, None)
     logits_SV = torch.zeros(4, 128_256)
     ops.draw_tokens(logits_SV.to(dtype), torch.ones(4), index, index)
+    for vocab_size in (32_000, 128_256, 151_936, 262_144):
+        ops.draw_tokens(torch.zeros(4, vocab_size, dtype=dtype), torch.ones(4), index, index, top_k_S=index)
     ops.draw_tokens(logits_SV, torch.ones(4), index, index, top_k_S=index)
-    ops.apply_top_k_top_p(logits_SV, index, torch.ones(4))
     ops.token_logprobs(logits_SV.to(dtype), index, 5)
     lens, ones = index + 3, torch.ones(4)
     ops.apply_penalties(
