@@ -115,8 +115,8 @@ def sampling_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     yield _beside_reference("draw_tokens", ops.draw_tokens, drawn, 2 * logits.numel())
     told = (logits.bfloat16(), seeds, 5)
     yield _beside_reference("token_logprobs", ops.token_logprobs, told, 2 * logits.numel())
-    cut = (logits, torch.full_like(seeds, 50), 0.9 * ones)
-    yield _beside_reference("apply_top_k_top_p", ops.apply_top_k_top_p, cut, 8 * logits.numel())
+    filters = {"top_k_S": torch.full_like(seeds, 50), "top_p_S": 0.9 * ones}
+    yield _beside_reference("draw_tokens filtered", ops.draw_tokens, drawn, 2 * logits.numel(), **filters)
     masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab // 32)), dtype=torch.int32, device=device)
     num_bytes = 8 * logits.numel() + 4 * masks.numel()
     yield _beside_reference("apply_token_masks", ops.apply_token_masks, (logits, masks, seeds), num_bytes)
@@ -219,9 +219,11 @@ def _attention_case(
     return Case(name, attend, num_bytes, flops=4.0 * pairs * sizes.num_heads * dim)
 
 
-def _beside_reference(name: str, op: Callable[..., object], args: tuple[object, ...], num_bytes: float) -> Case:
+def _beside_reference(
+    name: str, op: Callable[..., object], args: tuple[object, ...], num_bytes: float, **options: object
+) -> Case:
     reference: Callable[..., object] = op.__wrapped__  # type: ignore[attr-defined]
-    return Case(name, lambda: op(*args), num_bytes, rival=lambda: reference(*args))
+    return Case(name, lambda: op(*args, **options), num_bytes, rival=lambda: reference(*args, **options))
 
 
 CASES = {
