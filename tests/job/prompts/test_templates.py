@@ -26,6 +26,28 @@ def test_the_whole_row_reaches_columns_that_are_no_identifiers() -> None:
     assert render("{{ row['my column'] }} {{ title }}", text="", title="t", **{"my column": 5}) == "5 t"
 
 
+@pytest.mark.parametrize("name", ["namespace", "range", "dict", "cycler", "joiner", "loop", "caller", "row", "class"])
+def test_a_column_is_read_whatever_jinja_itself_has_under_its_name(name: str) -> None:
+    template = RowTemplate("k", f"{{{{ {name} }}}}", ["text", name])
+    assert template.reads == [name] and template.render({"text": "t", name: "mine"}) == "mine"
+
+
+def test_a_name_that_is_called_is_jinjas_function_beside_a_column_of_that_name() -> None:
+    template = RowTemplate("k", "{% for i in range(2) %}{{ text }}{{ i }}{% endfor %}", ["text", "range"])
+    assert template.reads == ["text"] and template.render({"text": "t", "range": 5}) == "t0t1"
+
+
+def test_a_function_of_jinja_that_is_not_called_is_no_column_either() -> None:
+    with pytest.raises(JobFileError, match="no column 'namespace'; the input has: text"):
+        RowTemplate("k", "{{ text }} {{ namespace }}", ["text"])
+
+
+def test_the_one_name_that_jinja_keeps_is_told_how_to_be_written() -> None:
+    with pytest.raises(JobFileError, match=r"the column 'self' is written \{\{ row\[\"self\"\] \}\}"):
+        RowTemplate("k", "{{ self }}", ["self"])
+    assert RowTemplate("k", '{{ row["self"] }}', ["self"]).render({"self": "mine"}) == "mine"
+
+
 def test_a_syntax_error_is_found_before_the_run_with_its_key_and_line() -> None:
     with pytest.raises(JobFileError, match=r"prompt\.template: template line 2: "):
         RowTemplate("prompt.template", "a\n{{ text ", COLUMNS)
