@@ -18,15 +18,12 @@ from jinja2 import meta, nodes
 from jinja2.compiler import find_undeclared
 
 from bulkrun.errors import JobFileError
+from bulkrun.job.prompts.row_sandbox import NullPrinted, RowSandbox
 from bulkrun.request import RowError
-from bulkrun.sandbox import Sandbox, TemplateFailed
+from bulkrun.sandbox import TemplateFailed
 
 ROW_VARIABLE = "row"  # the whole row, for columns whose names are no identifiers: {{ row["my column"] }}
 _OWN_NAME = "self"  # the template itself, in each: no value can take this name's place
-
-
-class _NullPrinted(Exception):
-    """A template put out a null, which would read "None" in the prompt."""
 
 
 class RowTemplate:
@@ -38,7 +35,7 @@ class RowTemplate:
 
     def __init__(self, key: str, source: str, columns: Sequence[str]) -> None:
         self._key = key
-        self._sandbox = Sandbox(strict=True, finalize=_refuse_null)
+        self._sandbox = RowSandbox()
         try:
             names = _names_in(source)
             self._template = self._sandbox.compile_template(source)
@@ -61,7 +58,7 @@ class RowTemplate:
         try:
             return self._sandbox.render_capped(self._template, values)
         except TemplateFailed as problem:
-            if isinstance(problem.__cause__, _NullPrinted):
+            if isinstance(problem.__cause__, NullPrinted):
                 return RowError("bad_input", f"{self._key}: {self._nulls(row)}")
             return RowError("bad_template", f"{self._key}: {problem}")
 
@@ -74,7 +71,7 @@ class RowTemplate:
 def _names_in(source: str) -> set[str]:
     """The names that a template looks up. Jinja's functions (`range`) count as its own only where they are called:
     columns have such names too, and nobody calls a column. Raises what parsing raises."""
-    sandbox = Sandbox(strict=True)
+    sandbox = RowSandbox()
     functions = set(sandbox.globals)
     sandbox.globals.clear()  # Jinja leaves their names out
     parsed = sandbox.parse(source)
@@ -118,9 +115,3 @@ def unknown_column(name: str, columns: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, columns, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the input has: {', '.join(columns) or 'no columns'}"
     return f"the input has no column {name!r}; {hint}" if near else f"no column {name!r}; {hint}"
-
-
-def _refuse_null(value: Any) -> Any:
-    if value is None:
-        raise _NullPrinted
-    return value

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 
 from bulkrun.errors import JobFileError
@@ -102,3 +104,52 @@ def test_a_printed_null_is_an_error_that_names_the_column_instead_of_the_word_no
 
 def test_numbers_and_lists_print_as_python_does() -> None:
     assert render("{{ text }} {{ title[0] }}", text=1.5, title=["a", "b"]) == "1.5 a"
+
+
+def test_a_structs_field_comes_before_the_method_of_its_name() -> None:
+    struct = {"items": 3, "keys": ["k"], "title": "T"}
+    source = "{{ text.items }} {{ text.keys[0] }} {{ text.title }} {{ [text] | map(attribute='items') | first }}"
+    assert render(source, text=struct) == "3 k T 3"
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("{{ text.title }}", '{"title": 1}'),
+        ("{{ text['title'] }}", '{"title": 1}'),
+        ("{{ text.title | upper }}", "js"),
+        ("{{ text.title ~ '!' }}", "js"),
+        ("{% if text.title %}x{% endif %}", "js"),
+        ("{{ [text] | map(attribute='title') | join }}", "js"),
+        ("{{ text.format }}", "js"),
+        ("{{ text.items }}", {"a": 1}),
+        ("{{ text.count }}", [1]),
+        ("{{ text.isoformat }}", date(2026, 1, 2)),
+    ],
+)
+def test_a_method_that_is_not_called_is_no_value(source: str, value: object) -> None:
+    error = render(source, text=value)
+    assert isinstance(error, RowError) and error.code == "bad_template" and "has no attribute" in error.message
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "expected"),
+    [
+        ("{{ text.strip().upper() }} {{ text.split(',')[1] }} {{ '{}!'.format(text) }}", " a,b ", "A,B b   a,b !"),
+        ("{% for k, v in text.items() %}{{ k }}={{ v }} {% endfor %}{{ text.get('b', 2) }}", {"a": 1}, "a=1 2"),
+        ("{{ text.count(1) }} {{ text.index(2) }} {{ text.title | default('none') }}", [1, 2], "1 1 none"),
+        ("{{ text.year }} {{ text.strftime('%d') }}", date(2026, 1, 2), "2026 02"),
+        ("{% set n = namespace(c=0) %}{% for x in text %}{% set n.c = n.c + 1 %}{% endfor %}{{ n.c }}", [1, 2], "2"),
+        ("{% for x in text %}{{ loop.cycle('a', 'b') }}{{ loop.last }} {% endfor %}", [1, 2], "aFalse bTrue "),
+        ("{% set j = joiner('-') %}{% for x in text %}{{ j() }}{{ x }}{% endfor %}", [1, 2], "1-2"),
+        ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(text) }}", 1, "<1>"),
+    ],
+)
+def test_methods_are_called_where_no_field_has_their_name(source: str, value: object, expected: str) -> None:
+    assert render(source, text=value) == expected
+
+
+def test_a_function_is_nothing_to_print() -> None:
+    for source in ("{{ range }}{{ range(2) }}", "{% macro f() %}{% endmacro %}{{ f }}"):
+        error = render("{{ text }}" + source, text="t")
+        assert isinstance(error, RowError) and error.code == "bad_template" and "prints a function" in error.message
