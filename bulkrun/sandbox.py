@@ -124,13 +124,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Jinja's join filter, adding up as it goes."""
         items = values if attribute is None else (self.getitem(value, attribute) for value in values)
         pieces: list[str] = []
-        size = 0.0
+        size = 0
         for item in items:
-            length = _printed_size(item) + len(separator)
-            size += length
-            self.tick(length)
+            pieces.append(self.text(item))
+            size += len(pieces[-1]) + len(separator)
+            self.tick(len(separator))
             _check_size(size)
-            pieces.append(str(item))
         return str(separator).join(pieces)
 
     def _printed(self, value: Any) -> Any:
@@ -139,7 +138,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value if self._finalize_value is None else self._finalize_value(value)
 
     def text(self, value: Any) -> str:
-        """A part of a `~` expression as text."""
+        """A part of a `~` expression or of a join as text."""
         self.tick(_printed_size(value))
         return str(value)
 

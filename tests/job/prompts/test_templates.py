@@ -102,6 +102,55 @@ def test_a_printed_null_is_an_error_that_names_the_column_instead_of_the_word_no
     assert render("{{ text or 'no text' }}{% if text %}x{% endif %}", text=None) == "no text"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            f"{{{{ text | {name} }}}}"
+            for name in ("trim", "upper", "string", "title", "e", "urlencode", "replace('a', 'b')")
+        ),
+        "{{ text ~ title }}",
+        "{{ [text, title] | join(' ') }}",
+        "{{ ', '.join([title, text]) }}",
+        "{{ [{'a': text}] | join(attribute='a') }}",
+        "{{ '%s' % text }}",
+        "{{ '%s %s' % (title, text) }}",
+        "{{ '%(text)s' % row }}",
+        "{{ '{} {}'.format(title, text) }}",
+        "{{ '{text}'.format(text=text) }}",
+        "{{ '{text!r:>9}'.format_map(row) }}",
+        "{{ '%s %s' | format(title, text) }}",
+        "{{ title | replace('t', text) }}",
+        "{{ [text] | map('upper') | first }}",
+        "{{ {'text': text}.get('text') | trim }}",
+        "{% set copy %}{{ text | trim }}{% endset %}{{ title }}",
+    ],
+)
+def test_a_null_is_no_word_in_filters_and_formats_either(source: str) -> None:
+    error = render(source, text=None, title="t", **{"my column": 1})
+    assert isinstance(error, RowError) and error.code == "bad_input", error
+    assert "'text'" in error.message and "null in this row" in error.message
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{{ text or '-' }}{{ (text or '') | trim }}{{ text | default('-', true) }}{{ text | d('+', true) | trim }}",
+            "--+",
+        ),
+        ("{{ text is none }} {{ 'x' if text else 'y' }} {{ text == none }}", "True y True"),
+        ("{{ text | tojson }} {{ {'a': text} | tojson }}", 'null {"a": null}'),
+        ("{{ '%(title)s' % row }} {{ '{title}'.format(text=text, **{'title': title}) }}", "t t"),
+        ("{{ [text, title] | select | join(' ') }} {{ [text, title] | reject('none') | join(' ') }}", "t t"),
+        ("{{ title | truncate(9, true, '', none) }} {{ title | replace('t', 'u') }}", "t u"),
+        ("{{ [title] }} {{ [title, title] | join('-') }} {{ '%d%%' % 5 }}", "['t'] t-t 5%"),
+    ],
+)
+def test_a_template_may_look_at_a_null_and_leave_it_out(source: str, expected: str) -> None:
+    assert render(source, text=None, title="t", **{"my column": 1}) == expected
+
+
 def test_numbers_and_lists_print_as_python_does() -> None:
     assert render("{{ text }} {{ title[0] }}", text=1.5, title=["a", "b"]) == "1.5 a"
 
@@ -153,3 +202,8 @@ def test_a_function_is_nothing_to_print() -> None:
     for source in ("{{ range }}{{ range(2) }}", "{% macro f() %}{% endmacro %}{{ f }}"):
         error = render("{{ text }}" + source, text="t")
         assert isinstance(error, RowError) and error.code == "bad_template" and "prints a function" in error.message
+
+
+def test_what_a_filter_has_not_made_yet_is_nothing_to_print() -> None:
+    error = render("{{ text | map('upper') }}", text=["a"])
+    assert isinstance(error, RowError) and "write | list or | join behind it" in error.message
