@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
+from decimal import Decimal
 
 import pytest
 
@@ -149,6 +150,19 @@ def test_a_null_is_no_word_in_filters_and_formats_either(source: str) -> None:
 )
 def test_a_template_may_look_at_a_null_and_leave_it_out(source: str, expected: str) -> None:
     assert render(source, text=None, title="t", **{"my column": 1}) == expected
+
+
+def test_tojson_writes_text_as_it_is_and_keys_in_their_order() -> None:
+    value = {"tags": ["a<b", "it's", "Zürich"], "a": None, "n": 1.5}
+    assert render("{{ text | tojson }}", text=value) == '{"tags": ["a<b", "it\'s", "Zürich"], "a": null, "n": 1.5}'
+    assert render("{{ text | tojson + '<' }}", text=["&"]) == '["&"]<'
+
+
+def test_tojson_writes_times_and_decimals_as_they_print() -> None:
+    value = [datetime(2026, 1, 2, 3, 4), date(2026, 1, 2), Decimal("1.50")]
+    assert render("{{ text | tojson }}", text=value) == '["2026-01-02 03:04:00", "2026-01-02", "1.50"]'
+    error = render("{{ text | tojson }}", text=b"\x00")
+    assert isinstance(error, RowError) and "bytes is not JSON serializable" in error.message
 
 
 def test_numbers_and_lists_print_as_python_does() -> None:
