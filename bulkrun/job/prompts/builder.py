@@ -198,7 +198,7 @@ def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
         return text.chat_renderer()
     path = user_path(spec.chat_template)
     try:
-        source = path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise JobFileError([f"prompt.chat_template: cannot read {spec.chat_template!r}: {reason}"]) from None

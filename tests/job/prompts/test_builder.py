@@ -11,7 +11,7 @@ import pytest
 
 from bulkrun.data.batch import InputBatch, Position
 from bulkrun.errors import JobFileError, ModelError
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts.builder import Prompt, PromptBuilder, RenderedPrompt
 from bulkrun.request import RowError
 from bulkrun.text.tokenizer import Tokenizer
 from tests.job.plan.planning import BOS, CharacterCodec, job
@@ -176,6 +176,14 @@ def test_a_chat_template_file_is_used_and_a_missing_or_broken_one_is_named(tmp_p
         PromptBuilder(job("x", prompt={"column": "a", "chat_template": "\0"}), ["a"], tokenizer)
     with pytest.raises(JobFileError, match=r"prompt\.chat_template: cannot read .*missing\.jinja.*: No such file"):
         builder(tmp_path / "missing.jinja")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_chat_template_file(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}", encoding="utf-8-sig")
+    tokenizer = Tokenizer.from_dir(byte_level(tmp_path / "model"))
+    spec = job("x", prompt={"column": "a", "chat_template": str(tmp_path / "t.jinja")})
+    rendered = PromptBuilder(spec, ["a"], tokenizer).render(batch_of([{"a": "fox"}]))[0]
+    assert isinstance(rendered, RenderedPrompt) and rendered.text == "fox"
 
 
 def test_a_chat_templates_complaint_is_the_rows_error(tmp_path: Path) -> None:
