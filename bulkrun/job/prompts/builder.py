@@ -8,8 +8,9 @@ protocol `TextCodec`, and nothing of shards or order. What a row asks is read by
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from bulkrun.data.batch import InputBatch
@@ -28,6 +29,7 @@ from bulkrun.sandbox import TemplateFailed
 
 TOKENIZE_THREADS = 2
 BATCHES_AHEAD = 4
+SYSTEM_ROLES = ("system", "developer")
 
 
 class ChatRenderer(Protocol):
@@ -55,10 +57,11 @@ class TextCodec(Protocol):
 
 
 class Prompt(NamedTuple):
-    """What a row asks: token ids, and its sampling."""
+    """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut."""
 
     token_ids: list[int]
     sampling: RowSampling
+    frame: Callable[[], PromptFrame] = PromptFrame
 
 
 class RenderedPrompt(NamedTuple):
@@ -67,6 +70,7 @@ class RenderedPrompt(NamedTuple):
     text: str
     sampling: RowSampling
     raw: bool
+    frame: Callable[[], PromptFrame]
 
 
 class PromptBuilder:
@@ -98,15 +102,6 @@ class PromptBuilder:
     def reads(self) -> list[str]:
         """The input columns that prompts and per-row sampling need."""
         return self._reads
-
-    def frame(self) -> PromptFrame:
-        """The token ids around every prompt, found by building two with different contents."""
-        raw = self._chat is None
-        probes = [self._prompt_text(Ask([{"role": "user", "content": content}], raw)) for content in ("a", "b")]
-        if any(isinstance(probe, RowError) for probe in probes):
-            return PromptFrame()
-        one, other = self._text.encode_batch([str(probe) for probe in probes], add_special_tokens=raw)
-        return PromptFrame.between(one, other)
 
     def build(self, batch: InputBatch) -> list[Prompt | RowError]:
         """One prompt or error per row of `batch`."""
@@ -157,7 +152,22 @@ class PromptBuilder:
             return text
         if not is_unicode(text):
             return RowError("bad_input", "the prompt holds half a surrogate pair (\\ud800-\\udfff), which is not text")
-        return RenderedPrompt(text, sampling, ask.raw or self._chat is None)
+        return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask))
+
+    def _is_raw(self, ask: Ask) -> bool:
+        return ask.raw or self._chat is None
+
+    def _frame(self, ask: Ask) -> PromptFrame:
+        """The token ids around a conversation, found by building two of different texts. They end before the first
+        message that is no system message: where a conversation is cut at its start, that is what remains before it."""
+        texts = (index for index, message in enumerate(ask.messages) if message["role"] not in SYSTEM_ROLES)
+        first = next(texts, len(ask.messages) - 1)
+        *system, text = ask.messages[: first + 1]
+        probes = [self._prompt_text(ask._replace(messages=[*system, {**text, "content": probe}])) for probe in "ab"]
+        if any(isinstance(probe, RowError) for probe in probes):
+            return PromptFrame()
+        one, other = self._text.encode_batch([str(probe) for probe in probes], add_special_tokens=self._is_raw(ask))
+        return PromptFrame.between(one, other)
 
     def _prompt_text(self, ask: Ask) -> str | RowError:
         if self._chat is None and not ask.raw and self._needs_chat:
@@ -187,7 +197,7 @@ def _refuse_chat(spec: JobSpec) -> None:
 def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowError:
     if not token_ids:
         return RowError("empty_prompt", "the prompt has no tokens")
-    return Prompt(token_ids, prompt.sampling)
+    return Prompt(token_ids, prompt.sampling, prompt.frame)
 
 
 def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:

@@ -11,7 +11,9 @@ import pytest
 
 from bulkrun.data.batch import InputBatch, Position
 from bulkrun.errors import JobFileError, ModelError
+from bulkrun.job.plan.rows import fit_prompt
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder, RenderedPrompt
+from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
 from bulkrun.request import RowError
 from bulkrun.text.tokenizer import Tokenizer
 from tests.job.plan.planning import BOS, CharacterCodec, job
@@ -197,11 +199,44 @@ def test_a_chat_templates_complaint_is_the_rows_error(tmp_path: Path) -> None:
     assert error == RowError("bad_template", "chat template: one message only")
 
 
-def test_the_frame_is_what_surrounds_every_prompt() -> None:
-    frame = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec(chat=True)).frame()
-    assert "".join(map(chr, frame.head)) == "[user]" and "".join(map(chr, frame.tail)) == "\n[assistant]"
-    plain = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec()).frame()
-    assert (list(plain.head), list(plain.tail)) == ([BOS], [])
+SYSTEM = {"role": "system", "content": "Be 2"}
+TURNS = [USER, {"role": "assistant", "content": "Yo"}, USER]
+LINE = {"custom_id": "1", "url": "/v1/chat/completions"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "row", "head"),
+    [
+        ({"column": "a"}, {"a": "x"}, "[user]"),
+        ({"column": "a", "system": "Be {{ b }}"}, {"a": "x", "b": 2}, "[system]Be 2\n[user]"),
+        ({"messages": "m"}, {"m": [SYSTEM, *TURNS]}, "[system]Be 2\n[user]"),
+        ({"messages": "m"}, {"m": TURNS}, "[user]"),
+        (
+            {},
+            {**LINE, "body": json.dumps({"messages": [{**SYSTEM, "role": "developer"}, USER]})},
+            "[system]Be 2\n[user]",
+        ),
+    ],
+)
+def test_the_frame_is_what_surrounds_a_conversation_with_its_system_message(
+    prompt: dict[str, Any], row: dict[str, Any], head: str
+) -> None:
+    made = build(prompt, [row])[0]
+    assert isinstance(made, Prompt)
+    frame = made.frame()
+    assert ("".join(map(chr, frame.head)), "".join(map(chr, frame.tail))) == (head, "\n[assistant]")
+
+
+def test_the_frame_of_a_plain_text_is_bos_and_the_system_text() -> None:
+    plain, system = (build(p, [{"a": "x"}], chat=False)[0] for p in ({"column": "a"}, {"column": "a", "system": "s"}))
+    assert isinstance(plain, Prompt) and isinstance(system, Prompt)
+    assert plain.frame() == PromptFrame([BOS], []) and system.frame() == PromptFrame([BOS, *map(ord, "s\n\n")], [])
+
+
+def test_a_prompt_that_is_cut_at_its_start_keeps_its_system_message() -> None:
+    long = build({"column": "a", "system": "Judge."}, [{"a": "0123456789" * 9}])[0]
+    cut = fit_prompt(PromptFitter(60, "truncate_left"), long)
+    assert text(cut) == "[system]Judge.\n[user]1234567890123456789\n[assistant]"
 
 
 def test_batches_are_tokenized_on_other_threads_and_come_back_in_order() -> None:
