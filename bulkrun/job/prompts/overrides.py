@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bulkrun.data.json_types import is_unicode
+from bulkrun.data.python_rows import without_nulls
 from bulkrun.data.schema_check import check_schema
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
@@ -108,14 +109,8 @@ def _plain_number(value: Decimal) -> int | float:
 
 
 def _schema_text(value: Any) -> str:
-    """A schema that came as an object. Its nulls are keys that other rows have: Arrow gives all rows all keys."""
-    return json.dumps(_without_nulls(value), separators=(",", ":"), ensure_ascii=False, default=str)
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+    """A schema that came as an object."""
+    return json.dumps(without_nulls(value), separators=(",", ":"), ensure_ascii=False, default=str)
 
 
 def _check_schema(text: str) -> None:
