@@ -89,6 +89,7 @@ class PromptBuilder:
         else:
             self._ask, self._reads = batch_maker(spec.sampling, columns)
         self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
+        self._num_job_messages = 0 if spec.prompt.system is None else 1
         self._overrides = Overrides(spec.sampling, columns)
         self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
         if not self._reads:
@@ -145,7 +146,7 @@ class PromptBuilder:
         sampling = self._overrides.of_row(row, ask.sampling)
         if isinstance(sampling, RowError):
             return sampling
-        if not any(message["content"].strip() for message in ask.messages if message["role"] != "system"):
+        if self._is_empty(ask):
             return RowError("empty_prompt", "the prompt is empty")
         text = self._prompt_text(ask)
         if isinstance(text, RowError):
@@ -153,6 +154,12 @@ class PromptBuilder:
         if not is_unicode(text):
             return RowError("bad_input", "the prompt holds half a surrogate pair (\\ud800-\\udfff), which is not text")
         return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask))
+
+    def _is_empty(self, ask: Ask) -> bool:
+        """Whether the row asks nothing. Its own system message asks where it is alone; the job's is in every row."""
+        own = ask.messages[self._num_job_messages :]
+        asking = [message for message in own if message["role"] != "system"] or own
+        return not any(message["content"].strip() for message in asking)
 
     def _is_raw(self, ask: Ask) -> bool:
         return ask.raw or self._chat is None

@@ -20,6 +20,9 @@ from tests.job.plan.planning import BOS, CharacterCodec, job
 from tests.text.small_tokenizers import byte_level
 
 USER = {"role": "user", "content": "Hi"}
+SYSTEM = {"role": "system", "content": "Be 2"}
+TURNS = [USER, {"role": "assistant", "content": "Yo"}, USER]
+LINE = {"custom_id": "1", "url": "/v1/chat/completions"}
 
 
 def batch_of(rows: Sequence[dict[str, Any]], first: int = 0, errors: dict[int, RowError] | None = None) -> InputBatch:
@@ -121,9 +124,26 @@ def test_a_number_is_no_prompt_but_a_template_prints_it() -> None:
     assert text(build({"template": "{{ a }}"}, [{"a": 7}], chat=False)[0]) == "7"
 
 
-def test_empty_conversations_are_empty_prompts() -> None:
-    rows = [{"m": "[]"}, {"m": json.dumps([{"role": "system", "content": "s"}])}]
-    assert [code(prompt) for prompt in build({"messages": "m"}, rows)] == ["empty_prompt", "empty_prompt"]
+def test_empty_conversations_are_empty_prompts_the_jobs_own_system_message_aside() -> None:
+    rows = [
+        {"m": "[]"},
+        {"m": json.dumps([SYSTEM, {**USER, "content": " "}])},
+        {"m": json.dumps([{**SYSTEM, "content": ""}])},
+    ]
+    for prompt in ({"messages": "m"}, {"messages": "m", "system": "s"}):
+        assert [code(made) for made in build(prompt, rows)] == ["empty_prompt"] * 3
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_message_alone_is_a_conversation_where_the_row_brings_it(role: str) -> None:
+    alone = json.dumps([{**SYSTEM, "role": role}])
+    assert text(build({"messages": "m"}, [{"m": alone}])[0]) == f"[{role}]Be 2\n[assistant]"
+    line = {**LINE, "body": f'{{"messages": {alone}}}'}
+    made = build({}, [line])[0]
+    assert text(made) == "[system]Be 2\n[assistant]"
+    assert isinstance(made, Prompt) and "".join(map(chr, made.frame().head)) == "[system]"
+    messages = [{"role": "system", "content": "{{ a }}"}]
+    assert text(build({"messages": messages}, [{"a": "x"}])[0]) == "[system]x\n[assistant]"
 
 
 def test_a_lone_surrogate_is_bad_input_not_a_crash_of_its_batch() -> None:
@@ -197,11 +217,6 @@ def test_a_chat_templates_complaint_is_the_rows_error(tmp_path: Path) -> None:
     fine, error = PromptBuilder(spec, ["m"], tokenizer).build(batch_of(rows))
     assert isinstance(fine, Prompt)
     assert error == RowError("bad_template", "chat template: one message only")
-
-
-SYSTEM = {"role": "system", "content": "Be 2"}
-TURNS = [USER, {"role": "assistant", "content": "Yo"}, USER]
-LINE = {"custom_id": "1", "url": "/v1/chat/completions"}
 
 
 @pytest.mark.parametrize(
