@@ -19,7 +19,7 @@ from bulkrun.data.paths import user_path
 from bulkrun.data.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
-from bulkrun.job.prompts.conversations import Ask, conversation_maker, no_column_used
+from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.openai_batch import batch_maker
@@ -146,7 +146,7 @@ class PromptBuilder:
         sampling = self._overrides.of_row(row, ask.sampling)
         if isinstance(sampling, RowError):
             return sampling
-        if self._is_empty(ask):
+        if asks_nothing(ask.messages[self._num_job_messages :]):  # the job's system message is in every row
             return RowError("empty_prompt", "the prompt is empty")
         text = self._prompt_text(ask)
         if isinstance(text, RowError):
@@ -154,12 +154,6 @@ class PromptBuilder:
         if not is_unicode(text):
             return RowError("bad_input", "the prompt holds half a surrogate pair (\\ud800-\\udfff), which is not text")
         return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask))
-
-    def _is_empty(self, ask: Ask) -> bool:
-        """Whether the row asks nothing. Its own system message asks where it is alone; the job's is in every row."""
-        own = ask.messages[self._num_job_messages :]
-        asking = [message for message in own if message["role"] != "system"] or own
-        return not any(message["content"].strip() for message in asking)
 
     def _is_raw(self, ask: Ask) -> bool:
         return ask.raw or self._chat is None
