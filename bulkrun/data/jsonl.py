@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -30,7 +30,7 @@ MAX_COLUMNS = 4096
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
 
-ChooseColumns = Callable[[Sequence[str]], Sequence[str]]  # of all columns' names, some
+ChooseColumns = Callable[[Mapping[str, Shape]], Sequence[str]]  # of all columns, by what the sample showed of each
 
 
 class BadLine(ValueError):
@@ -55,8 +55,9 @@ class JsonlSource:
         cls, files: Sequence[InputFile], max_row_bytes: int, json_text: ChooseColumns | None = None
     ) -> JsonlSource:
         """Declare the columns from a sample of every file; `json_text` chooses those to be kept as JSON text."""
-        types = infer_types(files, max_row_bytes)
-        as_text = json_text(list(types)) if json_text else ()
+        shapes = sample_shapes(files, max_row_bytes)
+        types = {name: shape.resolve() for name, shape in shapes.items()}
+        as_text = json_text(shapes) if json_text else ()
         return cls(files, types | dict.fromkeys(as_text, TEXT), max_row_bytes)
 
     @property
@@ -145,8 +146,8 @@ _BENT: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def infer_types(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, JsonType]:
-    """The columns, in the order of their first appearance, from the first lines of every file."""
+def sample_shapes(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, Shape]:
+    """What the columns hold, in the order of their first appearance, from the first lines of every file."""
     shapes: dict[str, Shape] = {}
     max_lines, max_bytes = max(16, SAMPLE_LINES // len(files)), max(2**16, SAMPLE_BYTES // len(files))
     for file in files:
@@ -159,7 +160,7 @@ def infer_types(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, Jso
             raise InputError(
                 f"{file.path}: more than {MAX_COLUMNS} different keys in the first lines; is this one row?"
             )
-    return {name: shape.resolve() for name, shape in shapes.items()}
+    return shapes
 
 
 def _add_to_sample(shapes: dict[str, Shape], line: Line, max_row_bytes: int) -> None:

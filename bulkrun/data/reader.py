@@ -115,7 +115,7 @@ def open_input(
     """Find the files and declare the schema.
 
     With `sql`, its result is written once to `sql_snapshot` and read from there ever after; without a path it lives
-    until the dataset is closed. Columns of JSON lines that `json_text` chooses (of all names) are read as text:
+    until the dataset is closed. Columns of JSON lines that `json_text` chooses are read as text:
     strings as they are, all else as JSON, so that nothing is lost where shapes change from line to line. Raises
     InputError for everything that keeps the input from being read as a whole.
     """
