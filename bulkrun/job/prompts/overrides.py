@@ -60,7 +60,7 @@ class Overrides:
         """
         values: dict[str, Any] = {}
         for key, column in self._column_of.items():
-            if row[column] is None:
+            if row[column] is None or row[column] == "":  # CSV's cells are never null
                 continue
             try:
                 values[key] = sampling_value(key, row[column])
