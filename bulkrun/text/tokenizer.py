@@ -64,8 +64,14 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, added tokens included."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
+        """One more than the largest token id, added tokens included."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def unused_ids(self) -> list[int]:
+        """The ids below it that are no token's: a pruned vocabulary has such."""
+        used = set(self._backend.get_vocab(with_added_tokens=True).values())
+        return [token_id for token_id in range(self.vocab_size) if token_id not in used]
 
     @property
     def has_chat_template(self) -> bool:
