@@ -20,6 +20,10 @@ def test_values_that_look_like_templates_are_text() -> None:
     assert render("<{{ text }}>", text="{{ 7 * 7 }}{% raw %}") == "<{{ 7 * 7 }}{% raw %}>"
 
 
+def test_one_line_break_at_the_end_is_yamls_and_no_part_of_the_prompt() -> None:
+    assert [render(f"{{{{ text }}}}:{end}", text="a\n") for end in ("", "\n", "\n\n")] == ["a\n:", "a\n:", "a\n:\n"]
+
+
 def test_only_the_columns_that_are_named_are_read() -> None:
     assert RowTemplate("k", "{{ text }}{% set title = 1 %}{{ title }}", COLUMNS).reads == ["text"]
     assert RowTemplate("k", "{{ row['my column'] }}", COLUMNS).reads == COLUMNS
