@@ -8,10 +8,13 @@ Knows nothing of rows, messages or tokens.
 
 from __future__ import annotations
 
+import datetime
+import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from functools import wraps
 from typing import Any
 
@@ -49,7 +52,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.code_generator_class = _TickingCodeGenerator
         self._finalize_value = finalize
         del self.globals["lipsum"], self.filters["urlize"]
-        self.filters["join"] = self._join
+        self.filters |= {"join": self._join, "tojson": _tojson}
         for functions in (self.filters, self.tests):
             functions.update({name: self._guarded(name, function) for name, function in functions.items()})
         self._lock = threading.RLock()
@@ -124,13 +127,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Jinja's join filter, adding up as it goes."""
         items = values if attribute is None else (self.getitem(value, attribute) for value in values)
         pieces: list[str] = []
-        size = 0.0
+        size = 0
         for item in items:
-            length = _printed_size(item) + len(separator)
-            size += length
-            self.tick(length)
+            pieces.append(self.text(item))
+            size += len(pieces[-1]) + len(separator)
+            self.tick(len(separator))
             _check_size(size)
-            pieces.append(str(item))
         return str(separator).join(pieces)
 
     def _printed(self, value: Any) -> Any:
@@ -139,7 +141,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value if self._finalize_value is None else self._finalize_value(value)
 
     def text(self, value: Any) -> str:
-        """A part of a `~` expression as text."""
+        """A part of a `~` expression or of a join as text."""
         self.tick(_printed_size(value))
         return str(value)
 
@@ -183,6 +185,30 @@ class _TickingCodeGenerator(CodeGenerator):
 def _tick_statement(lineno: int) -> nodes.ExprStmt:
     call = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
     return nodes.ExprStmt(call.set_lineno(lineno, override=True), lineno=lineno)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes, as models were trained on it. The options are those of chat templates."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_printed_scalar,
+    )
+
+
+def _printed_scalar(value: Any) -> str:
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | Decimal):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 def _check_size(size: float, limit: int = MAX_RENDER_CHARS) -> None:
@@ -246,8 +272,14 @@ def _length(value: Any) -> int:
 
 
 def _reach(options: Iterable[Any]) -> int:
-    """The largest width or count among options: a number's value, a string's length."""
-    return max((abs(option) if isinstance(option, int) else _length(option) for option in options), default=0)
+    """The largest width or count among options: a number's value, a string's length, the largest in a tuple."""
+    return max(map(_reach_of, options), default=0)
+
+
+def _reach_of(option: Any) -> int:
+    if isinstance(option, tuple):
+        return max(len(option), _reach(option))
+    return abs(option) if isinstance(option, int) else _length(option)
 
 
 def _printed_size(value: Any) -> float:

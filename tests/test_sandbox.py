@@ -36,6 +36,7 @@ BOMBS = {
     "a list with ~": "{% set s = 'x' * 9000000 %}{% set t = [s] * 9000 ~ '' %}",
     "a list as JSON": "{% set s = 'x' * 9000000 %}{{ ([{'a': s}] * 9000)|tojson }}",
     "JSON indented": "{{ [1, 2, 3]|tojson(indent=300000000) }}",
+    "JSON with long separators": "{{ range(9000)|list|tojson(separators=('x' * 9000000, ':')) }}",
     "a value formatted many times": "{% set s = 'x' * 9000000 %}{{ ('{0}' * 9000).format(s) }}",
     "a value percent-formatted many times": "{% set s = 'x' * 9000000 %}{{ ('%(a)s' * 9000) % {'a': s} }}",
     "translate": "{{ ('x' * 90000).translate({120: 'y' * 900000}) }}",

@@ -2,7 +2,8 @@
 
 An object with properties is a struct in their order, an array a list, a string, integer, number or boolean its Arrow
 equal; `null` beside a type, and an optional property, are that type with nulls. What has no single type (a free
-object, a map, alternatives of several kinds, a schema that contains itself) is a string that holds JSON text.
+object, a map, alternatives of several kinds, a schema that contains itself), or no names that SQL tells apart, is a
+string that holds JSON text.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bulkrun.data.schema import sql_name
 from bulkrun.data.schema_check import Schema, referenced
 
 _TEXT = pa.string()
@@ -72,6 +74,9 @@ def _object_type(schema: Mapping[str, Any], root: Schema, open_refs: tuple[str, 
     properties = schema.get("properties")
     # Values of properties that are not declared would have no place in a struct.
     if not properties or schema.get("additionalProperties") or schema.get("patternProperties"):
+        return _TEXT
+    # To SQL twins are one field, the first; and a field needs a name.
+    if "" in properties or len({sql_name(name) for name in properties}) < len(properties):
         return _TEXT
     return pa.struct([(name, _type(inner, root, open_refs) or _TEXT) for name, inner in properties.items()])
 

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -31,7 +31,7 @@ MAX_COLUMNS = 4096
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
 
-ChooseColumns = Callable[[Sequence[str]], Sequence[str]]  # of all columns' names, some
+ChooseColumns = Callable[[Mapping[str, Shape]], Sequence[str]]  # of all columns, by what the sample showed of each
 
 
 class BadLine(ValueError):
@@ -63,8 +63,10 @@ class JsonlSource:
 
         A column of which the sample shows no value has its type in `known`, if that names it.
         """
-        types = infer_types(files, max_row_bytes, known or {})
-        as_text = json_text(list(types)) if json_text else ()
+        shapes = sample_shapes(files, max_row_bytes)
+        declared = {name: json_type(type_) for name, type_ in (known or {}).items() if name in shapes}
+        types = {name: shape.resolve(declared.get(name)) for name, shape in shapes.items()}
+        as_text = json_text(shapes) if json_text else ()
         return cls(files, types | dict.fromkeys(as_text, TEXT), max_row_bytes)
 
     @property
@@ -153,8 +155,8 @@ _BENT: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def infer_types(files: Sequence[InputFile], max_row_bytes: int, known: KnownTypes) -> dict[str, JsonType]:
-    """The columns, in the order of their first appearance, from the first lines of every file."""
+def sample_shapes(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, Shape]:
+    """What the columns hold, in the order of their first appearance, from the first lines of every file."""
     shapes: dict[str, Shape] = {}
     max_lines, max_bytes = max(16, SAMPLE_LINES // len(files)), max(2**16, SAMPLE_BYTES // len(files))
     for file in files:
@@ -167,8 +169,7 @@ def infer_types(files: Sequence[InputFile], max_row_bytes: int, known: KnownType
             raise InputError(
                 f"{file.path}: more than {MAX_COLUMNS} different keys in the first lines; is this one row?"
             )
-    declared = {name: json_type(type_) for name, type_ in known.items() if name in shapes}
-    return {name: shape.resolve(declared.get(name)) for name, shape in shapes.items()}
+    return shapes
 
 
 def _add_to_sample(shapes: dict[str, Shape], line: Line, max_row_bytes: int) -> None:

@@ -25,6 +25,13 @@ def python_rows(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[int, R
         return _value_by_value(rows)
 
 
+def without_nulls(value: Any) -> Any:
+    """A value without the null fields of its structs: Arrow gives all rows the fields of all."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _value_by_value(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[int, RowError]]:
     read: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
     errors: dict[int, RowError] = {}

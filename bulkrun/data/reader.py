@@ -129,10 +129,10 @@ def open_input(
     """Find the files and declare the schema.
 
     With `sql`, its result is written once to `sql_snapshot` and read from there ever after; without a path it lives
-    until the dataset is closed. Columns of JSON lines that `json_text` chooses (of all names) are read as text:
-    strings as they are, all else as JSON, so that nothing is lost where shapes change from line to line. A column of
-    nulls alone has its type in `known_types` (what `sql` makes of it is for the query to say). Raises InputError for
-    everything that keeps the input from being read as a whole.
+    until the dataset is closed. Columns of JSON lines that `json_text` chooses are read as text: strings as they are,
+    all else as JSON, so that nothing is lost where shapes change from line to line. A column of nulls alone has its
+    type in `known_types` (what `sql` makes of it is for the query to say). Raises InputError for everything that keeps
+    the input from being read as a whole.
     """
     files = find_files(paths)
     if sql is None:

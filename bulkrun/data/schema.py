@@ -44,7 +44,7 @@ def passthrough_schema(
     names = list(input_schema.names) if columns is None else list(dict.fromkeys(columns))
     check_columns(input_schema, names, "input.columns")
     results = RESULT_NAMES.union(field.name for field in extra)
-    if id_column is not None and id_column not in names and _folded(id_column) not in map(_folded, results):
+    if id_column is not None and id_column not in names and sql_name(id_column) not in map(sql_name, results):
         names.insert(0, id_column)
     _refuse_result_names(names, results)
     _refuse_twins(names)
@@ -56,14 +56,14 @@ def passable(names: Iterable[str]) -> list[str]:
     """Those of the input columns `names` that can go to the output together; of two that are one to SQL, the first."""
     firsts: dict[str, str] = {}
     for name in names:
-        firsts.setdefault(_folded(name), name)
-    results = {_folded(name) for name in RESULT_NAMES}
+        firsts.setdefault(sql_name(name), name)
+    results = {sql_name(name) for name in RESULT_NAMES}
     return [name for folded, name in firsts.items() if folded not in results]
 
 
 def _refuse_result_names(names: Sequence[str], results: Set[str]) -> None:
-    folded = {_folded(name): name for name in results}
-    taken = [name for name in names if _folded(name) in folded]
+    folded = {sql_name(name): name for name in results}
+    taken = [name for name in names if sql_name(name) in folded]
     if taken:
         others = [name for name in names if name not in taken]
         raise InputError(
@@ -75,14 +75,14 @@ def _refuse_result_names(names: Sequence[str], results: Set[str]) -> None:
 
 
 def _result_column(name: str, folded: Mapping[str, str]) -> str:
-    result = folded[_folded(name)]
+    result = folded[sql_name(name)]
     return "a result column" if result == name else f"the result column {result!r} (SQL knows no case in names)"
 
 
 def _refuse_twins(names: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        twin = seen.setdefault(_folded(name), name)
+        twin = seen.setdefault(sql_name(name), name)
         if twin != name:
             others = [other for other in names if other != name]
             raise InputError(
@@ -92,7 +92,7 @@ def _refuse_twins(names: Sequence[str]) -> None:
             )
 
 
-def _folded(name: str) -> str:
+def sql_name(name: str) -> str:
     """The name as DuckDB compares it: without the case of ASCII letters, and of no others."""
     return name.encode().lower().decode()
 

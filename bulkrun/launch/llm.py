@@ -17,7 +17,7 @@ from bulkrun.data.json_types import is_unicode
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
-from bulkrun.job.prompts.conversations import BadMessages, read_messages
+from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
 from bulkrun.job.work.answers import AnswerReader
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import load_engine
@@ -195,7 +195,7 @@ class LLM:
         def ask(conversation: Any, sampling: SamplingParams, seed: int) -> Asked:
             try:
                 messages = read_messages(conversation)
-                if not any(message["content"].strip() for message in messages if message["role"] != "system"):
+                if asks_nothing(messages):
                     return Asked(None, None, sampling, seed, RowError("empty_prompt", "the prompt is empty"))
                 text = renderer.render(messages, **template_kwargs)
             except (BadMessages, TemplateFailed) as problem:

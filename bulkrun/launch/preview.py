@@ -85,7 +85,7 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
         used = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len).dataset
         batches = list(used.batches(limit=num_rows))
         id_column = detected_job(spec, dataset.schema.names).input.id
-        fitter = fitter_of(prepared.spec, prepared.max_model_len, builder.frame())
+        fitter = fitter_of(prepared.spec, prepared.max_model_len)
     prompts = [fit_prompt(fitter, prompt) for batch in batches for prompt in builder.build(batch)]
     return _generate(prepared, _row_ids(batches, id_column), prompts)
 

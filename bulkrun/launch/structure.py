@@ -50,7 +50,7 @@ def check_thinking(spec: JobSpec, tokenizer: Tokenizer) -> None:
 
 def _read_schema(path: Path) -> dict[str, Any]:
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
         check_schema(schema)
     except FileNotFoundError:
         raise JobFileError([f"{_KEY}.json: {path}: no such file (looked from {Path.cwd()})"]) from None

@@ -6,7 +6,6 @@ names that templates may use (`messages`, `add_generation_prompt`, special token
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -42,7 +41,6 @@ class ChatTemplate:
     ) -> None:
         self._sandbox = Sandbox(strict=False, trim_blocks=True, lstrip_blocks=True)
         self._sandbox.add_extension(_GenerationTag)
-        self._sandbox.filters["tojson"] = _tojson
         self._sandbox.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: now().strftime(form),
@@ -87,17 +85,6 @@ def _with_reasoning(message: Message) -> dict[str, Any]:
     if reasoning is None:
         return dict(message)
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without HTML escapes, as models were trained on it."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

@@ -6,6 +6,7 @@ end-of-sequence token is allowed. Knows token ids and grammars; knows no logits.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Collection, Sequence
 from functools import lru_cache
@@ -20,6 +21,7 @@ from bulkrun.text.tokenizer import Tokenizer
 
 _CACHED_GRAMMARS = 128
 _WORD_BYTES = 4
+_SPECIAL = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
 
 
 class GrammarConstraint:
@@ -97,9 +99,25 @@ def _vocabulary(tokenizer: Tokenizer, eos_token_ids: list[int]) -> LLTokenizer:
     if not eos_token_ids:
         raise ModelError("structured_outputs: this model has no end-of-sequence token that could end an output")
     try:
-        return LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=eos_token_ids)
+        return LLTokenizer(_without_gaps(tokenizer), n_vocab=tokenizer.vocab_size, eos_token=eos_token_ids)
     except ValueError as problem:
         raise ModelError(f"structured_outputs: llguidance cannot use this model's tokenizer: {problem}") from None
+
+
+def _without_gaps(tokenizer: Tokenizer) -> str:
+    """The tokenizer as llguidance needs it: it counts the tokens, and knows none whose id is not below their count.
+
+    Ids that a pruned vocabulary lacks become special tokens, which no text is made of.
+    """
+    text, unused = tokenizer.to_json(), tokenizer.unused_ids
+    if not unused:
+        return text
+    saved = json.loads(text)
+    for token_id in unused:
+        content = f"<|unused id {token_id}|>"
+        saved["model"]["vocab"][content] = token_id
+        saved["added_tokens"].append({"id": token_id, "content": content, **_SPECIAL})
+    return json.dumps(saved)
 
 
 class _Constraints:

@@ -1,8 +1,10 @@
 """A model directory's tokenizer: text to token ids and back, in batches, on every core.
 
 Reads `tokenizer.json` with the `tokenizers` library alone, so that planning never loads torch or transformers; only a
-directory without that file is given to transformers to convert. Ids and text equal transformers' AutoTokenizer; what
-goes around a text (BOS) is tokenizer.json's to say, as it is there.
+directory without that file is given to transformers to convert. Ids and text equal transformers' AutoTokenizer where
+it takes the file as it is (`TokenizersBackend`); what goes around a text (BOS) is the file's to say, as it is there.
+For classes by name (`LlamaTokenizer`) transformers 5 puts a pipeline of its own in the place of the file's, which gives
+other ids, as after a special token. Here the file counts: it is what the model's makers saved.
 Knows the model's special tokens and chat template; knows no jobs and no rows.
 """
 
@@ -64,8 +66,14 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, added tokens included."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
+        """One more than the largest token id, added tokens included."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def unused_ids(self) -> list[int]:
+        """The ids below it that are no token's: a pruned vocabulary has such."""
+        used = set(self._backend.get_vocab(with_added_tokens=True).values())
+        return [token_id for token_id in range(self.vocab_size) if token_id not in used]
 
     @property
     def has_chat_template(self) -> bool:

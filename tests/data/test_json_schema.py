@@ -49,6 +49,12 @@ TEXT, WHOLE, NUMBER, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
             pa.struct([("b", TEXT), ("a", WHOLE)]),
         ),
         ({"type": "object", "properties": {"b": {"type": "string"}}, "additionalProperties": {"type": "string"}}, TEXT),
+        ({"type": "object", "properties": {"a": {"type": "boolean"}, "A": {"type": "integer"}}}, TEXT),
+        ({"type": "object", "properties": {"": {"type": "integer"}}}, TEXT),
+        (
+            {"properties": {"x": {"properties": {"É": True, "é": True}}}},
+            pa.struct([("x", pa.struct([("É", TEXT), ("é", TEXT)]))]),
+        ),
         ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "boolean"}}}, TRUTH),
         ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "number"}}}, NUMBER),
         ({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"type": "boolean"}}}, TRUTH),

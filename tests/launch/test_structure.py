@@ -13,6 +13,7 @@ from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.prepare import prepare
+from bulkrun.launch.structure import with_schema
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}, "required": ["b"]}
 
@@ -53,6 +54,12 @@ def test_a_schema_file_may_lie_in_the_home_directory(folder: Path, monkeypatch: 
     (folder / "home/schema.json").write_text(json.dumps(SCHEMA))
     prepared = prepare(spec(structured_outputs={"json": "~/schema.json"})).spec
     assert prepared == prepare(spec(structured_outputs={"json": SCHEMA})).spec
+
+
+def test_a_byte_order_mark_is_no_part_of_a_schema_file(folder: Path) -> None:
+    (folder / "schema.json").write_text(json.dumps(SCHEMA), encoding="utf-8-sig")
+    structured = with_schema(spec(structured_outputs={"json": "schema.json"})).sampling.structured_outputs
+    assert structured is not None and structured.json_schema == SCHEMA
 
 
 @pytest.mark.parametrize(

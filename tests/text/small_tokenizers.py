@@ -31,6 +31,19 @@ def byte_level(folder: Path, config: dict[str, Any] | None = None, *, vocab_size
     return save(folder, backend, {"bos_token": "<s>", "eos_token": "</s>", **(config or {})})
 
 
+def with_gaps(folder: Path) -> Path:
+    """The byte-level one with every second id left out, as after pruning; the last is </s>."""
+    file = byte_level(folder) / "tokenizer.json"
+    saved = json.loads(file.read_text())
+    ids = {content: 2 * number for content, number in saved["model"]["vocab"].items()}
+    ids["</s>"] = 2 * len(ids)
+    saved["model"]["vocab"] = ids
+    for token in saved["added_tokens"]:
+        token["id"] = ids[token["content"]]
+    file.write_text(json.dumps(saved))
+    return folder
+
+
 def metaspace(folder: Path, config: dict[str, Any] | None = None) -> Path:
     """A BPE with metaspace, byte fallback and a BOS post-processor (Llama 2, Mistral style) in `folder`."""
     characters = sorted({character for text in TEXTS for character in text.replace(" ", "▁") if ord(character) < 0x250})

@@ -43,7 +43,7 @@ SCHEMA = {
 EOS = "</s>"
 
 
-@pytest.fixture(scope="module", params=["byte_level", "metaspace"])
+@pytest.fixture(scope="module", params=["byte_level", "metaspace", "with_gaps"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     make = getattr(small_tokenizers, request.param)
     return Tokenizer.from_dir(make(tmp_path_factory.mktemp("tokenizer")))

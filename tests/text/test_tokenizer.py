@@ -12,6 +12,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -58,6 +59,14 @@ def test_ids_and_texts_equal_transformers(name: str, add_special_tokens: bool) -
     assert ids == [theirs.encode(text, add_special_tokens=add_special_tokens) for text in TEXTS]
     for skip in (True, False):
         assert ours.decode_batch(ids, skip) == [theirs.decode(row, skip_special_tokens=skip) for row in ids]
+
+
+def test_the_file_counts_and_not_what_transformers_5_makes_of_a_class_of_its_own(tmp_path: Path) -> None:
+    folder = metaspace(tmp_path, {"tokenizer_class": "LlamaTokenizer", "legacy": False})
+    file = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ours, theirs = Tokenizer.from_dir(folder).encode_batch(TEXTS, True), AutoTokenizer.from_pretrained(folder)
+    assert ours == [file.encode(text).ids for text in TEXTS]
+    assert ours != [theirs.encode(text) for text in TEXTS], "transformers reads the file now: say so in tokenizer.py"
 
 
 @settings(max_examples=40, deadline=None)

@@ -161,7 +161,7 @@ class SamplingSpec(Section):
     )
     per_row: dict[PerRow, str] = Field(
         {},
-        description="Sampling key -> input column that overrides it where the column is not null: "
+        description="Sampling key -> input column that overrides it where the column is not null or empty: "
         f"any of {', '.join(get_args(PerRow))}.",
     )
 

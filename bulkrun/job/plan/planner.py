@@ -97,7 +97,7 @@ class PlanInput:
         used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}
         self.dataset = dataset.select([name for name in dataset.schema.names if name in used])
         self._stream = InputStream(self.dataset, all_columns=spec.input.columns is None)
-        fitter = fitter_of(spec, max_model_len, self._prompts.frame())
+        fitter = fitter_of(spec, max_model_len)
         self._maker = RowMaker(
             self.passthrough,
             fitter,

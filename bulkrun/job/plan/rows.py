@@ -146,7 +146,7 @@ def fit_prompt(fitter: PromptFitter, prompt: Prompt | RowError) -> Prompt | RowE
     """The prompt as it will run: cut to fit, its outputs cut to the row's budget; or why it cannot run."""
     if isinstance(prompt, RowError):
         return prompt
-    token_ids = fitter.fit(prompt.token_ids, prompt.sampling.max_tokens)
+    token_ids = fitter.fit(prompt.token_ids, prompt.sampling.max_tokens, prompt.frame)
     if isinstance(token_ids, RowError):
         return token_ids
     sampling = fitter.budget.limit(len(token_ids), prompt.sampling)

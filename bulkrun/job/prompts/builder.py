@@ -8,8 +8,9 @@ protocol `TextCodec`, and nothing of shards or order. What a row asks is read by
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from bulkrun.data.batch import InputBatch
@@ -18,7 +19,7 @@ from bulkrun.data.paths import user_path
 from bulkrun.data.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
-from bulkrun.job.prompts.conversations import Ask, conversation_maker, no_column_used
+from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.openai_batch import batch_maker
@@ -28,6 +29,7 @@ from bulkrun.sandbox import TemplateFailed
 
 TOKENIZE_THREADS = 2
 BATCHES_AHEAD = 4
+SYSTEM_ROLES = ("system", "developer")
 
 
 class ChatRenderer(Protocol):
@@ -55,10 +57,11 @@ class TextCodec(Protocol):
 
 
 class Prompt(NamedTuple):
-    """What a row asks: token ids, and its sampling."""
+    """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut."""
 
     token_ids: list[int]
     sampling: RowSampling
+    frame: Callable[[], PromptFrame] = PromptFrame
 
 
 class RenderedPrompt(NamedTuple):
@@ -67,6 +70,7 @@ class RenderedPrompt(NamedTuple):
     text: str
     sampling: RowSampling
     raw: bool
+    frame: Callable[[], PromptFrame]
 
 
 class PromptBuilder:
@@ -85,6 +89,7 @@ class PromptBuilder:
         else:
             self._ask, self._reads = batch_maker(spec.sampling, columns)
         self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
+        self._num_job_messages = 0 if spec.prompt.system is None else 1
         self._overrides = Overrides(spec.sampling, columns)
         self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
         if not self._reads:
@@ -98,15 +103,6 @@ class PromptBuilder:
     def reads(self) -> list[str]:
         """The input columns that prompts and per-row sampling need."""
         return self._reads
-
-    def frame(self) -> PromptFrame:
-        """The token ids around every prompt, found by building two with different contents."""
-        raw = self._chat is None
-        probes = [self._prompt_text(Ask([{"role": "user", "content": content}], raw)) for content in ("a", "b")]
-        if any(isinstance(probe, RowError) for probe in probes):
-            return PromptFrame()
-        one, other = self._text.encode_batch([str(probe) for probe in probes], add_special_tokens=raw)
-        return PromptFrame.between(one, other)
 
     def build(self, batch: InputBatch) -> list[Prompt | RowError]:
         """One prompt or error per row of `batch`."""
@@ -150,14 +146,29 @@ class PromptBuilder:
         sampling = self._overrides.of_row(row, ask.sampling)
         if isinstance(sampling, RowError):
             return sampling
-        if not any(message["content"].strip() for message in ask.messages if message["role"] != "system"):
+        if asks_nothing(ask.messages[self._num_job_messages :]):  # the job's system message is in every row
             return RowError("empty_prompt", "the prompt is empty")
         text = self._prompt_text(ask)
         if isinstance(text, RowError):
             return text
         if not is_unicode(text):
             return RowError("bad_input", "the prompt holds half a surrogate pair (\\ud800-\\udfff), which is not text")
-        return RenderedPrompt(text, sampling, ask.raw or self._chat is None)
+        return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask))
+
+    def _is_raw(self, ask: Ask) -> bool:
+        return ask.raw or self._chat is None
+
+    def _frame(self, ask: Ask) -> PromptFrame:
+        """The token ids around a conversation, found by building two of different texts. They end before the first
+        message that is no system message: where a conversation is cut at its start, that is what remains before it."""
+        texts = (index for index, message in enumerate(ask.messages) if message["role"] not in SYSTEM_ROLES)
+        first = next(texts, len(ask.messages) - 1)
+        *system, text = ask.messages[: first + 1]
+        probes = [self._prompt_text(ask._replace(messages=[*system, {**text, "content": probe}])) for probe in "ab"]
+        if any(isinstance(probe, RowError) for probe in probes):
+            return PromptFrame()
+        one, other = self._text.encode_batch([str(probe) for probe in probes], add_special_tokens=self._is_raw(ask))
+        return PromptFrame.between(one, other)
 
     def _prompt_text(self, ask: Ask) -> str | RowError:
         if self._chat is None and not ask.raw and self._needs_chat:
@@ -187,7 +198,7 @@ def _refuse_chat(spec: JobSpec) -> None:
 def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowError:
     if not token_ids:
         return RowError("empty_prompt", "the prompt has no tokens")
-    return Prompt(token_ids, prompt.sampling)
+    return Prompt(token_ids, prompt.sampling, prompt.frame)
 
 
 def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
@@ -198,7 +209,7 @@ def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
         return text.chat_renderer()
     path = user_path(spec.chat_template)
     try:
-        source = path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else problem
         raise JobFileError([f"prompt.chat_template: cannot read {spec.chat_template!r}: {reason}"]) from None

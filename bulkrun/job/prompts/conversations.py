@@ -144,6 +144,12 @@ def _read_message(where: str, given: Any) -> Message:
     return message
 
 
+def asks_nothing(messages: Conversation) -> bool:
+    """Whether there is nothing to answer. A system message asks only where it stands alone."""
+    asking = [message for message in messages if message["role"] != "system"] or messages
+    return not any(message["content"].strip() for message in asking)
+
+
 def _part_text(where: str, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):

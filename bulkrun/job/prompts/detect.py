@@ -1,4 +1,4 @@
-"""A job that does not say how a row becomes a prompt: the input's columns tell. Knows names of columns, no values.
+"""A job that does not say how a row becomes a prompt: the input's columns tell. Knows names and shapes, no values.
 
 Looked for in this order: an OpenAI batch line, then columns `messages`, `prompt`, `text`. A mapping in the job file
 always wins.
@@ -6,8 +6,9 @@ always wins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from bulkrun.data.json_types import Shape
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
 
@@ -20,20 +21,31 @@ def has_mapping(prompt: PromptSpec) -> bool:
     return not (prompt.template is None and prompt.messages is None and prompt.column is None)
 
 
-def is_openai_batch(prompt: PromptSpec, columns: Sequence[str]) -> bool:
+def is_openai_batch(prompt: PromptSpec, columns: Iterable[str]) -> bool:
     """Whether the rows are OpenAI batch lines to be run as they are."""
     return not has_mapping(prompt) and set(BATCH_COLUMNS) <= set(columns)
 
 
-def json_text_columns(spec: JobSpec, columns: Sequence[str]) -> list[str]:
+def json_text_columns(spec: JobSpec, columns: Mapping[str, Shape]) -> list[str]:
     """The columns to read as JSON text, because their shapes differ from line to line.
 
     Those of a batch line (bodies), and those with a row's own schema or stop strings: one type for all lines would give
-    a schema the keys of the others, and refuse or rewrite a string among lists.
+    a schema the keys of the others, and refuse or rewrite a string among lists. Messages where a sample of them has
+    contents of text and of text parts: one type would refuse whichever is rarer.
     """
     batch = (*BATCH_COLUMNS, "method") if is_openai_batch(spec.prompt, columns) else ()
     own = [spec.sampling.per_row.get(key) for key in ("structured_outputs", "stop")]
-    return [name for name in columns if name in (*batch, *own)]
+    messages = spec.prompt.messages if has_mapping(spec.prompt) else "messages"
+    return [
+        name
+        for name, shape in columns.items()
+        if name in (*batch, *own) or (name == messages and _has_text_and_parts(shape))
+    ]
+
+
+def _has_text_and_parts(messages: Shape) -> bool:
+    content = messages.item and messages.item.fields.get("content")
+    return content is not None and {"string", "list"} <= content.counts.keys()
 
 
 def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:

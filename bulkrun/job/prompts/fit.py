@@ -7,7 +7,7 @@ never loses more than to half of the model's length (or of the row's budget). Kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,7 @@ OnTooLong = Literal["error", "truncate_left", "truncate_right"]
 
 @dataclass(frozen=True)
 class PromptFrame:
-    """Token ids that every prompt of a job begins and ends with: BOS and a chat template's header and closing.
+    """Token ids around the text of a prompt: BOS, the system message, a chat template's header and closing.
 
     Cutting keeps as much of them as a prompt has, or else the model would see half a conversation.
     """
@@ -39,26 +39,28 @@ class PromptFrame:
 class PromptFitter:
     """Makes prompts fit `max_model_len` tokens the way `run.on_too_long` says, and rows their budget."""
 
-    def __init__(
-        self, max_model_len: int, on_too_long: OnTooLong, frame: PromptFrame, budget: RowBudget | None = None
-    ) -> None:
+    def __init__(self, max_model_len: int, on_too_long: OnTooLong, budget: RowBudget | None = None) -> None:
         self.budget = budget or RowBudget(None, outputs=1)
         self._max_model_len = max_model_len
         self._on_too_long = on_too_long
-        self._frame = frame
 
-    def fit(self, token_ids: list[int], max_tokens: int) -> list[int] | RowError:
-        """The ids themselves when they fit, a cut list, or a `too_long` error. What the budget refuses is not cut."""
+    def fit(
+        self, token_ids: list[int], max_tokens: int, frame: Callable[[], PromptFrame] = PromptFrame
+    ) -> list[int] | RowError:
+        """The ids themselves when they fit, a cut list, or a `too_long` error. What the budget refuses is not cut.
+
+        `frame` makes the prompt's frame, and is asked where it is cut.
+        """
         if self._on_too_long == "error":
             return token_ids if len(token_ids) < self._max_model_len else self._refusal(len(token_ids))
         room = self._max_model_len - min(max_tokens, self._max_model_len // 2)
         if (in_budget := self.budget.prompt_room(max_tokens)) is not None and in_budget > 0:
             room = min(room, in_budget)
-        return token_ids if len(token_ids) <= room else self._cut(token_ids, room)
+        return token_ids if len(token_ids) <= room else self._cut(token_ids, room, frame())
 
-    def _cut(self, token_ids: list[int], room: int) -> list[int]:
-        head = _common(token_ids, self._frame.head)
-        tail = _common(token_ids[head:][::-1], self._frame.tail[::-1])
+    def _cut(self, token_ids: list[int], room: int, frame: PromptFrame) -> list[int]:
+        head = _common(token_ids, frame.head)
+        tail = _common(token_ids[head:][::-1], frame.tail[::-1])
         keep = room - head - tail
         if keep <= 0:  # the frame itself is too long: cut it like any text
             head, tail, keep = 0, 0, room
@@ -74,11 +76,11 @@ class PromptFitter:
         )
 
 
-def fitter_of(spec: JobSpec, max_model_len: int, frame: PromptFrame) -> PromptFitter:
+def fitter_of(spec: JobSpec, max_model_len: int) -> PromptFitter:
     """The fitter of a job."""
     sampling = spec.sampling
     budget = RowBudget(spec.run.max_tokens_per_row, sampling.generations, sampling.min_tokens)
-    return PromptFitter(max_model_len, spec.run.on_too_long, frame, budget)
+    return PromptFitter(max_model_len, spec.run.on_too_long, budget)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bulkrun.data.python_rows import without_nulls
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.body_keys import BadBody, as_object
 from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
@@ -49,8 +50,12 @@ def _endpoint(method: Any, url: Any) -> Callable[[dict[str, Any], BodyParams], A
 
 
 def _read_body(body: Any) -> dict[str, Any]:
-    """The body as an object, without its nulls; it comes as JSON text, or as a struct from a Parquet file."""
-    return {key: value for key, value in as_object("body", body, "an object").items() if value is not None}
+    """The body as an object, without its nulls; it comes as JSON text, or as a struct from a Parquet file.
+
+    Nulls deeper in a text are meant; those in a struct are fields that other rows have.
+    """
+    given = as_object("body", without_nulls(body), "an object")
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _chat(body: dict[str, Any], params: BodyParams) -> Ask:

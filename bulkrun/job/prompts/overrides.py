@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bulkrun.data.json_types import is_unicode
+from bulkrun.data.python_rows import without_nulls
 from bulkrun.data.schema_check import check_schema
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
@@ -59,7 +60,7 @@ class Overrides:
         """
         values: dict[str, Any] = {}
         for key, column in self._column_of.items():
-            if row[column] is None:
+            if row[column] is None or row[column] == "":  # CSV's cells are never null
                 continue
             try:
                 values[key] = sampling_value(key, row[column])
@@ -108,14 +109,8 @@ def _plain_number(value: Decimal) -> int | float:
 
 
 def _schema_text(value: Any) -> str:
-    """A schema that came as an object. Its nulls are keys that other rows have: Arrow gives all rows all keys."""
-    return json.dumps(_without_nulls(value), separators=(",", ":"), ensure_ascii=False, default=str)
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+    """A schema that came as an object."""
+    return json.dumps(without_nulls(value), separators=(",", ":"), ensure_ascii=False, default=str)
 
 
 def _check_schema(text: str) -> None:

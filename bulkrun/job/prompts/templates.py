@@ -10,21 +10,20 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jinja2
-from jinja2 import meta
+from jinja2 import meta, nodes
+from jinja2.compiler import find_undeclared
 
 from bulkrun.errors import JobFileError
+from bulkrun.job.prompts.row_sandbox import NullPrinted, RowSandbox
 from bulkrun.request import RowError
-from bulkrun.sandbox import Sandbox, TemplateFailed
+from bulkrun.sandbox import TemplateFailed
 
 ROW_VARIABLE = "row"  # the whole row, for columns whose names are no identifiers: {{ row["my column"] }}
-
-
-class _NullPrinted(Exception):
-    """A template put out a null, which would read "None" in the prompt."""
+_OWN_NAME = "self"  # the template itself, in each: no value can take this name's place
 
 
 class RowTemplate:
@@ -36,31 +35,30 @@ class RowTemplate:
 
     def __init__(self, key: str, source: str, columns: Sequence[str]) -> None:
         self._key = key
-        self._sandbox = Sandbox(strict=True, finalize=_refuse_null)
+        self._sandbox = RowSandbox()
         try:
-            names = meta.find_undeclared_variables(self._sandbox.parse(source))
+            names = _names_in(source)
             self._template = self._sandbox.compile_template(source)
         except jinja2.TemplateSyntaxError as problem:
             hint = _hint_of_names(source, columns)
             raise JobFileError([f"{key}: template line {problem.lineno}: {problem.message}{hint}"]) from None
         except (TemplateFailed, RecursionError) as problem:
             raise JobFileError([f"{key}: {problem}"]) from None
-        names -= set(self._sandbox.globals)
-        whole_row = ROW_VARIABLE in names and ROW_VARIABLE not in columns
-        unknown = sorted(names - set(columns) - {ROW_VARIABLE})
-        if unknown:
-            hint = _hint_of_names(source, columns)
-            raise JobFileError([f"{key}: {unknown_column(name, columns)}{hint}" for name in unknown])
-        self._whole_row = whole_row
-        self.reads = list(columns) if whole_row else [name for name in columns if name in names]
+        self._whole_row = ROW_VARIABLE in names and ROW_VARIABLE not in columns
+        self._named = [name for name in columns if name in names]
+        self.reads = list(columns) if self._whole_row else self._named
+        if problems := _problems_of_names(names, source, columns):
+            raise JobFileError([f"{key}: {problem}" for problem in problems])
 
     def render(self, row: Mapping[str, Any]) -> str | RowError:
         """The text for one row (column -> Python value), or why there is none."""
-        values = {ROW_VARIABLE: row, **row} if self._whole_row else row
+        values = {name: row[name] for name in self._named}  # no others: they would hide functions of their names
+        if self._whole_row:
+            values[ROW_VARIABLE] = row
         try:
             return self._sandbox.render_capped(self._template, values)
         except TemplateFailed as problem:
-            if isinstance(problem.__cause__, _NullPrinted):
+            if isinstance(problem.__cause__, NullPrinted):
                 return RowError("bad_input", f"{self._key}: {self._nulls(row)}")
             return RowError("bad_template", f"{self._key}: {problem}")
 
@@ -70,23 +68,46 @@ class RowTemplate:
         return f"prints {column}, which is null in this row; write {{{{ x or '' }}}} where null is fine"
 
 
+def _names_in(source: str) -> set[str]:
+    """The names that a template looks up. Jinja's functions (`range`) count as its own only where they are called:
+    columns have such names too, and nobody calls a column. Raises what parsing raises."""
+    sandbox = RowSandbox()
+    functions = set(sandbox.globals)
+    sandbox.globals.clear()  # Jinja leaves their names out
+    parsed = sandbox.parse(source)
+    called = {call.node.name for call in parsed.find_all(nodes.Call) if isinstance(call.node, nodes.Name)}
+    names = meta.find_undeclared_variables(parsed) | find_undeclared(parsed.body, (_OWN_NAME,))
+    return names - (functions & called)
+
+
+def _problems_of_names(names: Set[str], source: str, columns: Sequence[str]) -> list[str]:
+    """What is wrong with the names that a template looks up."""
+    if _OWN_NAME in names and _OWN_NAME in columns:
+        return [f"{_OWN_NAME!r} is Jinja's own word; {_as_written(_OWN_NAME)}"]
+    unknown = sorted(names - set(columns) - {ROW_VARIABLE, _OWN_NAME})
+    return [unknown_column(name, columns) + _hint_of_names(source, columns) for name in unknown]
+
+
+def _as_written(column: str) -> str:
+    return f"the column {column!r} is written {{{{ {ROW_VARIABLE}[{json.dumps(column, ensure_ascii=False)}] }}}}"
+
+
 def _hint_of_names(source: str, columns: Sequence[str]) -> str:
     """How to write a column that the template seems to name, and that Jinja reads as something else."""
     for name in columns:
         bare = rf"\{{[{{%][^}}]*(?<![\w\"']){re.escape(name)}(?![\w\"'])"
         if name and not name.isidentifier() and re.search(bare, source):
-            return f"; the column {name!r} is written {{{{ {ROW_VARIABLE}[{json.dumps(name, ensure_ascii=False)}] }}}}"
+            return f"; {_as_written(name)}"
     return ""
 
 
 def columns_of(source: str) -> list[str]:
     """The names that a template reads, sorted; none where it does not parse (`RowTemplate` tells why)."""
-    sandbox = Sandbox(strict=True)
     try:
-        names = meta.find_undeclared_variables(sandbox.parse(source))
+        names = _names_in(source)
     except (jinja2.TemplateSyntaxError, TemplateFailed, RecursionError):
         return []
-    return sorted(names - set(sandbox.globals) - {ROW_VARIABLE})
+    return sorted(names - {ROW_VARIABLE, _OWN_NAME})
 
 
 def unknown_column(name: str, columns: Sequence[str]) -> str:
@@ -94,9 +115,3 @@ def unknown_column(name: str, columns: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, columns, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the input has: {', '.join(columns) or 'no columns'}"
     return f"the input has no column {name!r}; {hint}" if near else f"no column {name!r}; {hint}"
-
-
-def _refuse_null(value: Any) -> Any:
-    if value is None:
-        raise _NullPrinted
-    return value

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.budget import RowBudget
-from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
+from bulkrun.job.prompts.fit import PromptFitter
 from bulkrun.job.prompts.overrides import RowSampling
 from bulkrun.request import RowError
 
@@ -55,13 +55,13 @@ def test_min_tokens_never_exceed_a_cut_max_tokens() -> None:
 
 @pytest.mark.parametrize(("outputs", "length"), [(1, 25), (4, 25), (40, 10)])
 def test_prompts_that_may_be_cut_are_cut_to_what_the_budget_leaves(outputs: int, length: int) -> None:
-    fitter = PromptFitter(1000, "truncate_left", PromptFrame(), RowBudget(50, outputs))
+    fitter = PromptFitter(1000, "truncate_left", RowBudget(50, outputs))
     assert fitter.fit(list(range(100)), 200) == list(range(100 - length, 100))
     assert fitter.fit([1, 2, 3], 200) == [1, 2, 3]
 
 
 def test_a_budget_that_leaves_nothing_to_cut_to_refuses_the_row() -> None:
-    fitter = PromptFitter(1000, "truncate_left", PromptFrame(), RowBudget(4, 4))
+    fitter = PromptFitter(1000, "truncate_left", RowBudget(4, 4))
     token_ids = fitter.fit([1, 2, 3, 4, 5], 10)
     assert isinstance(token_ids, list)
     assert isinstance(fitter.budget.limit(len(token_ids), RowSampling(None, 10, True)), RowError)

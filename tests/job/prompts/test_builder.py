@@ -11,13 +11,18 @@ import pytest
 
 from bulkrun.data.batch import InputBatch, Position
 from bulkrun.errors import JobFileError, ModelError
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.plan.rows import fit_prompt
+from bulkrun.job.prompts.builder import Prompt, PromptBuilder, RenderedPrompt
+from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
 from bulkrun.request import RowError
 from bulkrun.text.tokenizer import Tokenizer
 from tests.job.plan.planning import BOS, CharacterCodec, job
 from tests.text.small_tokenizers import byte_level
 
 USER = {"role": "user", "content": "Hi"}
+SYSTEM = {"role": "system", "content": "Be 2"}
+TURNS = [USER, {"role": "assistant", "content": "Yo"}, USER]
+LINE = {"custom_id": "1", "url": "/v1/chat/completions"}
 
 
 def batch_of(rows: Sequence[dict[str, Any]], first: int = 0, errors: dict[int, RowError] | None = None) -> InputBatch:
@@ -119,9 +124,26 @@ def test_a_number_is_no_prompt_but_a_template_prints_it() -> None:
     assert text(build({"template": "{{ a }}"}, [{"a": 7}], chat=False)[0]) == "7"
 
 
-def test_empty_conversations_are_empty_prompts() -> None:
-    rows = [{"m": "[]"}, {"m": json.dumps([{"role": "system", "content": "s"}])}]
-    assert [code(prompt) for prompt in build({"messages": "m"}, rows)] == ["empty_prompt", "empty_prompt"]
+def test_empty_conversations_are_empty_prompts_the_jobs_own_system_message_aside() -> None:
+    rows = [
+        {"m": "[]"},
+        {"m": json.dumps([SYSTEM, {**USER, "content": " "}])},
+        {"m": json.dumps([{**SYSTEM, "content": ""}])},
+    ]
+    for prompt in ({"messages": "m"}, {"messages": "m", "system": "s"}):
+        assert [code(made) for made in build(prompt, rows)] == ["empty_prompt"] * 3
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_message_alone_is_a_conversation_where_the_row_brings_it(role: str) -> None:
+    alone = json.dumps([{**SYSTEM, "role": role}])
+    assert text(build({"messages": "m"}, [{"m": alone}])[0]) == f"[{role}]Be 2\n[assistant]"
+    line = {**LINE, "body": f'{{"messages": {alone}}}'}
+    made = build({}, [line])[0]
+    assert text(made) == "[system]Be 2\n[assistant]"
+    assert isinstance(made, Prompt) and "".join(map(chr, made.frame().head)) == "[system]"
+    messages = [{"role": "system", "content": "{{ a }}"}]
+    assert text(build({"messages": messages}, [{"a": "x"}])[0]) == "[system]x\n[assistant]"
 
 
 def test_a_lone_surrogate_is_bad_input_not_a_crash_of_its_batch() -> None:
@@ -178,6 +200,14 @@ def test_a_chat_template_file_is_used_and_a_missing_or_broken_one_is_named(tmp_p
         builder(tmp_path / "missing.jinja")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_chat_template_file(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}", encoding="utf-8-sig")
+    tokenizer = Tokenizer.from_dir(byte_level(tmp_path / "model"))
+    spec = job("x", prompt={"column": "a", "chat_template": str(tmp_path / "t.jinja")})
+    rendered = PromptBuilder(spec, ["a"], tokenizer).render(batch_of([{"a": "fox"}]))[0]
+    assert isinstance(rendered, RenderedPrompt) and rendered.text == "fox"
+
+
 def test_a_chat_templates_complaint_is_the_rows_error(tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}ok")
@@ -189,11 +219,39 @@ def test_a_chat_templates_complaint_is_the_rows_error(tmp_path: Path) -> None:
     assert error == RowError("bad_template", "chat template: one message only")
 
 
-def test_the_frame_is_what_surrounds_every_prompt() -> None:
-    frame = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec(chat=True)).frame()
-    assert "".join(map(chr, frame.head)) == "[user]" and "".join(map(chr, frame.tail)) == "\n[assistant]"
-    plain = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec()).frame()
-    assert (list(plain.head), list(plain.tail)) == ([BOS], [])
+@pytest.mark.parametrize(
+    ("prompt", "row", "head"),
+    [
+        ({"column": "a"}, {"a": "x"}, "[user]"),
+        ({"column": "a", "system": "Be {{ b }}"}, {"a": "x", "b": 2}, "[system]Be 2\n[user]"),
+        ({"messages": "m"}, {"m": [SYSTEM, *TURNS]}, "[system]Be 2\n[user]"),
+        ({"messages": "m"}, {"m": TURNS}, "[user]"),
+        (
+            {},
+            {**LINE, "body": json.dumps({"messages": [{**SYSTEM, "role": "developer"}, USER]})},
+            "[system]Be 2\n[user]",
+        ),
+    ],
+)
+def test_the_frame_is_what_surrounds_a_conversation_with_its_system_message(
+    prompt: dict[str, Any], row: dict[str, Any], head: str
+) -> None:
+    made = build(prompt, [row])[0]
+    assert isinstance(made, Prompt)
+    frame = made.frame()
+    assert ("".join(map(chr, frame.head)), "".join(map(chr, frame.tail))) == (head, "\n[assistant]")
+
+
+def test_the_frame_of_a_plain_text_is_bos_and_the_system_text() -> None:
+    plain, system = (build(p, [{"a": "x"}], chat=False)[0] for p in ({"column": "a"}, {"column": "a", "system": "s"}))
+    assert isinstance(plain, Prompt) and isinstance(system, Prompt)
+    assert plain.frame() == PromptFrame([BOS], []) and system.frame() == PromptFrame([BOS, *map(ord, "s\n\n")], [])
+
+
+def test_a_prompt_that_is_cut_at_its_start_keeps_its_system_message() -> None:
+    long = build({"column": "a", "system": "Judge."}, [{"a": "0123456789" * 9}])[0]
+    cut = fit_prompt(PromptFitter(60, "truncate_left"), long)
+    assert text(cut) == "[system]Judge.\n[user]1234567890123456789\n[assistant]"
 
 
 def test_batches_are_tokenized_on_other_threads_and_come_back_in_order() -> None:

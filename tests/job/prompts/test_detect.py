@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bulkrun.data.files import find_files
+from bulkrun.data.json_types import Shape
+from bulkrun.data.jsonl import sample_shapes
+from bulkrun.data.reader import open_input
 from bulkrun.errors import JobFileError
+from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job, json_text_columns
-from tests.job.plan.planning import job
+from tests.job.plan.planning import CharacterCodec, job, write_jsonl
 
 BATCH = ["custom_id", "method", "url", "body"]
+
+
+def unseen(columns: Iterable[str]) -> dict[str, Shape]:
+    return {name: Shape() for name in columns}
 
 
 def found(columns: list[str], prompt: dict[str, Any] | None = None, **sections: Any) -> tuple[Any, Any, str | None]:
@@ -39,7 +51,7 @@ def test_an_explicit_mapping_always_wins(prompt: dict[str, Any]) -> None:
     columns = [*BATCH, "messages", "prompt", "text"]
     spec = job("x.jsonl", prompt=prompt)
     assert detected_job(spec, columns) is spec
-    assert json_text_columns(spec, columns) == []
+    assert json_text_columns(spec, unseen(columns)) == []
     assert "detected" not in describe_prompt(spec, columns)
 
 
@@ -81,11 +93,35 @@ def test_what_was_detected_is_said() -> None:
 def test_only_the_columns_of_batch_lines_are_read_as_json_text() -> None:
     spec = job("x", prompt={})
     for columns in itertools.permutations([*BATCH, "extra"]):
-        assert json_text_columns(spec, columns) == [name for name in columns if name != "extra"]
-    assert json_text_columns(spec, ["custom_id", "body", "text"]) == []
+        assert json_text_columns(spec, unseen(columns)) == [name for name in columns if name != "extra"]
+    assert json_text_columns(spec, unseen(["custom_id", "body", "text"])) == []
 
 
 def test_so_are_columns_with_schemas_and_stop_strings_of_rows() -> None:
     own = {"structured_outputs": "shape", "stop": "ends", "temperature": "heat"}
     spec = job("x", prompt={"column": "text"}, sampling={"per_row": own})
-    assert json_text_columns(spec, ["ends", "text", "heat", "shape", "body"]) == ["ends", "shape"]
+    assert json_text_columns(spec, unseen(["ends", "text", "heat", "shape", "body"])) == ["ends", "shape"]
+
+
+@pytest.mark.parametrize("prompt", [{"messages": "chat"}, {}])
+def test_so_are_messages_that_have_text_in_some_rows_and_parts_in_others(
+    tmp_path: Path, prompt: dict[str, Any]
+) -> None:
+    """However few: the rarer shape would be an error of its rows."""
+    parts, name = [{"type": "text", "text": "Hi"}], prompt.get("messages", "messages")
+    contents: list[Any] = ["Hi"] * 28 + [parts] * 2
+    rows = [{name: [{"role": "user", "content": content}], "other": content} for content in contents]
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
+    spec = job(path, prompt=prompt)
+    with open_input(str(path), json_text=partial(json_text_columns, spec)) as dataset:
+        builder = PromptBuilder(spec, dataset.schema.names, CharacterCodec(chat=True))
+        [batch] = dataset.select([name]).batches()
+    assert [made.token_ids for made in builder.build(batch) if isinstance(made, Prompt)] == [
+        [ord(letter) for letter in "[user]Hi\n[assistant]"]
+    ] * 30
+
+
+def test_messages_of_one_shape_keep_their_type(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"messages": [{"role": "user", "content": "Hi"}]}, {"messages": 5}] * 3)
+    spec = job(path, prompt={})
+    assert json_text_columns(spec, sample_shapes(find_files(str(path)), 1000)) == []

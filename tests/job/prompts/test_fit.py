@@ -7,28 +7,34 @@ from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
 from bulkrun.request import RowError
 
 FRAME = PromptFrame([1, 2], [8, 9])
+
+
+def framed() -> PromptFrame:
+    return FRAME
+
+
 BODY = list(range(100, 130))
 CHAT = [1, 2, *BODY, 8, 9]  # 34 tokens
 
 
 def test_error_refuses_only_what_leaves_no_room_for_one_token() -> None:
-    assert PromptFitter(35, "error", FRAME).fit(CHAT, 500) is CHAT
-    error = PromptFitter(34, "error", FRAME).fit(CHAT, 1)
+    assert PromptFitter(35, "error").fit(CHAT, 500, framed) is CHAT
+    error = PromptFitter(34, "error").fit(CHAT, 1, framed)
     assert isinstance(error, RowError) and error.code == "too_long"
     assert "34 tokens" in error.message and "run.on_too_long" in error.message
 
 
 def test_cutting_keeps_the_chat_templates_frame() -> None:
-    assert PromptFitter(20, "truncate_left", FRAME).fit(CHAT, 4) == [1, 2, *BODY[-12:], 8, 9]
-    assert PromptFitter(20, "truncate_right", FRAME).fit(CHAT, 4) == [1, 2, *BODY[:12], 8, 9]
+    assert PromptFitter(20, "truncate_left").fit(CHAT, 4, framed) == [1, 2, *BODY[-12:], 8, 9]
+    assert PromptFitter(20, "truncate_right").fit(CHAT, 4, framed) == [1, 2, *BODY[:12], 8, 9]
 
 
 def test_cutting_leaves_room_for_max_tokens_but_never_less_than_half_for_the_prompt() -> None:
-    assert len(PromptFitter(20, "truncate_left", FRAME).fit(CHAT, 1000)) == 10
+    assert len(PromptFitter(20, "truncate_left").fit(CHAT, 1000, framed)) == 10
 
 
 def test_a_prompt_that_fits_is_not_touched() -> None:
-    assert PromptFitter(40, "truncate_left", FRAME).fit(CHAT, 6) is CHAT
+    assert PromptFitter(40, "truncate_left").fit(CHAT, 6, framed) is CHAT
 
 
 def test_the_frame_is_what_prompts_with_different_contents_share() -> None:
@@ -51,7 +57,7 @@ def test_what_is_kept_fits_and_is_in_the_prompts_order(
     token_ids: list[int], head: list[int], tail: list[int], length: int, max_tokens: int
 ) -> None:
     for policy in ("truncate_left", "truncate_right"):
-        kept = PromptFitter(length, policy, PromptFrame(head, tail)).fit(token_ids, max_tokens)
+        kept = PromptFitter(length, policy).fit(token_ids, max_tokens, lambda: PromptFrame(head, tail))
         assert isinstance(kept, list) and 1 <= len(kept) < length
         rest = iter(token_ids)
         assert all(token in rest for token in kept)  # a subsequence

@@ -101,6 +101,21 @@ def test_a_body_may_be_a_struct_as_parquet_has_it() -> None:
     assert overrides(line(body)) == {"max_tokens": 3}
 
 
+def test_a_struct_has_no_key_that_only_other_rows_have() -> None:
+    schemas = [{"type": "object", "properties": {name: {"type": "string"}}} for name in "ab"]
+    forms = [{"type": "json_schema", "json_schema": {"name": "s", "schema": schema}} for schema in schemas]
+    bodies = [
+        {"messages": HELLO, "response_format": form, "chat_template_kwargs": {key: 1}}
+        for form, key in zip(forms, "xy", strict=True)
+    ]
+    batch = InputBatch(Position(0, 0), pa.RecordBatch.from_pylist([line(body) for body in bodies]))
+    prompts = PromptBuilder(job("unused", prompt={}), COLUMNS, CharacterCodec(chat=True)).build(batch)
+    for prompt, schema, key in zip(prompts, schemas, "xy", strict=True):
+        assert isinstance(prompt, Prompt), prompt
+        assert text(prompt) == f"[user]Hello\n[{key}=1][assistant]"
+        assert json.loads(json.loads(prompt.sampling.overrides or "")["structured_outputs"]) == schema
+
+
 def test_every_parameter_of_openai_and_vllm_that_is_honoured_reaches_the_sampling() -> None:
     plain = {
         "temperature": 0.5,
@@ -152,8 +167,12 @@ def test_vllms_defaults_written_out_ask_for_nothing() -> None:
         "stream": False,
         "echo": False,
     }
-    assert prompt_of(chat(**nothing, add_special_tokens=False)) == prompt_of(chat())
-    assert prompt_of(completion(**nothing, add_special_tokens=True)) == prompt_of(completion())
+    for full, bare in (
+        (chat(**nothing, add_special_tokens=False), chat()),
+        (completion(**nothing, add_special_tokens=True), completion()),
+    ):
+        one, other = prompt_of(full), prompt_of(bare)
+        assert (one.token_ids, one.sampling) == (other.token_ids, other.sampling)
 
 
 def test_what_a_chat_says_to_the_template_wins_over_the_job() -> None:

@@ -30,6 +30,12 @@ def test_a_row_without_values_has_the_jobs_sampling() -> None:
     assert of_row() == RowSampling(None, 50, True)
 
 
+def test_an_empty_cell_leaves_the_jobs_value() -> None:
+    """How CSV says that there is nothing."""
+    assert of_row(t="", m="", s="", seed="") == RowSampling(None, 50, True)
+    assert of_row(t="", m="7") == of_row(m=7)
+
+
 def test_values_are_compact_json_and_equal_values_give_equal_text() -> None:
     sampling = of_row(t=1, m=7.0, s=["a", "b"])
     assert isinstance(sampling, RowSampling) and (sampling.max_tokens, sampling.greedy) == (7, False)
@@ -50,7 +56,6 @@ def test_values_are_compact_json_and_equal_values_give_equal_text() -> None:
         ("t", math.nan),
         ("t", [1]),
         ("k", -2),
-        ("s", ""),
         ("s", ["a", ""]),
         ("s", 5),
         ("min", 51),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from datetime import date, datetime
+from decimal import Decimal
+
 import pytest
 
 from bulkrun.errors import JobFileError
@@ -17,6 +20,10 @@ def test_values_that_look_like_templates_are_text() -> None:
     assert render("<{{ text }}>", text="{{ 7 * 7 }}{% raw %}") == "<{{ 7 * 7 }}{% raw %}>"
 
 
+def test_one_line_break_at_the_end_is_yamls_and_no_part_of_the_prompt() -> None:
+    assert [render(f"{{{{ text }}}}:{end}", text="a\n") for end in ("", "\n", "\n\n")] == ["a\n:", "a\n:", "a\n:\n"]
+
+
 def test_only_the_columns_that_are_named_are_read() -> None:
     assert RowTemplate("k", "{{ text }}{% set title = 1 %}{{ title }}", COLUMNS).reads == ["text"]
     assert RowTemplate("k", "{{ row['my column'] }}", COLUMNS).reads == COLUMNS
@@ -24,6 +31,28 @@ def test_only_the_columns_that_are_named_are_read() -> None:
 
 def test_the_whole_row_reaches_columns_that_are_no_identifiers() -> None:
     assert render("{{ row['my column'] }} {{ title }}", text="", title="t", **{"my column": 5}) == "5 t"
+
+
+@pytest.mark.parametrize("name", ["namespace", "range", "dict", "cycler", "joiner", "loop", "caller", "row", "class"])
+def test_a_column_is_read_whatever_jinja_itself_has_under_its_name(name: str) -> None:
+    template = RowTemplate("k", f"{{{{ {name} }}}}", ["text", name])
+    assert template.reads == [name] and template.render({"text": "t", name: "mine"}) == "mine"
+
+
+def test_a_name_that_is_called_is_jinjas_function_beside_a_column_of_that_name() -> None:
+    template = RowTemplate("k", "{% for i in range(2) %}{{ text }}{{ i }}{% endfor %}", ["text", "range"])
+    assert template.reads == ["text"] and template.render({"text": "t", "range": 5}) == "t0t1"
+
+
+def test_a_function_of_jinja_that_is_not_called_is_no_column_either() -> None:
+    with pytest.raises(JobFileError, match="no column 'namespace'; the input has: text"):
+        RowTemplate("k", "{{ text }} {{ namespace }}", ["text"])
+
+
+def test_the_one_name_that_jinja_keeps_is_told_how_to_be_written() -> None:
+    with pytest.raises(JobFileError, match=r"the column 'self' is written \{\{ row\[\"self\"\] \}\}"):
+        RowTemplate("k", "{{ self }}", ["self"])
+    assert RowTemplate("k", '{{ row["self"] }}', ["self"]).render({"self": "mine"}) == "mine"
 
 
 def test_a_syntax_error_is_found_before_the_run_with_its_key_and_line() -> None:
@@ -78,5 +107,121 @@ def test_a_printed_null_is_an_error_that_names_the_column_instead_of_the_word_no
     assert render("{{ text or 'no text' }}{% if text %}x{% endif %}", text=None) == "no text"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            f"{{{{ text | {name} }}}}"
+            for name in ("trim", "upper", "string", "title", "e", "urlencode", "replace('a', 'b')")
+        ),
+        "{{ text ~ title }}",
+        "{{ [text, title] | join(' ') }}",
+        "{{ ', '.join([title, text]) }}",
+        "{{ [{'a': text}] | join(attribute='a') }}",
+        "{{ '%s' % text }}",
+        "{{ '%s %s' % (title, text) }}",
+        "{{ '%(text)s' % row }}",
+        "{{ '{} {}'.format(title, text) }}",
+        "{{ '{text}'.format(text=text) }}",
+        "{{ '{text!r:>9}'.format_map(row) }}",
+        "{{ '%s %s' | format(title, text) }}",
+        "{{ title | replace('t', text) }}",
+        "{{ [text] | map('upper') | first }}",
+        "{{ {'text': text}.get('text') | trim }}",
+        "{% set copy %}{{ text | trim }}{% endset %}{{ title }}",
+    ],
+)
+def test_a_null_is_no_word_in_filters_and_formats_either(source: str) -> None:
+    error = render(source, text=None, title="t", **{"my column": 1})
+    assert isinstance(error, RowError) and error.code == "bad_input", error
+    assert "'text'" in error.message and "null in this row" in error.message
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{{ text or '-' }}{{ (text or '') | trim }}{{ text | default('-', true) }}{{ text | d('+', true) | trim }}",
+            "--+",
+        ),
+        ("{{ text is none }} {{ 'x' if text else 'y' }} {{ text == none }}", "True y True"),
+        ("{{ text | tojson }} {{ {'a': text} | tojson }}", 'null {"a": null}'),
+        ("{{ '%(title)s' % row }} {{ '{title}'.format(text=text, **{'title': title}) }}", "t t"),
+        ("{{ [text, title] | select | join(' ') }} {{ [text, title] | reject('none') | join(' ') }}", "t t"),
+        ("{{ title | truncate(9, true, '', none) }} {{ title | replace('t', 'u') }}", "t u"),
+        ("{{ [title] }} {{ [title, title] | join('-') }} {{ '%d%%' % 5 }}", "['t'] t-t 5%"),
+    ],
+)
+def test_a_template_may_look_at_a_null_and_leave_it_out(source: str, expected: str) -> None:
+    assert render(source, text=None, title="t", **{"my column": 1}) == expected
+
+
+def test_tojson_writes_text_as_it_is_and_keys_in_their_order() -> None:
+    value = {"tags": ["a<b", "it's", "Zürich"], "a": None, "n": 1.5}
+    assert render("{{ text | tojson }}", text=value) == '{"tags": ["a<b", "it\'s", "Zürich"], "a": null, "n": 1.5}'
+    assert render("{{ text | tojson + '<' }}", text=["&"]) == '["&"]<'
+
+
+def test_tojson_writes_times_and_decimals_as_they_print() -> None:
+    value = [datetime(2026, 1, 2, 3, 4), date(2026, 1, 2), Decimal("1.50")]
+    assert render("{{ text | tojson }}", text=value) == '["2026-01-02 03:04:00", "2026-01-02", "1.50"]'
+    error = render("{{ text | tojson }}", text=b"\x00")
+    assert isinstance(error, RowError) and "bytes is not JSON serializable" in error.message
+
+
 def test_numbers_and_lists_print_as_python_does() -> None:
     assert render("{{ text }} {{ title[0] }}", text=1.5, title=["a", "b"]) == "1.5 a"
+
+
+def test_a_structs_field_comes_before_the_method_of_its_name() -> None:
+    struct = {"items": 3, "keys": ["k"], "title": "T"}
+    source = "{{ text.items }} {{ text.keys[0] }} {{ text.title }} {{ [text] | map(attribute='items') | first }}"
+    assert render(source, text=struct) == "3 k T 3"
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("{{ text.title }}", '{"title": 1}'),
+        ("{{ text['title'] }}", '{"title": 1}'),
+        ("{{ text.title | upper }}", "js"),
+        ("{{ text.title ~ '!' }}", "js"),
+        ("{% if text.title %}x{% endif %}", "js"),
+        ("{{ [text] | map(attribute='title') | join }}", "js"),
+        ("{{ text.format }}", "js"),
+        ("{{ text.items }}", {"a": 1}),
+        ("{{ text.count }}", [1]),
+        ("{{ text.isoformat }}", date(2026, 1, 2)),
+    ],
+)
+def test_a_method_that_is_not_called_is_no_value(source: str, value: object) -> None:
+    error = render(source, text=value)
+    assert isinstance(error, RowError) and error.code == "bad_template" and "has no attribute" in error.message
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "expected"),
+    [
+        ("{{ text.strip().upper() }} {{ text.split(',')[1] }} {{ '{}!'.format(text) }}", " a,b ", "A,B b   a,b !"),
+        ("{% for k, v in text.items() %}{{ k }}={{ v }} {% endfor %}{{ text.get('b', 2) }}", {"a": 1}, "a=1 2"),
+        ("{{ text.count(1) }} {{ text.index(2) }} {{ text.title | default('none') }}", [1, 2], "1 1 none"),
+        ("{{ text.year }} {{ text.strftime('%d') }}", date(2026, 1, 2), "2026 02"),
+        ("{% set n = namespace(c=0) %}{% for x in text %}{% set n.c = n.c + 1 %}{% endfor %}{{ n.c }}", [1, 2], "2"),
+        ("{% for x in text %}{{ loop.cycle('a', 'b') }}{{ loop.last }} {% endfor %}", [1, 2], "aFalse bTrue "),
+        ("{% set j = joiner('-') %}{% for x in text %}{{ j() }}{{ x }}{% endfor %}", [1, 2], "1-2"),
+        ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(text) }}", 1, "<1>"),
+    ],
+)
+def test_methods_are_called_where_no_field_has_their_name(source: str, value: object, expected: str) -> None:
+    assert render(source, text=value) == expected
+
+
+def test_a_function_is_nothing_to_print() -> None:
+    for source in ("{{ range }}{{ range(2) }}", "{% macro f() %}{% endmacro %}{{ f }}"):
+        error = render("{{ text }}" + source, text="t")
+        assert isinstance(error, RowError) and error.code == "bad_template" and "prints a function" in error.message
+
+
+def test_what_a_filter_has_not_made_yet_is_nothing_to_print() -> None:
+    error = render("{{ text | map('upper') }}", text=["a"])
+    assert isinstance(error, RowError) and "write | list or | join behind it" in error.message
