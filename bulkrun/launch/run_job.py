@@ -38,7 +38,7 @@ def run_job(
 
     Runs it where its `run.executor` says; with Slurm this waits until the run is finished. Returns the finished run:
     `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
-    `on_progress` gets the numbers about once a second. In the main thread Ctrl-C and SIGTERM save and raise
+    `on_progress` gets the numbers about once a second, and those of the end. In the main thread Ctrl-C and SIGTERM save and raise
     Interrupted, and the same call continues; in another thread signals are left alone. Raises the BulkrunErrors of
     `bulkrun.errors`, each with the exit code that the command would have ended with.
     """
@@ -49,4 +49,19 @@ def run_job(
     view = _Quiet(on_progress)
     done = submit_job(spec, view, wait=True, job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
     assert isinstance(done, Submitted), "it was waited for"
+    if done.worked:
+        view.update(_end_of(done))  # a short run lies between two looks
     return done
+
+
+def _end_of(done: Submitted) -> ProgressSnapshot:
+    totals, errors = done.totals, sum(done.totals.errors.values())
+    return ProgressSnapshot(
+        rows_total=totals.ok + errors,
+        rows_done=totals.ok + errors,
+        error_rows=errors,
+        prompt_tokens=totals.prompt_tokens,
+        completion_tokens=totals.completion_tokens,
+        elapsed_s=done.elapsed_s,
+        plan_complete=True,
+    )
