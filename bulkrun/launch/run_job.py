@@ -38,9 +38,9 @@ def run_job(
 
     Runs it where its `run.executor` says; with Slurm this waits until the run is finished. Returns the finished run:
     `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
-    `on_progress` gets the numbers about once a second, and those of the end. In the main thread Ctrl-C and SIGTERM save and raise
-    Interrupted, and the same call continues; in another thread signals are left alone. Raises the BulkrunErrors of
-    `bulkrun.errors`, each with the exit code that the command would have ended with.
+    `on_progress` gets the numbers about once a second, and those of the end. In the main thread Ctrl-C and SIGTERM save
+    and raise Interrupted, and the same call continues; in another thread signals are left alone. Raises the
+    BulkrunErrors of `bulkrun.errors`, each with the exit code that the command would have ended with.
     """
     if isinstance(job, str | Path):
         spec, job_file = load_job(Path(job)), Path(job)
