@@ -69,7 +69,8 @@ def retry(
             totals = _finished(run, codes)
             if not _is_staged(run, totals, request, view, begin_anew):
                 deliver(run, read_record(run), drain.should_stop)  # which a kill may have come before
-                return Submitted(run, totals, worked=False, changes={"failed": 0})
+                merged = read_totals(run) or totals  # of another change, which may just have ended
+                return Submitted(run, merged, worked=False, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)
 
 

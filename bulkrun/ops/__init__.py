@@ -26,10 +26,10 @@ from bulkrun.ops.rotary import apply_rotary, rotary_cos_sin
 from bulkrun.ops.sampling import (
     apply_min_p,
     apply_temperature,
+    apply_top_k_top_p,
     gumbel_noise,
     sample,
 )
-from bulkrun.ops.sampling import apply_top_k_top_p as _apply_top_k_top_p
 from bulkrun.ops.shape_logits import apply_penalties as _apply_penalties
 from bulkrun.ops.shape_logits import apply_token_masks as _apply_token_masks
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
@@ -42,7 +42,6 @@ add_rms_norm = by_device(_add_rms_norm)
 append_tokens = by_device(_append_tokens, has_triton=False)
 apply_penalties = by_device(_apply_penalties)
 apply_token_masks = by_device(_apply_token_masks)
-apply_top_k_top_p = by_device(_apply_top_k_top_p)
 draw_tokens = by_device(_draw_tokens)
 fp8_linear = by_device(_fp8_linear)
 gelu_mul = by_device(_gelu_mul)

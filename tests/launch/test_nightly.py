@@ -442,13 +442,18 @@ def test_plan_says_what_would_change_and_changes_nothing(nights: Nights) -> None
     assert sorted(path.name for path in nights.out.rglob("*")) == before
 
 
-def test_a_first_run_whose_input_changed_keeps_what_it_finished(nights: Nights) -> None:
+def cut_first_run(nights: Nights) -> None:
+    """A first run that was killed, and an input that has one more row by now."""
     nights.write(rows_of(60))
     stop_at(nights, 30)
     with pytest.raises(KeyboardInterrupt):
         nights.submit()
     nights.refuse = lambda request: False
     nights.write(rows_of(61))
+
+
+def test_a_first_run_whose_input_changed_keeps_what_it_finished(nights: Nights) -> None:
+    cut_first_run(nights)
     nights.submit()
     assert 0 < nights.ran <= 35
     assert nights.results() == {row["id"]: nights.results()[row["id"]] for row in rows_of(61)}
@@ -512,16 +517,6 @@ def test_a_night_whose_input_changed_keeps_what_it_finished(nights: Nights) -> N
     answers = {name: row["response"] for name, row in nights.results().items()}
     assert answers == {row["id"]: nights.expected(row["id"], row["text"]) for row in rows_of(66)}
     whole(nights)
-
-
-def cut_first_run(nights: Nights) -> None:
-    """A first run that was killed, and an input that has one more row by now."""
-    nights.write(rows_of(60))
-    stop_at(nights, 30)
-    with pytest.raises(KeyboardInterrupt):
-        nights.submit()
-    nights.refuse = lambda request: False
-    nights.write(rows_of(61))
 
 
 def test_a_first_run_is_ended_by_one_at_a_time(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,14 +20,6 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 _ROUNDS = tl.constexpr(3)  # of narrowing the bounds: each to an eighth
 
 
-def apply_top_k_top_p(
-    logits_SV: torch.Tensor, top_k_S: torch.Tensor, top_p_S: torch.Tensor, *, max_top_k: int | None = None
-) -> torch.Tensor:
-    """As the reference; nothing is sorted, so `max_top_k` saves nothing here."""
-    threshold_S = least_kept(logits_SV, torch.ones_like(top_p_S), None, top_k_S, top_p_S)
-    return logits_SV.masked_fill(logits_SV < threshold_S[:, None], float("-inf"))
-
-
 def least_kept(
     logits_SV: torch.Tensor,
     temperature_S: torch.Tensor,

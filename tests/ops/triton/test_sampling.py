@@ -10,10 +10,16 @@ import torch
 from bulkrun.ops import sampling as reference
 from bulkrun.ops.draw_tokens import filtered
 from bulkrun.ops.triton import sampling
-from bulkrun.ops.triton.sampling import apply_top_k_top_p, least_kept
+from bulkrun.ops.triton.sampling import least_kept
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow) encountered")  # numpy's
 LARGE = pytest.param(128_256, marks=pytest.mark.gpu)
+
+
+def cut_logits(logits_SV: torch.Tensor, top_k_S: torch.Tensor, top_p_S: torch.Tensor) -> torch.Tensor:
+    """The reference's result, by the threshold."""
+    threshold_S = least_kept(logits_SV, torch.ones_like(top_p_S), None, top_k_S, top_p_S)
+    return logits_SV.masked_fill(logits_SV < threshold_S[:, None], -math.inf)
 
 
 @pytest.mark.parametrize("vocab_size", [7, 3000, LARGE])
@@ -23,7 +29,7 @@ def test_top_k_and_top_p_keep_what_a_full_sort_keeps(device: str, vocab_size: in
     logits_SV[:, 1] = -math.inf
     top_k_S = torch.tensor([k for k, _ in settings], device=device)
     top_p_S = torch.tensor([p for _, p in settings], device=device)
-    ours = apply_top_k_top_p(logits_SV, top_k_S, top_p_S)
+    ours = cut_logits(logits_SV, top_k_S, top_p_S)
     sorted_out = reference.apply_top_k_top_p(logits_SV, top_k_S, top_p_S)
     num_kept, num_sorted = ((x > -math.inf).sum(-1) for x in (ours, sorted_out))
     assert ((num_kept - num_sorted).abs() <= 1e-3 * num_sorted).all()  # their sums of a nucleus round differently
@@ -35,14 +41,14 @@ def test_top_k_and_top_p_keep_what_a_full_sort_keeps(device: str, vocab_size: in
 def test_tokens_that_tie_with_the_last_one_kept_stay(device: str) -> None:
     logits_SV = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0, -0.0, -5.0]] * 4, device=device)
     top_k_S, top_p_S = torch.tensor([2, 5, 0, 4], device=device), torch.tensor([1.0, 1.0, 0.5, 0.6], device=device)
-    ours = apply_top_k_top_p(logits_SV, top_k_S, top_p_S)
+    ours = cut_logits(logits_SV, top_k_S, top_p_S)
     assert (ours > -math.inf).sum(-1).tolist() == [4, 6, 4, 4]
     assert torch.equal(ours, reference.apply_top_k_top_p(logits_SV, top_k_S, top_p_S))
 
 
 def test_the_likeliest_token_survives_any_cut(device: str) -> None:
     logits_SV = torch.tensor([[0.0, -math.inf, 9.0, 8.9]] * 2, device=device)
-    ours = apply_top_k_top_p(logits_SV, torch.tensor([0, 1], device=device), torch.tensor([1e-9, 0.0], device=device))
+    ours = cut_logits(logits_SV, torch.tensor([0, 1], device=device), torch.tensor([1e-9, 0.0], device=device))
     assert (ours > -math.inf).tolist() == [[False, False, True, False]] * 2
 
 
@@ -108,7 +114,7 @@ def test_more_ties_than_there_is_room_for(device: str) -> None:
     logits_SV[:, 5:300] = 1.0
     logits_SV[:, 400:500] = -1.0
     top_k_S, top_p_S = torch.tensor([0, 296, 0, 400], device=device), torch.tensor([0.9, 1.0, 0.01, 0.9], device=device)
-    ours = apply_top_k_top_p(logits_SV, top_k_S, top_p_S)
+    ours = cut_logits(logits_SV, top_k_S, top_p_S)
     assert (ours > -math.inf).sum(-1).tolist() == [16_884, 16_884, 295, 16_884]
 
 
