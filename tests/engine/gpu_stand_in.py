@@ -1,0 +1,258 @@
+"""A stand-in for a CUDA device, in which a machine without one runs the engine's whole GPU path.
+
+Its tensors say that they are on `cuda:0` and have their numbers in host memory; Triton kernels are interpreted. It is
+as strict as a GPU, and stricter where a GPU is wrong in silence: new memory is full of NaN, so is a graph's own memory
+before and after each replay, a copy to the host holds garbage until its event is waited for, and tensors of host and
+device do not mix. Whatever waits for the device is counted, and is an error while a graph is captured. It knows no
+streams (everything runs in order), no bf16 and no speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import GridExecutor
+
+_CUDA = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_UNINITIALIZED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+# the value or the size of what these give is on the device
+_WAITING = {"item", "tolist", "numpy", "nonzero", "masked_select", "unique", "bincount", "argwhere", "equal"}
+_WAITING |= {"__bool__", "__int__", "__float__", "__index__", "__contains__"}
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor of the stand-in; ops on such give such."""
+
+    device = property(lambda self: _CUDA)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+
+
+class Graph:
+    """A CUDA graph: what was launched between begin and end, to be launched again on the same memory."""
+
+    def __init__(self, gpu: GpuStandIn) -> None:
+        self._gpu = gpu
+        self._launches: list[tuple[Callable[[], Any], list[torch.Tensor]]] = []  # and where new results go
+        self._own: list[torch.Tensor] = []  # memory that was taken while capturing
+
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        """From here on."""
+        self._gpu.graph = self
+
+    def capture_end(self) -> None:
+        """To here."""
+        self._gpu.graph = None
+        self._spoil()
+
+    def add(self, launch: Callable[[], Any], given: list[torch.Tensor], result: Any, *, is_fresh: bool) -> None:
+        """Remember a launch; is_fresh: its result is memory that nobody has written yet."""
+        memory = {tensor.untyped_storage().data_ptr() for tensor in given}
+        new = [tensor for tensor in tensors_in(result) if tensor.untyped_storage().data_ptr() not in memory]
+        self._own += new
+        if not is_fresh:
+            self._launches.append((launch, new))
+
+    def replay(self) -> None:
+        """Launch everything again."""
+        self._gpu.num_replays += 1
+        self._spoil()
+        for launch, new in self._launches:
+            result = tensors_in(launch())
+            for before, now in zip(new, result if new else [], strict=True):
+                before.copy_(now)
+        self._spoil()  # another graph of the same pool may use it from here on
+
+    def _spoil(self) -> None:
+        for tensor in self._own:
+            spoil(tensor)
+
+
+class GpuStandIn(TorchFunctionMode):
+    """The device. `waits` counts what the host waited for; launches go to the graph that is being captured too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self.num_replays = 0
+        self.graph: Graph | None = None
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # on their way to the host: (to, from)
+
+    def wait(self, what: str) -> None:
+        """The host waits for the device."""
+        assert self.graph is None, f"{what} waits for the device while a graph is captured"
+        self.waits[what] += 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        kwargs.pop("pin_memory", None)
+        tensors = tensors_in((args, kwargs))
+        if name in ("to", "cpu") and isinstance(args[0], torch.Tensor):
+            return self._to(*args, **kwargs) if name == "to" else self._to(args[0], _CPU)
+        if name == "copy_" and is_on_device(args[0]) != is_on_device(args[1]):
+            return self._copy(*args[:2])
+        target = kwargs.get("device")
+        if target is None and not any(map(is_on_device, tensors)):
+            return func(*args, **kwargs)
+        if target is not None and torch.device(target).type == "cpu":
+            return func(*args, **kwargs).as_subclass(torch.Tensor)
+        if target is not None:
+            kwargs["device"] = _CPU
+        self._check(name, args, tensors)
+        return self._launch(lambda: on_device(func(*args, **kwargs)), name, tensors)
+
+    def launch_kernel(self, executor: GridExecutor, args: Any, kwargs: Any) -> None:
+        """Interpret a Triton kernel."""
+        tensors = tensors_in((args, kwargs))
+        assert all(map(is_on_device, tensors)), f"{executor.fn.__name__} got a tensor of the host"
+        with torch.DisableTorchFunctionSubclass(), torch._C.DisableTorchFunction():
+            self._launch(lambda: _interpret(executor, *args, **kwargs), "", tensors)
+
+    def _launch(self, launch: Callable[[], Any], name: str, tensors: list[torch.Tensor]) -> Any:
+        result = launch()
+        if name in _UNINITIALIZED:
+            spoil(result)
+        if self.graph is not None:
+            self.graph.add(launch, tensors, result, is_fresh=name in _UNINITIALIZED)
+        return result
+
+    def _check(self, name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+        """What a GPU would refuse, or wait for."""
+        if name in _WAITING:
+            self.wait(name)
+        if name in ("__getitem__", "__setitem__"):
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(index, torch.Tensor) and index.dtype is torch.bool for index in indices):
+                self.wait(f"{name} by a mask")
+        for tensor in tensors:
+            assert is_on_device(tensor) or tensor.ndim == 0 or tensor.is_meta, f"{name} of tensors of host and device"
+
+    def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = [*args, *kwargs.values()]
+        dtypes = [value for value in given if isinstance(value, torch.dtype)]
+        devices = [torch.device(value) for value in given if isinstance(value, (str, torch.device))]
+        devices += [value.device for value in given if isinstance(value, torch.Tensor)]
+        if dtypes:
+            tensor = tensor.type(dtypes[0])
+        if not devices or (devices[0].type == "cuda") == is_on_device(tensor):
+            return tensor
+        if not is_on_device(tensor):
+            return on_device(self._of_host(tensor).clone())
+        return self._to_host(tensor, non_blocking=kwargs.get("non_blocking", False))
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        if is_on_device(target):
+            return target.copy_(on_device(self._of_host(source)))
+        return target.copy_(self._to_host(source, non_blocking=False))
+
+    def _of_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self.graph is None, "a graph would read the host's memory at every replay"
+        return tensor
+
+    def _to_host(self, tensor: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
+        copied = tensor.as_subclass(torch.Tensor).clone()
+        if not non_blocking:
+            self.wait("copy to the host")
+            return copied
+        arriving = torch.empty_like(copied)
+        spoil(arriving)
+        self.copies.append((arriving, copied))
+        return arriving
+
+
+class _Event:
+    def __init__(self, gpu: GpuStandIn) -> None:
+        self._gpu = gpu
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def record(self) -> None:
+        self._copies, self._gpu.copies = self._gpu.copies, []
+
+    def synchronize(self) -> None:
+        with torch.inference_mode():
+            for target, source in self._copies:
+                target.copy_(source)
+
+
+class _Stream:
+    def __init__(self, device: torch.device | None = None) -> None:
+        pass
+
+    def wait_stream(self, other: _Stream) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+_interpret = GridExecutor.__call__
+
+
+def is_on_device(tensor: object) -> bool:
+    """Whether it is a tensor of the stand-in."""
+    return isinstance(tensor, DeviceTensor)
+
+
+def on_device(result: Any) -> Any:
+    """What an op gave, its tensors as the stand-in's."""
+    if isinstance(result, torch.Tensor):
+        return result.as_subclass(DeviceTensor)
+    if isinstance(result, (tuple, list)) and tensors_in(result):
+        return type(result)(map(on_device, result))
+    return result
+
+
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """All tensors of nested arguments."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def spoil(tensor: torch.Tensor) -> None:
+    """NaN, or what is as wrong in any other type."""
+    with torch._C.DisableTorchFunction():
+        if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+            tensor.fill_(math.nan)
+        elif tensor.dtype.itemsize == 1:
+            tensor.view(torch.uint8).fill_(1 if tensor.dtype is torch.bool else 0xFF)
+        else:
+            tensor.fill_(-1_234_567 if tensor.dtype.itemsize >= 4 else -12_345)
+
+
+@contextmanager
+def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
+    """`torch.cuda` is the stand-in inside: one device of compute capability 9.0."""
+    gpu = GpuStandIn()
+    replaced: dict[str, Any] = {
+        "is_available": lambda: True,
+        "Stream": _Stream,
+        "Event": lambda: _Event(gpu),
+        "CUDAGraph": lambda: Graph(gpu),
+        "current_stream": _Stream,
+        "stream": lambda stream: nullcontext(),
+        "graph_pool_handle": lambda: (0, 0),
+        "synchronize": lambda device=None: gpu.wait("synchronize"),
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "memory_reserved": lambda device=None: 0,
+        "max_memory_reserved": lambda device=None: 2**20,
+        "mem_get_info": lambda device=None: (memory_bytes, memory_bytes),
+        "get_device_capability": lambda device=None: (9, 0),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stand_in in replaced.items():
+            patch.setattr(torch.cuda, name, stand_in)
+        patch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+        patch.setattr(
+            GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch_kernel(executor, args, kwargs)
+        )
+        with gpu:
+            yield gpu

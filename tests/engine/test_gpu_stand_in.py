@@ -1,0 +1,164 @@
+"""The engine's whole GPU path on a stand-in for a GPU: captured steps, copies on their way, Triton's kernels.
+
+Greedy tokens equal those of transformers, drawn ones those of the references; nothing waits for the device but for
+tokens. On a machine with a GPU, tests/engine/test_on_gpu.py asks the same of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bulkrun.engine import shared_prefixes
+from bulkrun.ops.triton import partial_results
+from bulkrun.request import Request, SamplingParams
+from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.engine.gpu_stand_in import GpuStandIn, gpu_stand_in
+from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU here, not interpreted"),
+    pytest.mark.filterwarnings(
+        "ignore:(overflow|invalid value|divide by zero) encountered"
+    ),  # hashes wrap; NaN is everywhere
+]
+GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+DRAWN = [
+    SamplingParams(max_tokens=5, temperature=0.9, top_k=30, top_p=0.9, ignore_eos=True, logprobs=2),
+    SamplingParams(max_tokens=5, temperature=0.8, min_p=0.05, ignore_eos=True),
+    SamplingParams(max_tokens=5, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4, min_tokens=3),
+]
+SMALL = {"max_num_batched_tokens": 36, "max_num_seqs": 4, "max_model_len": 64}
+
+
+def prompts() -> list[list[int]]:
+    """Two that begin alike, one token, and one that takes more than a step."""
+    alike = [3 + 11 * n % (VOCAB_SIZE - 3) for n in range(17)]
+    return [[*alike, 30, 31], [*alike, 40], [5], [3 + 7 * n % (VOCAB_SIZE - 3) for n in range(31)]]
+
+
+def greedy_requests() -> list[Request]:
+    return [Request(f"greedy{i}", prompt, GREEDY) for i, prompt in enumerate(prompts())]
+
+
+def drawn_requests() -> list[Request]:
+    return [Request(f"drawn{i}", prompts()[i], params, seed=i + 7) for i, params in enumerate(DRAWN)]
+
+
+def tokens(engine: Any, requests: list[Request]) -> dict[str, list[int]]:
+    return {request_id: list(completion.token_ids) for request_id, completion in run(engine, requests).items()}
+
+
+def by_transformers(variant: str, requests: list[Request]) -> dict[str, list[int]]:
+    def greedy(prompt: list[int]) -> list[int]:
+        return generate_with_transformers(variant, prompt, GREEDY.max_tokens or 0, eos_token_id=None)
+
+    return {request.request_id: greedy(list(request.prompt_token_ids)) for request in requests}
+
+
+def test_captured_steps_give_the_tokens_of_transformers_and_the_references(make_engine: EngineFactory) -> None:
+    drawn = drawn_requests()
+    expected = by_transformers("qwen3", greedy_requests()) | tokens(make_engine("qwen3"), drawn)
+    with gpu_stand_in() as gpu:
+        engine = make_engine("qwen3", device="cuda", **SMALL)
+        gpu.waits.clear()
+        assert tokens(engine, [*greedy_requests(), *drawn]) == expected
+    assert gpu.num_replays > engine.stats().num_steps // 2  # the others copy the end of a shared prompt
+    assert not gpu.waits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings", [{}, {"enforce_eager": True}, {"deterministic": True}, {"async_scheduling": False}]
+)
+def test_drawn_tokens_do_not_depend_on_how_steps_are_launched(
+    make_engine: EngineFactory, settings: dict[str, Any]
+) -> None:
+    expected = tokens(make_engine("llama"), drawn_requests())
+    with gpu_stand_in():
+        assert tokens(make_engine("llama", device="cuda", **SMALL, **settings), drawn_requests()) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_gives_the_tokens_of_transformers(make_engine: EngineFactory, variant: str) -> None:
+    expected = by_transformers(variant, greedy_requests())
+    with gpu_stand_in():
+        assert tokens(make_engine(variant, device="cuda", **SMALL), greedy_requests()) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_shared_prefixes_in_captured_steps(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool
+) -> None:
+    monkeypatch.setattr(shared_prefixes, "MIN_GROUP_SIZE", 2)
+    monkeypatch.setattr(shared_prefixes, "MIN_PREFIX_LEN", 64)
+    monkeypatch.setattr(shared_prefixes, "MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr(partial_results, "CHUNK", 128)
+    alike = [3 + 17 * n % (VOCAB_SIZE - 3) for n in range(200)]
+    starts = ([*alike, 30, 31], [9] * 30, [*alike, 40], [*alike[:100], 50, 51])
+    requests = [Request(str(i), prompt, GREEDY) for i, prompt in enumerate(starts)]
+    expected = by_transformers("llama_mqa", requests)
+    sizes = {"max_num_batched_tokens": 100, "max_num_seqs": 4, "max_model_len": 256}
+    with gpu_stand_in():
+        engine = make_engine("llama_mqa", device="cuda", enforce_eager=enforce_eager, **sizes)
+        assert tokens(engine, requests) == expected
+
+
+def test_a_pool_that_the_stand_in_measures(make_engine: EngineFactory) -> None:
+    """The probe before it waits, and may."""
+    with gpu_stand_in(memory_bytes=2**24) as gpu:
+        engine = make_engine(device="cuda", kv_cache_memory_bytes=None, enforce_eager=True, **SMALL)
+        assert gpu.waits["synchronize"] > 0
+        assert tokens(engine, greedy_requests()[:1]) == by_transformers("llama", greedy_requests()[:1])
+
+
+class TestStandIn:
+    def test_new_memory_is_not_a_number(self) -> None:
+        with gpu_stand_in():
+            assert torch.empty(3, device="cuda").isnan().all()
+            assert torch.zeros(3, device="cuda").new_empty(2).isnan().all()
+
+    def test_a_copy_to_the_host_is_there_once_its_event_is(self) -> None:
+        with gpu_stand_in():
+            copy = torch.ones(2, device="cuda").to("cpu", non_blocking=True)
+            assert copy.isnan().all()
+            copied = torch.cuda.Event()
+            copied.record()
+            copied.synchronize()
+            assert copy.tolist() == [1.0, 1.0]
+
+    def test_host_and_device_do_not_mix(self) -> None:
+        with gpu_stand_in(), pytest.raises(AssertionError, match="host and device"):
+            torch.ones(2, device="cuda") + torch.ones(2)
+
+    def test_waiting_is_counted_and_wrong_while_capturing(self) -> None:
+        with gpu_stand_in() as gpu:
+            numbers = torch.ones(2, device="cuda")
+            numbers.tolist()
+            assert gpu.waits == {"tolist": 1}
+            torch.cuda.CUDAGraph().capture_begin()
+            with pytest.raises(AssertionError, match="while a graph is captured"):
+                numbers.sum().item()
+
+    def test_a_graph_computes_again_from_its_inputs_of_now(self) -> None:
+        with gpu_stand_in():
+            numbers = torch.ones(2, device="cuda")
+            target, graph = torch.zeros(2, device="cuda"), torch.cuda.CUDAGraph()
+            graph.capture_begin()
+            doubled = numbers * 2
+            target.copy_(doubled[:1])
+            graph.capture_end()
+            numbers.fill_(3.0)
+            graph.replay()
+            assert target.tolist() == [6.0, 6.0]
+            assert doubled.isnan().all()
+
+
+def test_the_stand_in_is_gone_afterwards() -> None:
+    with gpu_stand_in() as gpu:
+        assert isinstance(gpu, GpuStandIn)
+    assert not torch.cuda.is_available()
