@@ -79,6 +79,14 @@ class Growths:
         self.held_tokens += growth.held_tokens
         self._remaining_tokens += growth.remaining_tokens
 
+    def fit_with(self, growth: Growth, capacity: int, used_tokens: int) -> bool:
+        """Whether they and one more can grow to their ends in a pool of `capacity` tokens.
+
+        used_tokens: of the blocks that they have, with what they share and the room in half-empty last blocks.
+        """
+        room = capacity - max(0, used_tokens - self.held_tokens)
+        return self.bound_with(growth) <= room or self.peak_tokens_with(growth) <= room
+
     def bound_with(self, growth: Growth) -> int:
         """No less than `peak_tokens_with`, without going through them: as if all were there at their ends."""
         return self.held_tokens + self._remaining_tokens + sum(growth)

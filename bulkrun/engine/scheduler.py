@@ -13,7 +13,7 @@ in, stays and ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
 
 from bulkrun.engine.admission import Growth, Growths, OutputLengthEstimator
 from bulkrun.engine.batching import BatchingPolicy, ContinuousBatching
@@ -123,7 +123,7 @@ class Scheduler:
                 return
             assert len(self.running) > 1, "one sequence alone always fits: EngineConfig sees to it"
             first = min(self.running, key=lambda seq: seq.order)
-            self._preempt(_cheapest(seq for seq in self.running if seq is not first))
+            self._preempt(min((seq for seq in self.running if seq is not first), key=_cost_of_preemption))
             self._lengths.observe_preemption()
             self._blocked = True  # or it would come straight back and be thrown out again
 
@@ -132,12 +132,15 @@ class Scheduler:
         if not self.waiting or not self.running:
             return
         head = self.waiting.head
-        worse = [seq for seq in self.running if seq.priority > head.priority]
-        if worse and not self._would_fit_without(worse, head):
+        worse = sorted((seq for seq in self.running if seq.priority > head.priority), key=_cost_of_preemption)
+        if not worse or not self._would_fit_without(worse, head):
             return
-        while worse and not (self._free_rows and self._fits(head, self._cached_blocks(head), self._growths())):
-            victim = _cheapest(worse)
-            worse.remove(victim)
+        # it fits only exactly where they have left, so those who surely must go are not gone through one by one
+        num_surely = bisect_left(range(len(worse)), True, key=lambda n: self._would_fit_without(worse[:n], head))
+        for index, victim in enumerate(worse):
+            fits = index >= num_surely and self._fits(head, self._prefix_cache.find(head).blocks, self._growths())
+            if fits and self._free_rows:
+                return
             self._preempt(victim)
             self._blocked = False
 
@@ -210,32 +213,29 @@ class Scheduler:
         manager = self.block_manager
         if self._num_needed_blocks(seq, cached_blocks) > manager.num_free_blocks:
             return False
-        if not self.running:
-            return True
-        # and half-empty last blocks
-        num_shared = max(0, manager.num_used_blocks * manager.block_size - growths.held_tokens)
-        growth = self._growth(seq, len(cached_blocks) * manager.block_size)
-        capacity = (manager.num_blocks - 2) * manager.block_size  # without its own half-empty last block
-        room = capacity - num_shared
-        return growths.bound_with(growth) <= room or growths.peak_tokens_with(growth) <= room
+        return not self.running or self._has_room(seq, cached_blocks, growths, manager.num_used_blocks)
+
+    def _has_room(self, seq: Sequence, cached_blocks: list[int], growths: Growths, num_used_blocks: int) -> bool:
+        """Whether it and those who hold the used blocks now can all grow to their guessed ends."""
+        size = self.block_manager.block_size
+        capacity = (self.block_manager.num_blocks - 2) * size  # without its own half-empty last block
+        return growths.fit_with(self._growth(seq, len(cached_blocks) * size), capacity, num_used_blocks * size)
 
     def _would_fit_without(self, leaving: list[Sequence], seq: Sequence) -> bool:
         """False where it surely would not: what stays, and what it needs, is more than there is."""
-        manager = self.block_manager
-        num_freed = sum(len(one.block_table) for one in leaving)  # or fewer: some may be shared with who stays
-        if self._num_needed_blocks(seq, self._cached_blocks(seq)) > manager.num_free_blocks + num_freed:
+        manager, left = self.block_manager, set(map(id, leaving))
+        staying = [one for one in self.running if id(one) not in left]
+        num_used = len({block for one in staying for block in one.block_table})
+        num_free = manager.num_free_blocks + manager.num_used_blocks - num_used
+        cached_blocks = self._prefix_cache.find(seq).blocks
+        if self._num_needed_blocks(seq, cached_blocks) > num_free:  # or more: of the cached ones some become free
             return False
-        staying = [one for one in self.running if one not in leaving]
-        peak = Growths(map(self._growth, staying)).peak_tokens_with(self._growth(seq, seq.num_tokens))
-        return not staying or peak <= (manager.num_blocks - 2) * manager.block_size
+        return not staying or self._has_room(seq, cached_blocks, Growths(map(self._growth, staying)), num_used)
 
     def _num_needed_blocks(self, seq: Sequence, cached_blocks: list[int]) -> int:
         """Free blocks that it takes at its admission; cached ones that nobody holds are free too."""
         missing = self.block_manager.num_blocks_of(seq.num_tokens) - len(cached_blocks)
         return missing + self.block_manager.num_free_among(cached_blocks)
-
-    def _cached_blocks(self, seq: Sequence) -> list[int]:
-        return self._prefix_cache.find(seq).blocks
 
     def _growths(self) -> Growths:
         return Growths(map(self._growth, self.running))
@@ -295,6 +295,6 @@ class Scheduler:
         self._prefix_cache.offer(seq)
 
 
-def _cheapest(seqs: Iterable[Sequence]) -> Sequence:
-    """Of the worst priority the one with the least to recompute, the newest of equals."""
-    return min(seqs, key=lambda seq: (-seq.priority, seq.num_computed_tokens, -seq.arrival))
+def _cost_of_preemption(seq: Sequence) -> tuple[int, int, int]:
+    """The least: of the worst priority the one with the least to recompute, the newest of equals."""
+    return -seq.priority, seq.num_computed_tokens, -seq.arrival

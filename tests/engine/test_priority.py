@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -20,12 +21,14 @@ GREEDY = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
 RANDOM = SamplingParams(max_tokens=14, temperature=0.9, ignore_eos=True)
 
 
-def _scheduler(*, num_blocks: int = 60, max_num_seqs: int = 2, budget: int = 32) -> Scheduler:
+def _scheduler(
+    *, num_blocks: int = 60, max_num_seqs: int = 2, budget: int = 32, enable_prefix_caching: bool = False
+) -> Scheduler:
     return Scheduler(
         BlockManager(num_blocks, 4),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        enable_prefix_caching=False,
+        enable_prefix_caching=enable_prefix_caching,
     )
 
 
@@ -55,6 +58,46 @@ def test_the_queue_is_sorted_by_priority_and_arrival_whatever_goes_in_and_out(mo
         insort(expected, (priority, number))
         assert [seq.order for seq in queue] == expected
         assert queue.head.order == expected[0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=12),
+    st.integers(1, 150),
+    st.integers(0, 4),
+    st.booleans(),
+)
+def test_no_more_give_way_than_one_by_one(
+    others: list[tuple[int, int, int]], num_prompt_tokens: int, num_steps: int, shares: bool
+) -> None:
+    """Those who surely must go are found by halves; who is left is as if each had been asked in turn."""
+    scheduler = _scheduler(num_blocks=60, max_num_seqs=8, budget=64, enable_prefix_caching=shares)
+    for number, (priority, prompt, output) in enumerate(others):
+        scheduler.add(_sequence(number, priority, output, prompt))
+    for _ in range(num_steps):
+        _step(scheduler)
+    head = _sequence(99, -1, 5, num_prompt_tokens)
+    one_by_one = deepcopy(scheduler)
+    for one in (scheduler, one_by_one):
+        one.add(deepcopy(head))
+    scheduler._make_room_for_priority()
+    assert [seq.order for seq in scheduler.running] == _running_after_asking_each(one_by_one)
+
+
+def _running_after_asking_each(scheduler: Scheduler) -> list[tuple[int, int]]:
+    head = scheduler.waiting.head
+
+    def fits() -> bool:
+        return bool(scheduler._free_rows) and scheduler._fits(
+            head, scheduler._prefix_cache.find(head).blocks, scheduler._growths()
+        )
+
+    worse = [seq for seq in scheduler.running if seq.priority > head.priority]
+    if worse and scheduler._would_fit_without(worse, head):
+        for victim in sorted(worse, key=lambda seq: (-seq.priority, seq.num_computed_tokens, -seq.arrival)):
+            if fits():
+                break
+            scheduler._preempt(victim)
+    return [seq.order for seq in scheduler.running]
 
 
 def test_smaller_priority_is_admitted_first_and_equals_in_order_of_arrival() -> None:
