@@ -61,9 +61,10 @@ class TailStopMatcher:
         return min(((at, string) for at, string in found if at >= 0), default=(0, None))[1]
 
     def _lost_before(self, token_id: int) -> str:
-        """The space that the output's first token begins with, where the decoder drops it: the prompt is before it."""
+        """The spaces that the output's first token begins with, where the decoder drops them: the prompt is before."""
         [once], [twice] = (self._decoder.decode_batch([[token_id] * count]) for count in (1, 2))
-        return " " if twice == f"{once} {once}" else ""
+        lost = twice.removeprefix(once).removesuffix(once)
+        return lost if twice == once + lost + once and not lost.strip() else ""
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return self._lost + self._decoder.decode_batch([token_ids])[0] if token_ids else ""

@@ -47,12 +47,19 @@ def test_they_are_the_log_softmax_of_the_logits(op: Any, dtype: torch.dtype, voc
     assert all(len(set(ids)) == k for ids in ids_Sk.tolist())
 
 
-@pytest.mark.parametrize("op", TWINS)
+@OPS
 def test_of_equals_the_first_token_stands_first(op: Any) -> None:
     logits_SV = torch.zeros(2, 9000, device=device_of(op))
     logits_SV[0, 8000], logits_SV[1, ::3] = 2.0, 1.0
     _, _, ids_Sk = op(logits_SV, torch.zeros(2, dtype=torch.int64, device=logits_SV.device), 5)
     assert ids_Sk.tolist() == [[8000, 0, 1, 2, 3], [0, 3, 6, 9, 12]]
+
+
+@OPS
+def test_the_likeliest_ones_do_not_depend_on_how_many_a_neighbour_wants(op: Any) -> None:
+    logits_SV = random_logits(50, 4096, torch.bfloat16, device_of(op))  # in bf16 many are equal
+    token_S = torch.zeros(50, dtype=torch.int64, device=logits_SV.device)
+    assert torch.equal(op(logits_SV, token_S, 2)[2], op(logits_SV, token_S, 20)[2][:, :2])
 
 
 @OPS

@@ -120,3 +120,18 @@ def test_the_tail_is_bounded_however_long_the_output_is() -> None:
     for token_id in range(5000):
         assert matcher.append(token_id) is None
     assert max(calls) <= len("never!") + 4 and len(calls) == 5000 + 2, "two more at the first token"
+
+
+class SpacesLost:
+    """Decodes as `decoders.Metaspace` does: all spaces at the start of a text are dropped."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        return ["".join(["  the", "end"][token_id] for token_id in ids).lstrip(" ") for ids in sequences]
+
+
+@pytest.mark.parametrize("stop", ["  the", " theend", "  theend"])
+def test_all_spaces_that_the_first_token_begins_with_are_seen(stop: str) -> None:
+    matcher = stop_matcher_factory(SpacesLost())([stop])
+    assert stop in [matcher.append(0), matcher.append(1)]
