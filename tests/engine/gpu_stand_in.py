@@ -100,11 +100,13 @@ class GpuStandIn(TorchFunctionMode):
             return self._to(*args, **kwargs) if name == "to" else self._to(args[0], _CPU)
         if name == "copy_" and is_on_device(args[0]) != is_on_device(args[1]):
             return self._copy(*args[:2])
+        if name == "_has_compatible_shallow_copy_type":  # a module moves: its parameters are made anew
+            return False
         target = kwargs.get("device")
         if target is None and not any(map(is_on_device, tensors)):
             return func(*args, **kwargs)
-        if target is not None and torch.device(target).type == "cpu":
-            return func(*args, **kwargs).as_subclass(torch.Tensor)
+        if target is not None and torch.device(target).type != "cuda":
+            return func(*args, **kwargs)
         if target is not None:
             kwargs["device"] = _CPU
         self._check(name, args, tensors)
@@ -205,7 +207,7 @@ def is_on_device(tensor: object) -> bool:
 def on_device(result: Any) -> Any:
     """What an op gave, its tensors as the stand-in's."""
     if isinstance(result, torch.Tensor):
-        return result.as_subclass(DeviceTensor)
+        return result if is_on_device(result) else result.as_subclass(DeviceTensor)
     if isinstance(result, (tuple, list)) and tensors_in(result):
         return type(result)(map(on_device, result))
     return result
