@@ -89,7 +89,7 @@ def test_a_machine_on_which_every_row_dies_stops_the_run_and_blames_no_row(tmp_p
     assert results(out) == oracle(rows_of(200), job_of(out))
 
 
-def test_a_worker_that_cannot_even_start_is_not_tried_again_and_its_last_words_are_shown(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_even_start_is_not_tried_again_and_the_end_of_its_stderr_is_shown(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(
         RunError, match=r"failed before its first row(.|\n)*ends with:(.|\n)*No module named tests.none"
