@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
-from bulkrun.sampling_params import RepetitionStop, SamplingParams, StructuredOutput, Thinking
+from bulkrun.sampling_params import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
 __all__ = [
+    "BOUNDS",
     "ERROR_CODES",
     "FINISH_REASONS",
     "Completion",

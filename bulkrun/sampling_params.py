@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -19,12 +20,48 @@ _NOT_HERE: Mapping[str, str] = MappingProxyType(
         "seed": 'give the sampling as a mapping, {"seed": 7, ...}, or the model its own: LLM(model, seed=7)',
     }
 )
-_WHOLE = ("max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs")
-_NUMBERS = (
-    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "timeout_s"),
-)
-_OPTIONAL = ("logprobs", "prompt_logprobs", "timeout_s")
 _LEAST_TEMPERATURE = 1e-5  # vLLM's; logits divided by much less are infinite in float32
+
+
+class Bound(NamedTuple):
+    """Which numbers a parameter may be: `kind` and limits; `want` says in words what is right."""
+
+    kind: type[int] | type[float]
+    want: str
+    ge: float = -inf
+    gt: float = -inf
+    le: float = inf
+    is_optional: bool = False  # None is a value too
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits that there are, by name."""
+        return {name: limit for name in ("ge", "gt", "le") if abs(limit := getattr(self, name)) != inf}
+
+    def holds(self, value: float) -> bool:
+        """Whether a number, which may be NaN, is within the limits."""
+        return self.ge <= value <= self.le and (self.gt == -inf or self.gt < value)
+
+
+# Every parameter that is a number.
+BOUNDS: Mapping[str, Bound] = MappingProxyType(
+    {
+        "max_tokens": Bound(int, "at least 1", ge=1),
+        "min_tokens": Bound(int, "between 0 and max_tokens", ge=0),
+        "temperature": Bound(float, "between 0 and 100", ge=0, le=100),
+        "top_p": Bound(float, "above 0 and at most 1", gt=0, le=1),
+        "top_k": Bound(int, "-1 or 0 (off), or a positive count below 2**31", ge=-1, le=2**31 - 1),
+        "min_p": Bound(float, "between 0 and 1", ge=0, le=1),
+        "presence_penalty": Bound(float, "between -2 and 2", ge=-2, le=2),
+        "frequency_penalty": Bound(float, "between -2 and 2", ge=-2, le=2),
+        "repetition_penalty": Bound(float, "between 0.01 and 10", ge=0.01, le=10),
+        "logprobs": Bound(int, "between 0 and 20", ge=0, le=20, is_optional=True),
+        "prompt_logprobs": Bound(int, "between 0 and 20", ge=0, le=20, is_optional=True),
+        "timeout_s": Bound(float, "above 0", gt=0, is_optional=True),
+    }
+)
+# Abstract types behind the usual ones, which take a tenth of the time to tell.
+_TYPES = {int: ("whole number", (int, Integral)), float: ("number", (int, float, Real))}
 
 
 class StructuredOutput(NamedTuple):
@@ -104,12 +141,11 @@ class SamplingParams:
 
     def _wrong_types(self) -> list[str]:
         wrong = []
-        for names, kind, types in ((_WHOLE, "whole number", (int, Integral)), (_NUMBERS, "number", (int, float, Real))):
-            for name in names:  # the abstract types take ten times as long to tell
-                value = getattr(self, name)
-                if not isinstance(value, types) and not (value is None and name in _OPTIONAL):
-                    fix = "; LLM.max_model_len means: as many as fit" if name == "max_tokens" else ""
-                    wrong.append(f"{name}: {value!r} is not a {kind}{fix}")
+        for name, bound in BOUNDS.items():
+            (kind, types), value = _TYPES[bound.kind], getattr(self, name)
+            if not isinstance(value, types) and not (value is None and bound.is_optional):
+                fix = "; LLM.max_model_len means: as many as fit" if name == "max_tokens" else ""
+                wrong.append(f"{name}: {value!r} is not a {kind}{fix}")
         wrong += [f"stop: {text!r} is not a text" for text in self.stop if not isinstance(text, str)]
         ids = self.stop_token_ids
         wrong += [f"stop_token_ids: {i!r} is not a whole number" for i in ids if not isinstance(i, (int, Integral))]
@@ -126,22 +162,14 @@ class SamplingParams:
         return wrong
 
     def _out_of_range(self) -> list[str]:
-        ranges = [
-            ("max_tokens", self.max_tokens >= 1, "at least 1"),
-            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
-            ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("top_k", -1 <= self.top_k < 2**31, "-1 or 0 (off), or a positive count below 2**31"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
-            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2"),
-            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2"),
-            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 10.0, "between 0.01 and 10"),
-            ("stop", all(self.stop), "free of empty strings"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "between 0 and 20"),
-            ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 20, "between 0 and 20"),
-            ("timeout_s", self.timeout_s is None or self.timeout_s > 0, "above 0"),
-        ]
-        return [f"{name}: {getattr(self, name)!r} is not {want}" for name, ok, want in ranges if not ok]
+        wrong = []
+        for name, bound in BOUNDS.items():
+            value = getattr(self, name)
+            if not (value is None or bound.holds(value)) or (name == "min_tokens" and value > self.max_tokens):
+                wrong.append(f"{name}: {value!r} is not {bound.want}")
+        if not all(self.stop):
+            wrong.append(f"stop: {self.stop!r} is not free of empty strings")
+        return wrong
 
     @property
     def greedy(self) -> bool:

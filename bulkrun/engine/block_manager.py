@@ -1,6 +1,6 @@
 """KV cache blocks as numbers: who owns which, which are free, and which prefix each full one holds.
 
-Pure Python; knows nothing of tensors, sequences or scheduling. A block is free (nobody owns it) or owned by one or
+Knows nothing of tensors, sequences or scheduling. A block is free (nobody owns it) or owned by one or
 more sequences (its reference count). A free block keeps its content and its hash until it is handed out again, so
 the free list is at once the eviction order of the prefix cache: least recently used first, blocks without a hash
 before all others.

@@ -31,7 +31,8 @@ from bulkrun.engine.loading import ready_model
 from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
 from bulkrun.engine.pending_step import PendingStep, StepOutput
 from bulkrun.engine.recovery import discard, start_over
-from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
+from bulkrun.engine.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.sequence_factory import SequenceFactory
 from bulkrun.engine.token_masks import MaskFiller, PendingMasks

@@ -19,7 +19,7 @@ from bulkrun.engine.model_input import ModelInput, build_model_input
 from bulkrun.engine.pending_step import PendingStep
 from bulkrun.engine.prompt_logprobs import add_prompt_logprobs, asks_for_prompt_logprobs
 from bulkrun.engine.sampler import sample_tokens
-from bulkrun.engine.scheduler import ScheduledBatch
+from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.sequence_rows import SequenceRows
 from bulkrun.engine.shared_prefixes import SharedPrefixTable
@@ -27,7 +27,7 @@ from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.engine.token_masks import PendingMasks
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.ops import NULL_BLOCK
+from bulkrun.ops.attention_metadata import NULL_BLOCK, TILE_ROWS
 
 
 class StepLogits(NamedTuple):
@@ -93,7 +93,7 @@ class ModelRunner:
         if not self._config.enable_prefix_caching:
             return None
         group = self.model.config.num_heads // self.model.config.num_kv_heads
-        seqs_per_tile = max(128 >> (group - 1).bit_length(), 1)  # a kernel's tile has 128 query heads
+        seqs_per_tile = max(TILE_ROWS >> (group - 1).bit_length(), 1)
         config = self._config
         return SharedPrefixTable(config.max_num_seqs, config.block_size, seqs_per_tile, self.rows.staging)
 

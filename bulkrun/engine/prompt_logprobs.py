@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from bulkrun import ops
-from bulkrun.engine.scheduler import ScheduledBatch
+from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import TokenLogprob

@@ -1,7 +1,8 @@
 """Chooses the next tokens of a step on the device, and computes no more than somebody asked for.
 
 Whether anyone asks is decided on the host, from the sampling parameters of the sequences at hand: a batch that is
-all greedy is one maximum. Knows no stop conditions. All arithmetic is in `bulkrun.ops.sampling`.
+all greedy is one maximum. Knows no stop conditions. All arithmetic is in ops:
+`shape_logits`, then `greedy_tokens` or `draw_tokens`, and `token_logprobs`.
 """
 
 from __future__ import annotations
@@ -116,20 +117,18 @@ def _choose(
     logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRows, distinct: list[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [S'], and which rows hold numbers: the likeliest ones, or drawn with the filters that somebody wants."""
-    random = [params for params in distinct if not params.greedy]
+    random = [params for params in distinct if not params.greedy]  # others take their maximum, whatever is cut
     if not random:
         return ops.greedy_tokens(logits_SV)
     row_S = model_input.sampling_rows
-    top_ks = [params.top_k for params in random]  # greedy rows take their maximum, whatever else is cut
     return ops.draw_tokens(
         logits_SV,
         rows.temperature[row_S],
         rows.seed[row_S],
         model_input.num_tokens,
         min_p_S=rows.min_p[row_S] if any(params.min_p for params in random) else None,
-        top_k_S=rows.top_k[row_S] if max(top_ks) > 0 else None,
+        top_k_S=rows.top_k[row_S] if any(params.top_k > 0 for params in random) else None,
         top_p_S=rows.top_p[row_S] if any(params.top_p < 1 for params in random) else None,
-        max_top_k=max(top_ks) if min(top_ks) > 0 else None,
     )
 
 

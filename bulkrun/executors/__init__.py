@@ -1,1 +1,1 @@
-"""Who starts the workers of a run: this machine or Slurm. None of them knows tokens or tensors."""
+"""Who starts the workers of a run: this machine, Slurm or Ray. None of them knows tokens or tensors."""

@@ -30,7 +30,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 DEATHS_IN_A_ROW = 5  # without a row finished between them: it is not the rows
 DRAIN_S = 10.0
 _PYTHON_FAILED = 1  # an exception that nobody caught; with nothing in the engine it would only come again
-_LAST_WORDS = 12  # lines of a dead worker's stderr that are shown
+_STDERR_LINES = 12  # lines of a dead worker's stderr that are shown
 
 Command = Callable[[str], Sequence[str]]
 
@@ -76,7 +76,7 @@ class LocalWorkers:
             if place.process is None and not place.ended and self._clock() >= place.start_at:
                 self._start(place)
             elif place.process is not None and (code := place.process.poll()) is not None:
-                self._see_off(place, place.process, code)
+                self._reap(place, place.process, code)
             elif place.process is not None and self._frozen.is_frozen(place.worker):
                 log_event(self._run, place.worker, "worker_frozen")
                 place.process.kill()
@@ -92,7 +92,7 @@ class LocalWorkers:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - self._clock()))
         self.kill()
-        errors = [self._take_leave(place, place.process) for place in self._places if place.process is not None]
+        errors = [self._deregister(place, place.process) for place in self._places if place.process is not None]
         return [error for error in errors if error is not None and not isinstance(error, Interrupted)]
 
     def kill(self) -> None:
@@ -116,17 +116,17 @@ class LocalWorkers:
                 start_new_session=True,
             )
 
-    def _see_off(self, place: _Place, process: subprocess.Popen[str], code: int) -> None:
+    def _reap(self, place: _Place, process: subprocess.Popen[str], code: int) -> None:
         """A worker ended: the run's end, an error, or a death."""
-        error = self._take_leave(place, process)
+        error = self._deregister(place, process)
         if code in (EXIT_OK, Interrupted.exit_code):
             place.ended = True
         elif error is not None:
             raise error
         else:
-            self._mourn(place, code)
+            self._record_death(place, code)
 
-    def _take_leave(self, place: _Place, process: subprocess.Popen[str]) -> BulkrunError | None:
+    def _deregister(self, place: _Place, process: subprocess.Popen[str]) -> BulkrunError | None:
         """Collect what a worker that ended has left: the error it told, and a log if anything is in it."""
         place.process = None
         output = process.communicate()[0]
@@ -136,27 +136,27 @@ class LocalWorkers:
                 log.unlink()
         return received(output)
 
-    def _mourn(self, place: _Place, code: int) -> None:
+    def _record_death(self, place: _Place, code: int) -> None:
         """Note a death, and when to start again. Raises RunError when that would be in vain."""
         how = _how_it_ended(code)
         flight = record_death(self._run, place.worker, how)
         if code == _PYTHON_FAILED and not flight.left:
-            raise RunError(f"a worker failed before its first row\n{self._last_words(place.worker)}")
+            raise RunError(f"a worker failed before its first row\n{self._stderr_tail(place.worker)}")
         place.deaths = 1 if flight.finished else place.deaths + 1
         log_event(self._run, place.worker, "worker_died", how=how, deaths_in_a_row=place.deaths)
         if place.deaths >= DEATHS_IN_A_ROW:
             raise RunError(
                 f"workers died {place.deaths} times in a row without finishing a row, the last with {how}; what was "
-                f"finished is saved; mend the cause, then run the same command again\n{self._last_words(place.worker)}"
+                f"finished is saved; mend the cause, then run the same command again\n{self._stderr_tail(place.worker)}"
             )
         place.start_at = self._clock() + min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (place.deaths - 1))
 
-    def _last_words(self, worker: str) -> str:
+    def _stderr_tail(self, worker: str) -> str:
         log = self._log_of(worker)
         if not log.exists():
             return "it left nothing on stderr"
         lines = log.read_text(errors="replace").splitlines()
-        return "\n".join([f"{log} ends with:", *(f"  {line}" for line in lines[-_LAST_WORDS:])])
+        return "\n".join([f"{log} ends with:", *(f"  {line}" for line in lines[-_STDERR_LINES:])])
 
     def _log_of(self, worker: str) -> Path:
         return self._run.logs / f"{worker}.log"

@@ -23,7 +23,7 @@ from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import load_engine
 from bulkrun.launch.prepare import BUNDLED_ROOT, sampling_with_defaults
 from bulkrun.launch.prompt_stream import Asked, PromptStream, RequestOutput, SharedEngine
-from bulkrun.launch.structure import with_schema
+from bulkrun.launch.structured_output import with_schema
 from bulkrun.models.model_dir import generation_defaults, resolve_model
 from bulkrun.request import RowError, SamplingParams
 from bulkrun.sandbox import TemplateFailed

@@ -10,8 +10,8 @@ from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.store.durable import disk_errors
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.update.compatibility import check_settings
 from bulkrun.job.update.diff import Wanted
-from bulkrun.job.update.gate import check_settings
 from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.nightly import compare, night_input, write_input
 from bulkrun.launch.prepare import PreparedJob

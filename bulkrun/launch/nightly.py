@@ -21,10 +21,9 @@ from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.durable import disk_errors, remove_tree
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.update.compatibility import check_columns_fit, check_settings, settings_changed
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
 from bulkrun.job.update.fitting import fit_dataset
-from bulkrun.job.update.gate import check_columns_fit, check_settings, settings_changed
-from bulkrun.job.update.hold import hold
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import (
     Update,
@@ -35,6 +34,7 @@ from bulkrun.job.update.staging import (
     removed_on_failure,
     staged_record,
 )
+from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.result_columns import extra_fields

@@ -33,7 +33,7 @@ from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
 from bulkrun.job.work.result_columns import extra_fields
-from bulkrun.launch.structure import check_thinking, with_schema
+from bulkrun.launch.structured_output import check_thinking, with_schema
 from bulkrun.launch.variables import refuse_variables
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model

@@ -21,9 +21,8 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
 from bulkrun.job.update.diff import Wanted
 from bulkrun.job.update.failed import failed_rows, picks_of, refuse_blank_lines
-from bulkrun.job.update.hold import hold
 from bulkrun.job.update.merge import merge
-from bulkrun.job.update.overrides import retry_job
+from bulkrun.job.update.retry_job import retry_job
 from bulkrun.job.update.staging import (
     Update,
     close_staging,
@@ -34,6 +33,7 @@ from bulkrun.job.update.staging import (
     removed_on_failure,
     staged_record,
 )
+from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.nightly import compare, fit_results, new_update, night_input

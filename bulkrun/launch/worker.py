@@ -22,7 +22,7 @@ from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import Worker
-from bulkrun.job.work.engine_room import EngineLost
+from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.garbage import release_garbage, settle_garbage

@@ -20,7 +20,6 @@ _TEXT_PARTS: Mapping[str, _TextPart] = {
     "Mistral3ForConditionalGeneration": _TextPart("mistral", "MistralForCausalLM"),
 }
 _OTHER_PARTS = ("vision_config", "audio_config", "text_config")
-_OF_THE_WHOLE = ("bos_token_id", "eos_token_id")  # the text part's own do not know the end of a turn
 
 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -31,7 +30,8 @@ def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in raw.get("architectures") or ():
         part = _TEXT_PARTS.get(name)
         if part is not None and text.get("model_type", part.model_type) == part.model_type:
-            whole = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
+            ends = raw.get("eos_token_id")  # the text part's own do not know the end of a turn
+            whole = {} if ends is None else {"eos_token_id": ends}
             return {**raw, **text, **whole, "architectures": [part.architecture]}
     return raw
 

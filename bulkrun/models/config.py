@@ -44,7 +44,6 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # bfloat16, float16 or float32: what the weights are stored in
 
@@ -199,7 +198,7 @@ def _common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(f"dtype {name} is not supported; these are: {', '.join(_DTYPES)}")
     eos = raw.get("eos_token_id")
     eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-    return {"bos_token_id": raw.get("bos_token_id"), "eos_token_ids": eos_token_ids, "dtype": name}
+    return {"eos_token_ids": eos_token_ids, "dtype": name}
 
 
 def _heads(keys: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from bulkrun.models.checkpoint import stored_tensors
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.general import ATTENTION_NAME, GeneralModel, register_attention
 from bulkrun.models.general_check import check_against_own_attention
-from bulkrun.models.room import refuse_beyond_ram
+from bulkrun.models.weights_fit import refuse_beyond_ram
 
 
 def load_general_model(

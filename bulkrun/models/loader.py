@@ -26,9 +26,9 @@ from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.layers import Linear, SparseMLP
 from bulkrun.models.quantization import quantize_projections, refuse_quantization, store_quantized
 from bulkrun.models.read_ahead import read_tensors, release_pinned
-from bulkrun.models.room import does_not_fit, refuse_beyond_ram
 from bulkrun.models.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.tensor_names import Target, targets
+from bulkrun.models.weights_fit import does_not_fit, refuse_beyond_ram
 from bulkrun.ops.linear import can_pack_bfloat16
 
 _HUGE_PAGE_BYTES = 2 * 2**20

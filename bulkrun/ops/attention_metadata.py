@@ -8,7 +8,6 @@ K key/value heads, D head dim, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 NULL_BLOCK = 0  # never allocated: padding in block tables points here, and padded tokens may write here
 PREFIX_UNIT = 64  # tokens: a shared prefix ends at a multiple of it, where a tile of keys ends too
+TILE_ROWS = 128  # query heads of all tokens that a kernel computes together; of wide heads fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +34,6 @@ class SharedPrefixes:
     prefix_lens_G: torch.Tensor
     prefix_lens_S: torch.Tensor  # int32, per decode sequence: that of its group; 0: in none
     counts: torch.Tensor  # int32 [2]: how many groups there are, whatever there is room for, and the longest prefix
-
-    @classmethod
-    def of_groups(
-        cls, groups: list[tuple[list[int], int]], num_decode_seqs: int, device: torch.device | str
-    ) -> SharedPrefixes:
-        """From the host's (sequences, tokens shared) of each group."""
-        lens_S = [0] * num_decode_seqs
-        for seqs, prefix_len in groups:
-            assert prefix_len % PREFIX_UNIT == 0, "tiles of keys must not straddle the end of a shared prefix"
-            for seq in seqs:
-                lens_S[seq] = prefix_len
-
-        def send(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
-
-        return cls(
-            seq_index=send([seq for seqs, _ in groups for seq in seqs]),
-            cu_groups=send(list(accumulate((len(seqs) for seqs, _ in groups), initial=0))),
-            prefix_lens_G=send([prefix_len for _, prefix_len in groups]),
-            prefix_lens_S=send(lens_S),
-            counts=send([len(groups), max((prefix_len for _, prefix_len in groups), default=0)]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ def draw_tokens(
     min_p_S: torch.Tensor | None = None,
     top_k_S: torch.Tensor | None = None,
     top_p_S: torch.Tensor | None = None,
-    max_top_k: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens drawn from softmax(logits / temperature), int64 [S], and whether the highest logit is finite, bool [S].
 
@@ -26,7 +25,7 @@ def draw_tokens(
     nothing but -inf is not finite, and its token means nothing.
     """
     is_valid_S = logits_SV.max(dim=-1).values.isfinite()
-    filtered_SV = filtered(logits_SV, temperature_S, min_p_S, top_k_S, top_p_S, max_top_k)
+    filtered_SV = filtered(logits_SV, temperature_S, min_p_S, top_k_S, top_p_S)
     noise_SV = gumbel_noise(seed_S, position_S, filtered_SV.shape[-1])
     return sample(filtered_SV, temperature_S, noise_SV), is_valid_S
 
@@ -37,7 +36,6 @@ def filtered(
     min_p_S: torch.Tensor | None,
     top_k_S: torch.Tensor | None,
     top_p_S: torch.Tensor | None,
-    max_top_k: int | None = None,
 ) -> torch.Tensor:
     """Scaled logits, float32 [S, V], -inf where a filter drops the token."""
     scaled_SV = apply_temperature(logits_SV.float(), temperature_S)
@@ -47,4 +45,10 @@ def filtered(
         return scaled_SV
     top_k_S = torch.zeros_like(temperature_S, dtype=torch.int64) if top_k_S is None else top_k_S
     top_p_S = torch.ones_like(temperature_S) if top_p_S is None else top_p_S
-    return apply_top_k_top_p(scaled_SV, top_k_S, top_p_S, max_top_k=max_top_k)
+    return apply_top_k_top_p(scaled_SV, top_k_S, top_p_S, max_top_k=_max_top_k(top_k_S, temperature_S))
+
+
+def _max_top_k(top_k_S: torch.Tensor, temperature_S: torch.Tensor) -> int | None:
+    """The largest top_k where all rows that draw have one; elsewhere than on a CPU None, for asking would wait."""
+    drawing = top_k_S[temperature_S != 0] if top_k_S.is_cpu else top_k_S[:0]
+    return int(drawing.max()) if drawing.numel() and bool((drawing > 0).all()) else None

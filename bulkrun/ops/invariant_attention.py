@@ -2,8 +2,8 @@
 
 Not on the batch, on how its prompt was cut into chunks, on what was in the prefix cache or on whether it is decoded or
 computed again: every query goes through the same fixed tiles of keys (`attention_tiles`), whose partial results are
-merged by log-sum-exp in the order of the keys. Contract as `paged_attention`. This is the reference, and what runs on a
-CPU; the kernel takes every token through the prefill tiles.
+merged by log-sum-exp in the order of the keys. Contract as `paged_attention`. This is the reference, which also runs on
+a CPU without compiled ops; the Triton kernel takes every token through the prefill tiles.
 """
 
 from __future__ import annotations

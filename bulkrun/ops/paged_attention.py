@@ -1,8 +1,9 @@
 """Attention over a paged KV cache, for steps that mix decode tokens and prefill chunks.
 
 The KV cache of a layer is two tensors [N, B, K, D]; token p of a sequence lies in block `block_tables[s, p // B]`
-at offset `p % B`. This is the contract and the pure-torch reference, which is also what runs on a CPU: it works
-group by group (see `sequence_groups`), never sequence by sequence. Knows no model and no scheduler.
+at offset `p % B`. This is the contract and the pure-torch reference, which also runs where neither Triton nor a
+compiled twin does: it works group by group (see `sequence_groups`), never sequence by sequence. Knows no model and no
+scheduler.
 """
 
 from __future__ import annotations

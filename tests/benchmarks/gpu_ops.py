@@ -25,8 +25,8 @@ import triton
 
 from bulkrun import ops
 from bulkrun.ops import AttentionMetadata
-from bulkrun.ops.attention_metadata import SharedPrefixes
 from bulkrun.ops.fp8 import FP8
+from tests.ops.prefix_groups import prefixes_of
 
 BLOCK_SIZE = 16
 BYTES = 2  # of a bf16 number
@@ -131,7 +131,7 @@ def decode_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     context, shared = sizes.prefix_len + 100, sizes.prefix_len // BLOCK_SIZE
     step = make_step(sizes, [1] * sizes.decode_seqs, [context] * sizes.decode_seqs, device, shared)
     everyone = [(list(range(sizes.decode_seqs)), sizes.prefix_len)]
-    grouped = replace(step, shared_prefixes=SharedPrefixes.of_groups(everyone, sizes.decode_seqs, device))
+    grouped = replace(step, shared_prefixes=prefixes_of(everyone, sizes.decode_seqs, device))
     case = _attention_case(
         f"decode shared_prefix={sizes.prefix_len}",
         sizes,

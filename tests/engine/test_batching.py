@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from bulkrun.engine.batching import Batching, batching_policy
 from bulkrun.engine.block_manager import BlockManager
-from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
+from bulkrun.engine.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.errors import UsageError
 from bulkrun.request import Request, SamplingParams

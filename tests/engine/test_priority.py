@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.engine.block_manager import BlockManager
-from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
+from bulkrun.engine.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.waiting import WaitingQueue
 from bulkrun.request import Request, SamplingParams

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from bulkrun.engine.block_manager import BlockManager
-from bulkrun.engine.scheduler import ScheduledBatch, Scheduler
+from bulkrun.engine.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import preempted

@@ -15,8 +15,9 @@ from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.shared_prefixes import MIN_GROUP_SIZE, SharedPrefixTable, find_groups, saved_tokens
 from bulkrun.engine.staging import HostStaging
-from bulkrun.ops.attention_metadata import PREFIX_UNIT, SharedPrefixes
+from bulkrun.ops.attention_metadata import PREFIX_UNIT
 from bulkrun.request import Request, SamplingParams
+from tests.ops.prefix_groups import prefixes_of
 
 
 def random_tables(rng: random.Random, num_seqs: int, num_nodes: int) -> list[list[int]]:
@@ -87,7 +88,7 @@ def test_few_sequences_short_prefixes_and_small_savings_are_not_worth_a_kernel(n
 
 
 def test_tensors_stay_where_they_are_and_follow_the_members() -> None:
-    """As `SharedPrefixes.of_groups` builds them, in front of groups and sequences that are not there."""
+    """As `prefixes_of` makes them, in front of groups and sequences that are not there."""
     table = SharedPrefixTable(64, 16, 32, HostStaging(torch.device("cpu")))
     seqs = [Sequence(Request(str(i), [1], SamplingParams()), arrival=i, max_model_len=9) for i in range(40)]
     for i, seq in enumerate(seqs):
@@ -97,7 +98,7 @@ def test_tensors_stay_where_they_are_and_follow_the_members() -> None:
         batch = ScheduledBatch(seqs=[*members, seqs[0]], num_decode_seqs=len(members))
         table.update(batch)
         assert bool(table.groups) == (len(members) > 3)
-        expected = SharedPrefixes.of_groups(table.groups, len(members), "cpu")
+        expected = prefixes_of(table.groups, len(members), "cpu")
         num_groups = len(table.groups)
         assert view.seq_index[: len(expected.seq_index)].tolist() == expected.seq_index.tolist()
         assert view.cu_groups[: num_groups + 1].tolist() == expected.cu_groups.tolist()

@@ -18,7 +18,7 @@ from bulkrun.errors import BulkrunError
 from bulkrun.executors.child_errors import ErrorChannel
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.workers import Worker
-from bulkrun.job.work.engine_room import EngineLost
+from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.launch.signals import drain_on_signal
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine

@@ -89,7 +89,7 @@ def test_a_machine_on_which_every_row_dies_stops_the_run_and_blames_no_row(tmp_p
     assert results(out) == oracle(rows_of(200), job_of(out))
 
 
-def test_a_worker_that_cannot_even_start_is_not_tried_again_and_its_last_words_are_shown(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_even_start_is_not_tried_again_and_the_end_of_its_stderr_is_shown(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(
         RunError, match=r"failed before its first row(.|\n)*ends with:(.|\n)*No module named tests.none"
@@ -101,15 +101,16 @@ def test_a_worker_that_cannot_even_start_is_not_tried_again_and_its_last_words_a
 def test_killing_workers_by_hand_convicts_nobody(tmp_path: Path) -> None:
     out = tmp_path / "out"
     workers = workers_on(out, 120, 40, "--step-s", "0.02", count=2)
-    killed: set[int] = set()
-    next_kill = time.monotonic() + 1.5
+    killed: list[str] = []
     while workers.tend():
-        processes = [place.process for place in workers._places if place.process is not None]
-        if len(killed) < 4 and processes and time.monotonic() > next_kill:
-            os.kill(processes[0].pid, signal.SIGKILL)
-            killed.add(processes[0].pid)
-            next_kill = time.monotonic() + 1.5
+        at_work = [place for place in workers._places if place.process is not None and place.worker not in killed]
+        victim = next((place for place in at_work if has_finished_rows(RunDir(out), place.worker)), None)
+        if len(killed) < 4 and victim is not None:
+            os.kill(victim.process.pid, signal.SIGKILL)
+            killed.append(victim.worker)
         time.sleep(0.01)
+    assert len(killed) == 4 and deaths(out) == {"signal SIGKILL": 4}
+    assert not errors_of(out), "no row is blamed"
     assert results(out) == oracle(rows_of(120), job_of(out))
 
 
@@ -177,6 +178,14 @@ def test_a_worker_that_is_frozen_for_good_is_replaced(tmp_path: Path) -> None:
 def has_a_shard(run: RunDir, worker: str) -> bool:
     """Whether this worker has a shard open."""
     return any(run.journal.glob(f"shard-*.{worker}.jsonl"))
+
+
+def has_finished_rows(run: RunDir, worker: str) -> bool:
+    """Whether this worker has written rows to a journal that is still open."""
+    try:
+        return any(path.stat().st_size for path in run.journal.glob(f"shard-*.{worker}.jsonl"))
+    except FileNotFoundError:  # committed meanwhile
+        return False
 
 
 def test_an_idle_worker_helps_with_the_tail_of_anothers_shard(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from bulkrun.job.plan.planner import Planner
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Worker
-from bulkrun.job.update.hold import hold
+from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.job.work.shard_work import row_seed

@@ -57,8 +57,8 @@ import sys, weakref
 from pathlib import Path
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.work.closing import Closing
-from bulkrun.job.work.engine_room import EngineRoom
+from bulkrun.job.work.deadline import Deadline
+from bulkrun.job.work.engine_runner import EngineRunner
 from bulkrun.job.work.flight import FlightLog
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.launch.garbage import release_garbage, settle_garbage
@@ -80,7 +80,7 @@ def load_again():
     assert not any(one() for one in memory), "the engine that broke still has its memory"
     return load()
 
-room = EngineRoom(load(), load_again, FlightLog(RunDir(Path(sys.argv[2])), "w"), Closing(None), lambda *broke: None)
+room = EngineRunner(load(), load_again, FlightLog(RunDir(Path(sys.argv[2])), "w"), Deadline(None), lambda *broke: None)
 requests = [Request(str(row), (5, 6, 7), SamplingParams(max_tokens=4)) for row in range(3)]
 room.admit([Generation(request, 0, (row,), 0) for row, request in enumerate(requests)])
 room.step()

@@ -16,7 +16,7 @@ from bulkrun.data.parts import read_part_info, write_part
 from bulkrun.errors import JobFileError, ResumeError, RunError, UsageError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.update.hold import hold
+from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.delivery import _Delivery, is_delivered

@@ -74,6 +74,13 @@ def runners(folder: Path) -> list[int]:
     return [state.worker.pid for state in states if state.role == "runner" and not (state.ended or state.worker.gone)]
 
 
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a process that is stopped was sent a signal."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = next(int(line.split()[1], 16) for line in status if line.startswith("ShdPnd:"))
+    return bool(pending >> (number - 1) & 1)
+
+
 def rows_of(folder: Path) -> list[int]:
     return sorted(row for path in folder.glob("out/*.parquet") for row in pq.read_table(path)["row"].to_pylist())
 
@@ -138,7 +145,7 @@ def test_a_second_signal_ends_parent_and_workers_at_once(
     worker = runners(folder)[0]
     os.kill(worker, signal.SIGSTOP)  # it cannot drain
     parent.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    wait_until(lambda: is_pending(worker, signal.SIGTERM), "the parent's word to the worker")
     assert parent.poll() is None
     parent.send_signal(signal.SIGTERM)
     assert parent.wait(5) == 143

@@ -37,7 +37,7 @@ def test_absent_keys_have_transformers_defaults() -> None:
     assert (config.ropes, config.dtype) == ((RopeConfig(theta=10_000.0),) * 2, "float32")
     assert (config.tie_word_embeddings, config.qkv_bias, config.qk_norm) == (False, False, "none")
     assert config.sliding_windows == (None, None)
-    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+    assert config.eos_token_ids == ()
 
 
 def test_old_and_new_rope_keys_mean_the_same() -> None:
@@ -179,9 +179,9 @@ def test_gemma3_old_and_new_rope_keys_mean_the_same() -> None:
 
 def test_the_end_of_a_turn_stands_beside_the_text_part() -> None:
     text = {key: value for key, value in GEMMA3.items() if key != "architectures"}
-    wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "bos_token_id": None}
-    config = read(wrapper | {"text_config": text | {"eos_token_id": 1, "bos_token_id": 2}})
-    assert (config.eos_token_ids, config.bos_token_id, config.head_dim) == ((1, 106), 2, 32)
+    wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106]}
+    config = read(wrapper | {"text_config": text | {"eos_token_id": 1}})
+    assert (config.eos_token_ids, config.head_dim) == ((1, 106), 32)
     assert read(
         {"architectures": wrapper["architectures"], "text_config": text | {"eos_token_id": 9}}
     ).eos_token_ids == (9,)

@@ -137,7 +137,7 @@ def test_what_is_laid_out_anew_is_what_was_read(tmp_path: Path, variant: str) ->
 def test_weights_beyond_the_memory_that_is_left_are_refused(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulkrun.models.room.available_ram_bytes", lambda: 2**10)
+    monkeypatch.setattr("bulkrun.models.weights_fit.available_ram_bytes", lambda: 2**10)
     with pytest.raises(ModelError, match=r"need 0\.0 GiB and do not fit on cpu \(0\.0 GiB of RAM may be taken\)"):
         load(save_tiny_model(tmp_path, variant))
 

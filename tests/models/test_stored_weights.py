@@ -77,14 +77,14 @@ def test_memory_is_asked_for_both_where_they_differ(tmp_path: Path, monkeypatch:
     """And where they do not: a tied head is laid out for products beside the embedding."""
     path = save_tiny_model(tmp_path, "llama")
     num_bytes = 4 * sum(parameter.numel() for parameter in make_tiny_model("llama").parameters())
-    monkeypatch.setattr("bulkrun.models.room.available_ram_bytes", lambda: num_bytes - 1)
+    monkeypatch.setattr("bulkrun.models.weights_fit.available_ram_bytes", lambda: num_bytes - 1)
     edit_config(path, tie_word_embeddings=True)
     with pytest.raises(ModelError, match="do not fit on cpu"):
         load(path)
     edit_weights(path, lm_head__weight=None)
     with pytest.raises(ModelError, match="do not fit on cpu"):
         load(path)
-    monkeypatch.setattr("bulkrun.models.room.available_ram_bytes", lambda: num_bytes)
+    monkeypatch.setattr("bulkrun.models.weights_fit.available_ram_bytes", lambda: num_bytes)
     assert load(path).config.tie_word_embeddings
 
 

@@ -169,6 +169,5 @@ def test_masked_tokens_stay_masked_behind_penalties_filters_and_noise() -> None:
         min_p_S=torch.full((64,), 0.01),
         top_k_S=torch.full((64,), 20),
         top_p_S=torch.full((64,), 0.99),
-        max_top_k=20,
     )
     assert set(token_S.tolist()) == {32, 33, 35}

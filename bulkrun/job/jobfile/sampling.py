@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import ConfigDict, Field, model_validator
 
 from bulkrun.job.jobfile.section import Section
-from bulkrun.request import RepetitionStop, SamplingParams, StructuredOutput, Thinking
+from bulkrun.request import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
 Choosing = Literal[
     "max_tokens",
@@ -98,33 +98,40 @@ class SamplingSpec(Section):
     )
     max_tokens: int | None = Field(
         None,
-        ge=1,
+        **BOUNDS["max_tokens"].limits,
         description="Most tokens to generate; an output is cut there (finish_reason length). Default: the model's "
         "max_new_tokens, else 256.",
     )
-    min_tokens: int = Field(0, ge=0, description="Fewest tokens to generate before an end or stop counts.")
-    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default: the model's, else 1.")
+    min_tokens: int = Field(
+        0, **BOUNDS["min_tokens"].limits, description="Fewest tokens to generate before an end or stop counts."
+    )
+    temperature: float | None = Field(
+        None, **BOUNDS["temperature"].limits, description="0 is greedy. Default: the model's, else 1."
+    )
     top_p: float | None = Field(
         None,
-        gt=0,
-        le=1,
+        **BOUNDS["top_p"].limits,
         description="Keep the smallest set of tokens with this probability. Default: the model's, else 1 (all).",
     )
     top_k: int | None = Field(
-        None, ge=-1, description="Keep the k most likely tokens; 0 or -1: all. Default: the model's, else all."
+        None,
+        ge=BOUNDS["top_k"].ge,  # beyond its other limit the words of the table are clearer
+        description="Keep the k most likely tokens; 0 or -1: all. Default: the model's, else all.",
     )
     min_p: float | None = Field(
         None,
-        ge=0,
-        le=1,
+        **BOUNDS["min_p"].limits,
         description="Drop tokens less likely than this share of the likeliest. Default: the model's, else 0 (none).",
     )
-    presence_penalty: float = Field(0.0, ge=-2, le=2, description="Subtracted from tokens that were generated already.")
-    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="The same, times how often.")
+    presence_penalty: float = Field(
+        0.0, **BOUNDS["presence_penalty"].limits, description="Subtracted from tokens that were generated already."
+    )
+    frequency_penalty: float = Field(
+        0.0, **BOUNDS["frequency_penalty"].limits, description="The same, times how often."
+    )
     repetition_penalty: float | None = Field(
         None,
-        ge=0.01,
-        le=10,
+        **BOUNDS["repetition_penalty"].limits,
         description="Above 1: tokens of the prompt and the output become less likely. Default: the model's, else 1.",
     )
     stop: str | list[str] | None = Field(
@@ -135,15 +142,13 @@ class SamplingSpec(Section):
     seed: int = Field(0, description="The job's seed. A row's noise depends on this, its id and the sample only.")
     logprobs: int | None = Field(
         None,
-        ge=0,
-        le=20,
+        **BOUNDS["logprobs"].limits,
         description="A column `logprobs`: each token's, and so many of the likeliest alternatives'. Default: no "
         "column.",
     )
     prompt_logprobs: int | None = Field(
         None,
-        ge=0,
-        le=20,
+        **BOUNDS["prompt_logprobs"].limits,
         description="A column `prompt_logprobs`: the same for the tokens of the prompt. Default: no column.",
     )
     structured_outputs: StructuredOutputsSpec | None = Field(

@@ -10,12 +10,14 @@ import difflib
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
+from bulkrun.job.jobfile.sampling import Choosing
 from bulkrun.job.prompts.conversations import shown
+from bulkrun.request import BOUNDS
 
-NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-WHOLE_NUMBERS = ("max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed")
+NUMBERS = tuple(key for key in get_args(Choosing) if BOUNDS[key].kind is float)
+WHOLE_NUMBERS = (*(key for key in get_args(Choosing) if BOUNDS[key].kind is int), "max_completion_tokens", "seed")
 STRUCTURES = (
     "response_format",
     "structured_outputs",

@@ -19,9 +19,8 @@ from bulkrun.data.schema_check import check_schema
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.templates import unknown_column
-from bulkrun.request import RowError
+from bulkrun.request import BOUNDS, RowError
 
-_WHOLE = ("max_tokens", "min_tokens", "top_k", "seed")
 _CACHED_COMBINATIONS = 4096
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -89,7 +88,7 @@ def sampling_value(key: str, value: Any) -> int | float | str | list[str]:
         return _stop_strings(value)
     if key == "structured_outputs":
         return value if isinstance(value, str) else _schema_text(value)
-    kind = int if key in _WHOLE else float
+    kind = int if key == "seed" else BOUNDS[key].kind
     if isinstance(value, Decimal):
         value = _plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):

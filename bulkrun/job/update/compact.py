@@ -37,9 +37,9 @@ from bulkrun.job.store.durable import (
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
-from bulkrun.job.update.hold import hold
 from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import is_merging, read_update
+from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 

@@ -1,8 +1,9 @@
 """Values of a night's input in the columns of the results that are there: a value that has no place is its row's error.
 
-Types may differ where one holds the other's values as a rule (`gate`): whole numbers go into a column of doubles up to
-2**53, microseconds into one of nanoseconds up to the year 2262. What is beyond is found before the rows are compared
-and run; a value that came by another way becomes null when it is merged, and its row says so. Knows no files.
+Types may differ where one holds the other's values as a rule (`compatibility`): whole numbers go into a column of
+doubles up to 2**53, microseconds into one of nanoseconds up to the year 2262. What is beyond is found before the rows
+are compared and run; a value that came by another way becomes null when it is merged, and its row says so. Knows no
+files.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
-from bulkrun.job.update.gate import only_the_input_changed
+from bulkrun.job.update.compatibility import only_the_input_changed
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.work.commit import commit_answered, identity_of

@@ -18,7 +18,7 @@ from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
 from bulkrun.job.work.output_text import added_texts, output_texts, shared_length
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.job.work.thinking import Thoughts, split_thoughts
+from bulkrun.job.work.thoughts import Thoughts, split_thoughts
 from bulkrun.request import Completion, RowError, StructuredOutput, Thinking
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, check_not_replaced
 from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
 from bulkrun.job.work.answers import Answer
-from bulkrun.job.work.closing import Closing
 from bulkrun.job.work.commit import identity_of
+from bulkrun.job.work.deadline import Deadline
 from bulkrun.job.work.delivery import deliver
-from bulkrun.job.work.engine_room import EngineLost, EngineRoom, engine_error
+from bulkrun.job.work.engine_runner import EngineLost, EngineRunner, engine_error
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
@@ -100,9 +100,9 @@ class JobRunner:
         self._uploads = Uploads(run, record, self._worker.id)
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
         self._error_rate = ErrorRate(spec.run.max_error_rate)
-        self._closing = Closing(deadline)
+        self._closing = Deadline(deadline)
         flight = FlightLog(run, self._worker.id)
-        self._room = EngineRoom(engine, rebuild_engine, flight, self._closing, self._engine_failed)
+        self._room = EngineRunner(engine, rebuild_engine, flight, self._closing, self._engine_failed)
         self._tail = Tail(run, self._worker.id, self._life, self._read_shard)
         self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
         self._counted: set[int] = set()  # committed shards that the progress knows of

@@ -38,7 +38,7 @@ class OpCall:
 
 
 @dataclass(frozen=True, slots=True)
-class StepShape:
+class StepSequences:
     """A step's sequences: where each one's query tokens start and end. The first `num_decode_seqs` have one."""
 
     starts: tuple[int, ...]
@@ -46,16 +46,16 @@ class StepShape:
     num_decode_seqs: int
 
     @property
-    def decode(self) -> StepShape:
+    def decode(self) -> StepSequences:
         """Its sequences in decode."""
         n = self.num_decode_seqs
-        return StepShape(self.starts[:n], self.counts[:n], n)
+        return StepSequences(self.starts[:n], self.counts[:n], n)
 
     @property
-    def prefill(self) -> StepShape:
+    def prefill(self) -> StepSequences:
         """Its chunks of prompts."""
         n = self.num_decode_seqs
-        return StepShape(self.starts[n:], self.counts[n:], 0)
+        return StepSequences(self.starts[n:], self.counts[n:], 0)
 
     @property
     def kind(self) -> str:
@@ -77,7 +77,7 @@ def experts_cost(rows: int, *, num_experts: int, experts_per_tok: int, expert_we
 
 
 def attention_cost(
-    shape: StepShape, *, attention_width: int, kv_bytes: int, window: int | None, itemsize: int
+    shape: StepSequences, *, attention_width: int, kv_bytes: int, window: int | None, itemsize: int
 ) -> OpCost:
     """One layer's attention. attention_width: query heads times their dimension; kv_bytes: of one token."""
     flops = num_bytes = 0.0

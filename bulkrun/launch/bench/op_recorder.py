@@ -18,7 +18,7 @@ from bulkrun import ops
 from bulkrun.engine import model_runner
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.launch.bench.device_trace import OP_PREFIX, STEP_PREFIX
-from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepShape, attention_cost, experts_cost, product_cost
+from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepSequences, attention_cost, experts_cost, product_cost
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.decoder_layer import Attention
 from bulkrun.models.invariant import InvariantModel
@@ -37,7 +37,7 @@ class OpRecorder:
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._num_steps = 0
-        self._step = StepShape((), (), 0)
+        self._step = StepSequences((), (), 0)
         self.calls: list[OpCall] = []
 
     @contextmanager
@@ -63,7 +63,7 @@ class OpRecorder:
     def _annotated_step(self, compute: Function) -> Function:
         @wraps(compute)
         def annotated(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self._step = StepShape(tuple(batch.starts), tuple(batch.num_scheduled_tokens), batch.num_decode_seqs)
+            self._step = StepSequences(tuple(batch.starts), tuple(batch.num_scheduled_tokens), batch.num_decode_seqs)
             self._num_steps += 1
             with record_function(f"{STEP_PREFIX}{self._num_steps}"):
                 return compute(batch, *args, **kwargs)
@@ -108,7 +108,7 @@ class OpRecorder:
     def _attention(
         self, _: Any, q_THD: torch.Tensor, k_cache: torch.Tensor, *args: Any, sliding_window: int | None, **kwargs: Any
     ) -> OpCall:
-        def call(shape: StepShape, work_of_prefill_kernels: OpCall | None = None) -> OpCall:
+        def call(shape: StepSequences, work_of_prefill_kernels: OpCall | None = None) -> OpCall:
             cost = attention_cost(
                 shape,
                 attention_width=q_THD[0].numel(),

@@ -22,15 +22,14 @@ def draw_tokens(
     min_p_S: torch.Tensor | None = None,
     top_k_S: torch.Tensor | None = None,
     top_p_S: torch.Tensor | None = None,
-    max_top_k: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference, up to the rounding of logarithms and sums; nothing is sorted, so `max_top_k` saves nothing."""
+    """As the reference, up to the rounding of logarithms and sums; nothing is sorted."""
     dtype, (rows, size) = name(logits_SV.dtype), logits_SV.shape
     filters = (min_p_S, top_k_S, top_p_S)
     if dtype is None or not logits_SV.is_contiguous() or size == 0:
         return reference(
             logits_SV, temperature_S, seed_S, position_S,
-            min_p_S=min_p_S, top_k_S=top_k_S, top_p_S=top_p_S, max_top_k=max_top_k,
+            min_p_S=min_p_S, top_k_S=top_k_S, top_p_S=top_p_S,
         )  # fmt: skip
     token_S = logits_SV.new_empty(rows, dtype=torch.int64)
     is_valid_S = logits_SV.new_empty(rows, dtype=torch.bool)

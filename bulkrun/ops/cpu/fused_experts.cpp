@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gated.h"
+#include "struct_layout.h"
 
 struct Experts {
     const void *x, *gate_up, *down;      // [T, E]; the panels of all experts, one's after another's
@@ -92,6 +93,7 @@ struct Mixture {
     }
 };
 
+EXPORT_LAYOUT(Experts, num_threads)
 #ifdef __AVX512F__
 extern "C" void fused_experts_float32(const Experts* e) { Mixture<float>(*e).run(); }
 #endif

@@ -14,8 +14,8 @@ from functools import cache
 import torch
 
 from bulkrun.ops.cpu.dtypes import name
-from bulkrun.ops.cpu.library import c_function
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels, pack_panels_
+from bulkrun.ops.cpu.structs import struct_function
 
 _ROWS = 16  # of a tile: each expert's rows begin at a multiple
 _POINTERS = ("x", "gate_up", "down", "weights", "ids", "gathered", "gated", "rows", "out")
@@ -65,4 +65,4 @@ def fused_experts(
 
 @cache
 def _function(op: str) -> Callable[..., None]:
-    return c_function(op, ctypes.POINTER(_Experts))
+    return struct_function(op, _Experts)

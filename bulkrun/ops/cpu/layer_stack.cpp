@@ -9,6 +9,7 @@
 #include "attention_items.h"
 #include "gated.h"
 #include "norm_rotary_store.h"
+#include "struct_layout.h"
 
 struct Layer {
     Matrix qkv, o, gate_up, down;
@@ -204,6 +205,10 @@ struct LayerStack {
     }
 };
 
+EXPORT_LAYOUT(Matrix, bias)
+EXPORT_LAYOUT(Layer, rotary)
+EXPORT_LAYOUT(Rotary, dim)
+EXPORT_LAYOUT(Stack, num_threads)
 extern "C" void layer_stack_float32_float32(const Stack* s) { LayerStack<float, float>(*s).run(); }
 #ifdef __AVX512BF16__
 extern "C" void layer_stack_bfloat16_float32(const Stack* s) { LayerStack<bf16, float>(*s).run(); }

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.cpu.dtypes import suffix
-from bulkrun.ops.cpu.library import c_function, library
+from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
+from bulkrun.ops.cpu.structs import struct_function
 
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
-_MAX_HEAD_DIM, _MAX_HEADS_PER_KV_HEAD = 512, 96  # of one head's scratch, of one work item of attention
 _THREAD_ROWS = 256  # of panels.h, at most: scratch rows of one thread; those per token grow by as many
 _PAD = 32  # of layer_stack.cpp: what rows are a multiple of
 
@@ -105,9 +105,11 @@ class _Stack(ctypes.Structure):
 
 def can_stack(sizes: StackSizes, dtype: torch.dtype, norm_dtype: torch.dtype) -> bool:
     """Whether it is compiled for such layers; the first call may compile."""
-    fits = sizes.head_dim <= _MAX_HEAD_DIM and sizes.num_heads // sizes.num_kv_heads <= _MAX_HEADS_PER_KV_HEAD
     ops, names = library(), suffix(dtype, norm_dtype)
-    return fits and ops is not None and names is not None and hasattr(ops, f"layer_stack_{names}")
+    if ops is None or names is None or not hasattr(ops, f"layer_stack_{names}"):
+        return False
+    heads_per_kv_head = sizes.num_heads // sizes.num_kv_heads
+    return sizes.head_dim <= c_number("max_head_dim") and heads_per_kv_head <= c_number("max_heads_per_kv_head")
 
 
 class LayerStack:
@@ -127,8 +129,8 @@ class LayerStack:
         self._row_sizes, self._scratch_rows, self._scratch = _row_sizes(sizes), {}, torch.zeros(0, dtype=dtype)
         matrices = [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         self._max_tokens = None if all(matrix.weight.ndim == 4 for matrix in matrices) else MAX_COPIED_TOKENS
-        self._run: Callable[..., None] = c_function(
-            f"layer_stack_{suffix(dtype, last_norm.dtype)}", ctypes.POINTER(_Stack)
+        self._run: Callable[..., None] = struct_function(
+            f"layer_stack_{suffix(dtype, last_norm.dtype)}", _Stack, _Layer, _Matrix, _Rotary
         )
 
     @property

@@ -55,6 +55,16 @@ def c_function(name: str, *argtypes: type) -> Callable[..., None]:
 
 
 @cache
+def c_number(name: str) -> int:
+    """What a function of the library, which must be there, says: an int64, for good."""
+    ops = library()
+    assert ops is not None, "without a library nobody gets here"
+    function = getattr(ops, name)
+    function.restype = ctypes.c_int64
+    return int(function())
+
+
+@cache
 def compiled_ops() -> CompiledOps:
     """Find, else compile, and load; the outcome holds for the process."""
     if os.environ.get(ENV) == "reference":

@@ -17,7 +17,7 @@ struct Projection {
     int32_t num_threads;
 };
 
-constexpr int MAX_DIM = 512;
+constexpr int MAX_DIM = 512;  // of a head: its scratch is on the stack
 
 template <class T, class W>
 inline void normalize(const T* head, const W* weight, float* out, long size, float eps) {

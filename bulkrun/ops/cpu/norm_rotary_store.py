@@ -10,14 +10,13 @@ from functools import cache
 import torch
 
 from bulkrun.ops.cpu.dtypes import suffix
-from bulkrun.ops.cpu.library import c_function
+from bulkrun.ops.cpu.library import c_number
+from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
-
-_MAX_HEAD_DIM = 512
 
 
 class _Projection(ctypes.Structure):
-    """`struct Projection` of norm_rotary_store.cpp."""
+    """`struct Projection` of norm_rotary_store.h."""
 
     _fields_ = (
         *[(name, c_void_p) for name in ("qkv", "weight", "cos", "sin", "queries", "k_cache", "v_cache", "slots")],
@@ -44,7 +43,7 @@ def norm_rotary_store(
     num_tokens, num_heads, head_dim = qkv_TND.shape
     names = suffix(qkv_TND.dtype, qkv_TND.dtype if qk_norm_weight is None else qk_norm_weight.dtype)
     one_dtype = qkv_TND.dtype == k_cache.dtype and (cos is None or cos.dtype == qkv_TND.dtype)
-    if names is None or not one_dtype or head_dim > _MAX_HEAD_DIM or qkv_TND.stride()[1:] != (head_dim, 1):
+    if names is None or not one_dtype or head_dim > c_number("max_head_dim") or qkv_TND.stride()[1:] != (head_dim, 1):
         return reference(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T)
     num_kv_heads = k_cache.shape[2]
     q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
@@ -67,4 +66,4 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
 
 @cache
 def _function(names: str) -> Callable[..., None]:
-    return c_function(f"norm_rotary_store_{names}", ctypes.POINTER(_Projection))
+    return struct_function(f"norm_rotary_store_{names}", _Projection)

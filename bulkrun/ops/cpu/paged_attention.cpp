@@ -1,6 +1,7 @@
 // Attention over the paged KV cache as an op. Contract: bulkrun/ops/paged_attention.py.
 
 #include "attention_items.h"
+#include "struct_layout.h"
 
 #include <cstdlib>
 
@@ -31,5 +32,7 @@ static void attend(const Step& step) {
     }
 }
 
+EXPORT_LAYOUT(Step, num_threads)
+extern "C" int64_t max_heads_per_kv_head() { return MAX_ROWS; }
 extern "C" void paged_attention_float32(const Step* step) { attend<float>(*step); }
 extern "C" void paged_attention_bfloat16(const Step* step) { attend<bf16>(*step); }

@@ -11,10 +11,10 @@ import torch
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.cpu.dtypes import name
-from bulkrun.ops.cpu.library import c_function
+from bulkrun.ops.cpu.library import c_number
+from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.paged_attention import paged_attention as reference
 
-_MAX_HEADS_PER_KV_HEAD = 96  # the rows of one work item
 _INTEGERS = (
     "q_stride", "out_stride", "num_tokens", "num_seqs", "table_width",
     "num_heads", "num_kv_heads", "head_dim", "block_size", "window",
@@ -22,7 +22,7 @@ _INTEGERS = (
 
 
 class _Step(ctypes.Structure):
-    """`struct Step` of paged_attention.cpp."""
+    """`struct Step` of paged_attention.h."""
 
     _fields_ = (
         *[(x, c_void_p) for x in ("q", "k_cache", "v_cache", "out", "block_tables", "context_lens", "cu_seqlens_q")],
@@ -68,9 +68,9 @@ def can_attend(q_THD: torch.Tensor, k_cache: torch.Tensor) -> bool:
     """Whether it is compiled for such tensors."""
     heads_per_kv_head = q_THD.shape[1] // k_cache.shape[2]
     is_known = name(q_THD.dtype) is not None and k_cache.dtype == q_THD.dtype
-    return is_known and heads_per_kv_head <= _MAX_HEADS_PER_KV_HEAD
+    return is_known and heads_per_kv_head <= c_number("max_heads_per_kv_head")
 
 
 @cache
 def _function(dtype: str) -> Callable[..., None]:
-    return c_function(f"paged_attention_{dtype}", ctypes.POINTER(_Step))
+    return struct_function(f"paged_attention_{dtype}", _Step)

@@ -1,7 +1,8 @@
 // What every token of a step is, from the rows of its sequences, and what it adds to them. Contract: bulkrun/ops/step_inputs.py.
 
+#include "struct_layout.h"
+
 #include <algorithm>
-#include <cstdint>
 
 struct StepRows {
     const int32_t *token_ids, *block_tables;  // the permanent rows
@@ -11,6 +12,8 @@ struct StepRows {
     int32_t *context_lens, *cu_seqlens_q, *tables;
     int64_t length, width, num_seqs, num_tokens, table_stride, table_width, block_size, padding_slot;
 };
+
+EXPORT_LAYOUT(StepRows, padding_slot)
 
 extern "C" void step_inputs(const StepRows* step) {
     const StepRows& s = *step;

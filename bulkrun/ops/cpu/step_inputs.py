@@ -11,6 +11,7 @@ import torch
 
 from bulkrun.ops.attention_metadata import NULL_BLOCK
 from bulkrun.ops.cpu.library import c_function
+from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.step_inputs import StepBuffers
 
 _POINTERS = (
@@ -64,4 +65,4 @@ def append_tokens(
 
 @cache
 def _function() -> Callable[..., None]:
-    return c_function("step_inputs", ctypes.POINTER(_StepRows))
+    return struct_function("step_inputs", _StepRows)

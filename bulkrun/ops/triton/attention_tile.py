@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from bulkrun.ops.attention_metadata import TILE_ROWS
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -119,7 +121,7 @@ def padded_dim(head_dim: int) -> int:
 def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """Query rows and keys of a prefill tile: 128 x 64, or what shared memory and registers hold of wide heads."""
     if padded_dim(head_dim) * dtype.itemsize <= 256:
-        return 128, 64
+        return TILE_ROWS, 64
     return 64, 32
 
 

@@ -27,9 +27,8 @@ def draw_tokens(
     min_p_S: torch.Tensor | None = None,
     top_k_S: torch.Tensor | None = None,
     top_p_S: torch.Tensor | None = None,
-    max_top_k: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference; of equal sums the first token wins, and `max_top_k` saves nothing."""
+    """As the reference; of equal sums the first token wins."""
     threshold_S = None
     if min_p_S is not None or top_k_S is not None or top_p_S is not None:
         threshold_S = least_kept(logits_SV, temperature_S, min_p_S, top_k_S, top_p_S)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_FP8_MAX = tl.constexpr(448.0)
+from bulkrun.ops.fp8 import FP8_MAX
+
+_FP8_MAX = tl.constexpr(FP8_MAX)
 
 
 @triton.jit

@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.fp8 import FP8, FP8_MAX
 from bulkrun.ops.fp8_linear import fp8_linear as reference
 from bulkrun.ops.triton.fp8 import to_dtype
 
 _MULTIPLE = 16  # sides of a weight that torch's product takes
-_FP8_MAX = tl.constexpr(448.0)
+_FP8_MAX = tl.constexpr(FP8_MAX)
 _LEAST_SCALE = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 

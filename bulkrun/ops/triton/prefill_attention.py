@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention_metadata import TILE_ROWS, AttentionMetadata
 from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, num_tiles, padded_dim, tile_shape
 
 
@@ -65,7 +65,7 @@ def prefill_attention(
         SLIDING_WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
         MASK_ALL=is_invariant,
-        num_warps=8 if rows == 128 else 4,
+        num_warps=8 if rows == TILE_ROWS else 4,
         num_stages=num_stages(head_dim, q_THD.dtype),
     )
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention_metadata import SharedPrefixes
+from bulkrun.ops.attention_metadata import TILE_ROWS, SharedPrefixes
 from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, padded_dim, tile_shape
 from bulkrun.ops.triton.partial_results import PartialResults
@@ -41,7 +41,7 @@ def shared_prefix_attention(
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     padded_group = triton.next_power_of_2(num_heads // num_kv_heads)
     rows, keys = tile_shape(head_dim, q_THD.dtype)
-    num_warps = 8 if rows == 128 else 4
+    num_warps = 8 if rows == TILE_ROWS else 4
     _shared_prefix_kernel[(_PLACES * 8 // num_warps,)](
         q_THD,
         k_cache,

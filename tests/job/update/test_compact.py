@@ -26,8 +26,8 @@ from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update import compact as compact_module
 from bulkrun.job.update import rewrite
 from bulkrun.job.update.compact import compact
-from bulkrun.job.update.hold import hold
 from bulkrun.job.update.staging import Update, close_staging, discard, open_staging, staged_record
+from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run

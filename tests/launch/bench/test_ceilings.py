@@ -74,7 +74,6 @@ def test_a_model_of_the_general_path_has_no_roofline() -> None:
         num_kv_heads=1,
         head_dim=8,
         max_position_embeddings=10,
-        bos_token_id=None,
         eos_token_ids=(),
         dtype="float32",
     )

@@ -11,7 +11,7 @@ import torch
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.launch.bench.ceilings import DeviceRates, ModelCost, ceilings
 from bulkrun.launch.bench.measure import run_workload
-from bulkrun.launch.bench.op_costs import OpCost, StepShape, attention_cost, experts_cost, product_cost
+from bulkrun.launch.bench.op_costs import OpCost, StepSequences, attention_cost, experts_cost, product_cost
 from bulkrun.launch.bench.op_recorder import OpRecorder
 from bulkrun.launch.bench.traced_run import trace_steps
 from bulkrun.launch.bench.workload import Work
@@ -21,7 +21,7 @@ from tests.models.tiny_models import save_tiny_model
 
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 def test_attention_counts_the_pairs_of_a_mask_and_the_keys_that_some_query_sees(window: int | None) -> None:
-    shape = StepShape(starts=(5, 0, 3), counts=(1, 4, 6), num_decode_seqs=1)
+    shape = StepSequences(starts=(5, 0, 3), counts=(1, 4, 6), num_decode_seqs=1)
     pairs = keys = 0
     for start, count in zip(shape.starts, shape.counts, strict=True):
         seen = {
@@ -36,7 +36,7 @@ def test_attention_counts_the_pairs_of_a_mask_and_the_keys_that_some_query_sees(
 
 
 def test_a_step_is_the_sum_of_its_decode_and_its_prefill() -> None:
-    shape = StepShape(starts=(5, 0, 3), counts=(1, 4, 6), num_decode_seqs=1)
+    shape = StepSequences(starts=(5, 0, 3), counts=(1, 4, 6), num_decode_seqs=1)
     whole, decode, prefill = (
         attention_cost(part, attention_width=3, kv_bytes=5, window=None, itemsize=2)
         for part in (shape, shape.decode, shape.prefill)

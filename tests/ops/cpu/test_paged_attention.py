@@ -16,7 +16,11 @@ pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compi
 BLOCK_SIZE = 16
 
 
-@pytest.mark.parametrize("heads", [(4, 4, 64), (6, 2, 80), (8, 1, 96), (16, 2, 128), (4, 2, 256), (71, 1, 64)], ids=str)
+@pytest.mark.parametrize(
+    "heads",
+    [(4, 4, 64), (6, 2, 80), (8, 1, 96), (16, 2, 128), (4, 2, 256), (71, 1, 64), (128, 1, 64), (200, 2, 64)],
+    ids=str,
+)
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, None), (None, 5.0)])
 def test_every_head_dim_in_bfloat16(heads: tuple[int, int, int], window: int | None, soft_cap: float | None) -> None:
     check_against_oracle(

@@ -26,8 +26,8 @@ from triton.runtime.jit import JITFunction
 
 from bulkrun import ops
 from bulkrun.ops import dispatch
-from bulkrun.ops.attention_metadata import SharedPrefixes
 from bulkrun.ops.fp8 import FP8
+from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case
 
 
@@ -84,7 +84,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
                         case.q_THD, k_cache, v_cache, case.meta, scale=0.1, sliding_window=window, soft_cap=soft_cap
                     )
     case = make_case([1, 1], [600, 700], (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu", shared_blocks=33)
-    meta = replace(case.meta, shared_prefixes=SharedPrefixes.of_groups([([0, 1], 512)], 2, "cpu"))
+    meta = replace(case.meta, shared_prefixes=prefixes_of([([0, 1], 512)], 2, "cpu"))
     for kv_dtype in (dtype, FP8):
         k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
         ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)

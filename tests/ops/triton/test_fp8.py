@@ -9,7 +9,6 @@ import math
 import pytest
 import torch
 
-from bulkrun.ops.attention_metadata import SharedPrefixes
 from bulkrun.ops.fp8 import FP8, to_fp8
 from bulkrun.ops.fp8_linear import fp8_linear as reference_linear
 from bulkrun.ops.fp8_linear import quantize_rows as reference_rows
@@ -19,6 +18,7 @@ from bulkrun.ops.triton import partial_results
 from bulkrun.ops.triton.fp8_linear import fp8_linear, quantize_rows
 from bulkrun.ops.triton.norm_rotary_store import norm_rotary_store
 from bulkrun.ops.triton.paged_attention import paged_attention
+from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case
 
 ERROR = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # a few roundings of values near one
@@ -54,7 +54,7 @@ def test_attention_reads_an_fp8_cache_in_decode_and_in_prompt_chunks(
 def test_a_shared_prefix_in_fp8_is_read_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_results, "CHUNK", 64)
     case = with_fp8_cache(make_case([1, 1, 1], [150, 140, 70], (4, 2, 16), device=device, shared_blocks=32))
-    shared = SharedPrefixes.of_groups([([0, 1], 128)], 3, device)
+    shared = prefixes_of([([0, 1], 128)], 3, device)
     check(dataclasses.replace(case, meta=dataclasses.replace(case.meta, shared_prefixes=shared)))
 
 

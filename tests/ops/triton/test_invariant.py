@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bulkrun.ops.attention_metadata import SharedPrefixes
 from bulkrun.ops.triton.invariant_attention import invariant_attention
 from bulkrun.ops.triton.invariant_linear import invariant_linear
+from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case
 from tests.processor import needs_even_products
 
@@ -106,6 +106,6 @@ def test_a_query_has_the_same_bits_decoded_or_in_any_chunk(
 def test_the_hint_of_a_shared_prefix_and_looser_bounds_change_no_bit(device: str) -> None:
     case = make_case([1, 1, 1], [130, 140, 90], (4, 2, 16), block_size=16, shared_blocks=4, device=device)
     plain = _attend(case, None, None)
-    shared = SharedPrefixes.of_groups([([0, 1, 2], 64)], 3, device)
+    shared = prefixes_of([([0, 1, 2], 64)], 3, device)
     assert torch.equal(_attend(case, None, None, shared_prefixes=shared), plain)
     assert torch.equal(_attend(case, None, None, max_context_len=512, max_query_len=8), plain)

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from bulkrun.ops.attention_metadata import SharedPrefixes
 from bulkrun.ops.triton import paged_attention, partial_results, shared_prefix
+from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, make_case
 from tests.ops.triton.test_paged_attention import attend, check
 
@@ -22,7 +22,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def share(case: Case, *groups: tuple[list[int], int]) -> Case:
-    shared = SharedPrefixes.of_groups(list(groups), case.meta.num_decode_seqs, case.q_THD.device)
+    shared = prefixes_of(list(groups), case.meta.num_decode_seqs, case.q_THD.device)
     return dataclasses.replace(case, meta=dataclasses.replace(case.meta, shared_prefixes=shared))
 
 

@@ -14,7 +14,7 @@ SAVE_S = 10.0  # to journal, sync and say goodbye
 _SMOOTHING = 0.05  # of a step in the mean: about the last 20 steps count
 
 
-class Closing:
+class Deadline:
     """Time left until `deadline` (monotonic seconds; None: no end)."""
 
     def __init__(self, deadline: float | None, clock: Callable[[], float] = time.monotonic) -> None:

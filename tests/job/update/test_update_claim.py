@@ -11,7 +11,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
-from bulkrun.job.update.hold import hold
+from bulkrun.job.update.update_claim import hold
 from tests.job.store.test_workers import ELSEWHERE, Clock, beat
 
 

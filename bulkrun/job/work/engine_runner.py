@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from bulkrun.errors import BulkrunError
 from bulkrun.job.work.answers import Answer
-from bulkrun.job.work.closing import Closing
+from bulkrun.job.work.deadline import Deadline
 from bulkrun.job.work.flight import FlightLog
 from bulkrun.job.work.isolation import Isolation, reason_of
 from bulkrun.job.work.shard_work import Generation
@@ -31,14 +31,14 @@ class EngineLost(Exception):
 Failed = Callable[[str, int], None]  # told the kind of error and how many generations were in the engine
 
 
-class EngineRoom:
+class EngineRunner:
     """One engine at a time. `rebuild` makes the next one; `failed` is told of each that broke."""
 
     def __init__(
-        self, engine: Engine, rebuild: Callable[[], Engine], flight: FlightLog, closing: Closing, failed: Failed
+        self, engine: Engine, rebuild: Callable[[], Engine], flight: FlightLog, deadline: Deadline, failed: Failed
     ) -> None:
         self._engine, self._rebuild, self._flight = engine, rebuild, flight
-        self._closing, self._failed, self._is_lost = closing, failed, False
+        self._deadline, self._failed, self._is_lost = deadline, failed, False
         self._failure = ""  # of the engine before
         self.isolation = Isolation()
         self.in_flight: dict[str, Generation] = {}
@@ -73,7 +73,7 @@ class EngineRoom:
         if completions is None:
             self._replace_engine()
             return []
-        self._closing.observe(time.monotonic() - began)
+        self._deadline.observe(time.monotonic() - began)
         if any(done.error is None for done in completions):
             self._flight.finished()
         answers = [Answer(self.in_flight.pop(done.request_id), done) for done in completions]

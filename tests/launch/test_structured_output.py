@@ -13,7 +13,7 @@ from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.prepare import prepare
-from bulkrun.launch.structure import with_schema
+from bulkrun.launch.structured_output import with_schema
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}, "required": ["b"]}
 

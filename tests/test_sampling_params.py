@@ -1,0 +1,40 @@
+"""One table says which numbers sampling parameters may be: what is beyond is refused in its words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+
+from bulkrun.job.jobfile.sampling import Choosing, SamplingSpec
+from bulkrun.request import BOUNDS, SamplingParams
+
+
+def test_every_number_is_in_the_table() -> None:
+    numbers = [field.name for field in fields(SamplingParams) if str(field.type).split(" |")[0] in ("int", "float")]
+    assert list(BOUNDS) == numbers
+    assert {*get_args(Choosing), "logprobs", "prompt_logprobs", "timeout_s"} == set(BOUNDS)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_limits_themselves_are_values_and_what_is_beyond_is_not(name: str) -> None:
+    bound, step = BOUNDS[name], 1 if BOUNDS[name].kind is int else 1e-6
+    beyond = [bound.gt, bound.ge - step, bound.le + step, math.nan if bound.kind is float else bound.ge - step]
+    for value in beyond:
+        if not math.isinf(value):
+            with pytest.raises(ValueError, match=f"^{name}: {value!r} is not {bound.want.split('(')[0]}"):
+                SamplingParams(**{name: value})
+    for value in (bound.gt + step, bound.ge, bound.le):
+        if not math.isinf(value):
+            SamplingParams(**{"max_tokens": 2**31, name: value})
+
+
+@pytest.mark.parametrize("name", [*get_args(Choosing), "logprobs", "prompt_logprobs"])
+def test_a_job_s_keys_have_the_same_limits(name: str) -> None:
+    metadata, limits = SamplingSpec.model_fields[name].metadata, BOUNDS[name].limits
+    if name == "top_k":
+        del limits["le"]  # 2**31 - 1 as a limit says less than the words of the table
+    for kind, limit in limits.items():
+        assert [getattr(one, kind) for one in metadata if hasattr(one, kind)] == [limit]
