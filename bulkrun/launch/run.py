@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, forget_start, open_run, read_record
-from bulkrun.job.store.workers import Heartbeat, Worker
+from bulkrun.job.store.workers import Worker, present
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import deliver
@@ -150,7 +150,8 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     worker or the planner.
     """
     run, began = prepared.run, time.monotonic()
-    with _heard_of(run):
+    # While a model loads, nobody else tells that somebody is there.
+    with present(run, Worker.this_process(), "supervisor"):
         workers = _make_workers(prepared.spec, run, record.run_id)
         planner = PlannerProcess(run, record.run_id)
         drain.before_ending = workers.kill
@@ -169,24 +170,6 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
             raise _interrupted(run, view, drain)
         deliver(run, record, drain.should_stop)  # which a worker that had to be ended may not have done
     return Submitted(run, totals, worked=True, elapsed_s=(ended or time.monotonic()) - began)
-
-
-@contextmanager
-def _heard_of(run: RunDir) -> Iterator[None]:
-    """Show this process among those of the run: while a model loads, nobody else tells that somebody is there."""
-    heartbeat = Heartbeat(run, Worker.this_process(), dict, role="supervisor")
-    heartbeat.start()
-    ended, message = "interrupted", None
-    try:
-        yield
-        ended = "completed"
-    except Interrupted:
-        raise
-    except BulkrunError as error:
-        ended, message = "failed", str(error)
-        raise
-    finally:
-        heartbeat.stop(ended, message)
 
 
 def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
