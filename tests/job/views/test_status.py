@@ -211,11 +211,13 @@ def test_errors_are_counted_by_code_with_examples_before_and_after_the_end(tmp_p
 
 
 def test_list_finds_runs_and_does_not_look_into_them(tmp_path: Path) -> None:
-    for name in ("b", "deep/er/a"):
+    deep = "d/e/e/p/e/r/a"
+    for name in ("b", deep):
         enter(tmp_path / name, job(tmp_path / name))
+    (tmp_path / "d/e/around").symlink_to(tmp_path)
     enter(tmp_path / "b/inner", job(tmp_path / "b/inner"))
     (tmp_path / ".hidden").mkdir()
-    assert [run.root.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == ["b", "deep/er/a"]
+    assert [run.root.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == ["b", deep]
     assert [run.root for run in find_runs(tmp_path / "b")] == [tmp_path / "b"]
 
 
