@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,11 @@ FLOORS = {
 TENSOR_COLUMN = {"ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
 CONTRACT = {"request", "sampling_params", "errors"}
+# Where names and bytes are made durable; the journal appends, doctor measures.
+MAKES_DURABLE = {"data/durable.py", "data/new_name.py", "job/store/journal.py", "launch/doctor.py"}
+DURABLE_CALL = re.compile(
+    r"os\.(?:fsync|fdatasync|link|rename|renames|replace)\(|\.(?:rename|hardlink_to)\(|\brenameat2\("
+)
 HEAVY = {"torch", "triton", "transformers"}
 JOB_ONLY = {"pyarrow", "duckdb", "click", "rich", "tqdm", "yaml", "pydantic"}
 
@@ -72,6 +78,11 @@ def test_imports_go_down_and_never_across(path: Path) -> None:
             assert root not in HEAVY, f"{path} imports {name}"
         if room in TENSOR_COLUMN | CONTRACT:
             assert root not in JOB_ONLY, f"{path} imports {name}"
+
+
+def test_files_get_their_names_and_are_synced_in_one_place() -> None:
+    calling = {str(path.relative_to(PACKAGE)) for path in modules() if DURABLE_CALL.search(path.read_text())}
+    assert calling == MAKES_DURABLE, "bulkrun.data.durable has a verb for it"
 
 
 @pytest.mark.parametrize(

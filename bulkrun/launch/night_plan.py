@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from bulkrun.data.durable import disk_errors
 from bulkrun.data.subset import open_subset
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.store.durable import disk_errors
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.diff import Wanted
 from bulkrun.job.update.gate import check_settings

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from bulkrun.data.batch import Position
+from bulkrun.data.durable import make_dirs, publish_new, read_json, write_file, write_new_json
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import passthrough_schema
 from bulkrun.errors import Interrupted, JobFileError, RunError
@@ -38,7 +39,6 @@ from bulkrun.job.plan.window import Arrangement, Window
 from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
-from bulkrun.job.store.durable import make_dirs, publish_new, read_json, write_file, write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.result_columns import extra_fields
 

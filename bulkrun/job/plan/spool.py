@@ -18,8 +18,8 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
+from bulkrun.data.durable import disk_errors
 from bulkrun.job.plan.index import I64
-from bulkrun.job.store.durable import disk_errors
 
 MAX_OPEN_SHARDS = 256
 CHUNK_ROWS = 16 * 1024

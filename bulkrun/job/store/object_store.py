@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bulkrun.data.durable import encode_json
 from bulkrun.data.remote import SCHEME, connect, error_code, not_reached, plain_errors
 from bulkrun.errors import InputError, RunError
-from bulkrun.job.store.durable import encode_json
 
 _PIECE_BYTES = 32 * 2**20  # of an upload; two of them are in memory
 _NONCE = "bulkrun-nonce"

@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bulkrun.data.documents import from_document
-from bulkrun.data.remote import is_remote
-from bulkrun.errors import ResumeError, RunError, UsageError
-from bulkrun.job.store.aside import move_aside, refuse_live_workers
-from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
-from bulkrun.job.store.durable import (
+from bulkrun.data.durable import (
     make_dirs,
     read_json,
     remove_tree,
     replace_json,
     write_new_json,
 )
+from bulkrun.data.remote import is_remote
+from bulkrun.errors import ResumeError, RunError, UsageError
+from bulkrun.job.store.aside import move_aside, refuse_live_workers
+from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, job_key, key_salt
 from bulkrun.job.store.object_store import ObjectPrefix

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.data.documents import advice_from
+from bulkrun.data.durable import read_json, replace_json
 from bulkrun.errors import Interrupted, RunError
-from bulkrun.job.store.durable import read_json, replace_json
 from bulkrun.job.store.run_dir import RunDir
 
 HEARTBEAT_S = 3.0

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from bulkrun.data.durable import write_new_json
 from bulkrun.data.parts import read_part_columns, read_part_info
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bulkrun.errors import RunError
-from bulkrun.job.store.durable import (
+from bulkrun.data.durable import (
     disk_errors,
     read_json,
     remove_tree,
@@ -26,6 +25,7 @@ from bulkrun.job.store.durable import (
     temporary,
     write_new_json,
 )
+from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
 

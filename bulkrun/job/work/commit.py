@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from bulkrun.data.durable import disk_errors, make_dirs, publish_new
 from bulkrun.data.partitions import folder_values
 from bulkrun.data.parts import PartInfo, count_cut, read_part_info, write_part
 from bulkrun.data.schema import output_schema
@@ -23,7 +24,6 @@ from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
-from bulkrun.job.store.durable import disk_errors, make_dirs, publish_new
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, check_not_replaced

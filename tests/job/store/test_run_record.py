@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from bulkrun.data.durable import replace_json
 from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
-from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.fingerprint import differences, fingerprint
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.data.durable import replace_json
 from bulkrun.errors import Interrupted, RunError
-from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, WorkerState, present, read_worker, read_workers
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data.durable import write_new_json
 from bulkrun.data.parts import read_part_info, write_part
-from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.verify import verify_run
 from tests.launch.nights import Nights
