@@ -83,7 +83,7 @@ def submit(
     A second submit of the same job joins the first one as another worker. A finished run is left alone;
     with run.incremental, rows that are new, changed or failed are run and put into it.
     """
-    from bulkrun.launch.queue import submit_job
+    from bulkrun.launch.submit import submit_job
 
     given = {"run.workers": workers, "run.executor": executor}
     overrides = (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None))

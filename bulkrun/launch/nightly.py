@@ -19,6 +19,7 @@ from bulkrun.data.subset import write_subset
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
@@ -37,7 +38,6 @@ from bulkrun.job.update.staging import (
 )
 from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
-from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.prepare import PreparedJob
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import DrainOnSignal

@@ -26,13 +26,13 @@ from bulkrun.data.subset import open_subset
 from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.prompts.overrides import sampling_value
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record
-from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.launch.structure import check_thinking, with_schema
 from bulkrun.launch.variables import refuse_variables
 from bulkrun.models.config import ModelConfig

@@ -31,6 +31,7 @@ from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.sizes import RowSizes
@@ -40,7 +41,6 @@ from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.work.result_columns import extra_fields
 
 _BLANK_LINES = "rows_of_blank_lines"  # in the marker of a window
 

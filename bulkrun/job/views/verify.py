@@ -16,6 +16,7 @@ from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
@@ -23,7 +24,6 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.views.verify_updated import UpdatedParts
 from bulkrun.job.work.finish import RunTotals, read_totals
-from bulkrun.job.work.result_columns import extra_fields
 
 
 @dataclass
