@@ -67,7 +67,7 @@ def retry(
         _finished(run, codes)  # before what may take half a minute
         with hold(run):
             totals = _finished(run, codes)
-            if not _is_staged(run, totals, request, view, begin_anew):
+            if not _stage_or_resume(run, totals, request, view, begin_anew):
                 deliver(run, read_record(run), drain.should_stop)  # which a kill may have come before
                 merged = read_totals(run) or totals  # of another change, which may just have ended
                 return Submitted(run, merged, worked=False, changes={"failed": 0})
@@ -94,8 +94,8 @@ def _refuse_unknown(codes: Sequence[str], totals: RunTotals) -> None:
             raise UsageError(f"--code {code}: no such error code{hint} (in this run: {here})")
 
 
-def _is_staged(run: RunDir, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool) -> bool:
-    """Stage the failed rows unless that was done before; whether there are any."""
+def _stage_or_resume(run: RunDir, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool) -> bool:
+    """Stage the failed rows unless that was done before; another change under way is ended. Whether there are rows."""
     update = pending_update(run, totals.generation)
     if update is not None and update.request != request:
         totals, update = _end_other(run, totals, update, begin_anew), None
