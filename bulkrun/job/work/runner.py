@@ -278,7 +278,7 @@ class JobRunner:
         self._latest = self._progress.snapshot()
 
     def _check_world(self) -> None:
-        """Raise when there is no point in going on: disk, another run in its place, too many errors while rows are left."""
+        """Raise when there is no point in going on: disk, another run in this place, or too many errors so far."""
         self._heartbeat.check()
         check_not_replaced(self._run, self._record.run_id)
         if not self._plan.finished:
