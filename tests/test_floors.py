@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,11 @@ FLOORS = {
 TENSOR_COLUMN = {"ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
 CONTRACT = {"request", "sampling_params", "errors"}
+# Where names and bytes are made durable; the journal appends, doctor measures.
+MAKES_DURABLE = {"data/durable.py", "data/new_name.py", "job/store/journal.py", "launch/doctor.py"}
+DURABLE_CALL = re.compile(
+    r"os\.(?:fsync|fdatasync|link|rename|renames|replace)\(|\.(?:rename|hardlink_to)\(|\brenameat2\("
+)
 HEAVY = {"torch", "triton", "transformers"}
 JOB_ONLY = {"pyarrow", "duckdb", "click", "rich", "tqdm", "yaml", "pydantic"}
 
@@ -72,6 +79,40 @@ def test_imports_go_down_and_never_across(path: Path) -> None:
             assert root not in HEAVY, f"{path} imports {name}"
         if room in TENSOR_COLUMN | CONTRACT:
             assert root not in JOB_ONLY, f"{path} imports {name}"
+
+
+def test_files_get_their_names_and_are_synced_in_one_place() -> None:
+    calling = {str(path.relative_to(PACKAGE)) for path in modules() if DURABLE_CALL.search(path.read_text())}
+    assert calling == MAKES_DURABLE, "bulkrun.data.durable has a verb for it"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions count: they hide a circle, they do not open it. Those for types alone do not.
+
+    `bulkrun` itself, which every module has above it, is left out: it imports what it is asked for.
+    """
+    files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items() if name != "bulkrun.__init__"}
+    graph = {name: {other for other in imports_at_run_time(path) if other in files} for name, path in files.items()}
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as circle:
+        raise AssertionError(" -> ".join(circle.args[1])) from None
+
+
+def imports_at_run_time(path: Path) -> set[str]:
+    """The modules that a file imports anywhere but under `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def print_summary(done: Submitted, anew: str) -> None:
 
     `anew` says how this command runs a finished run again, where it can.
     """
-    from bulkrun.job.store.durable import read_json
+    from bulkrun.data.durable import read_json
     from bulkrun.job.update.staging import read_update
     from bulkrun.job.views.status import read_status
 

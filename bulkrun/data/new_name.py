@@ -1,4 +1,4 @@
-"""Giving a file a name that nobody has, in one exclusive step. Knows no contents and no fsync.
+"""Giving a file a name that nobody has, in one exclusive step. A part of `durable`; knows no contents and no fsync.
 
 link(2) is that step wherever there are hard links, on one machine and over NFS. Where there are none (exFAT, many FUSE
 and SMB mounts), renameat2(2) with RENAME_NOREPLACE is one too: it moves the file or finds the name taken, so that a

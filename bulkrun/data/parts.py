@@ -7,7 +7,6 @@ so that a part can be checked and counted without any other file. Knows nothing 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bulkrun.data.documents import from_document
+from bulkrun.data.durable import new_file
 from bulkrun.errors import RunError
 
 METADATA_KEY = b"bulkrun.part"
@@ -65,21 +65,17 @@ def count_cut(table: pa.Table) -> int:
 
 
 def write_part(path: Path, table: pa.Table, info: PartInfo, *, compression: str = "zstd") -> None:
-    """Write a whole part under a temporary name and fsync it. Raises OSError; half a file is removed.
+    """Write a whole part under a temporary name and fsync it. Raises OSError or RunError; half a file is removed.
 
     `compression` is one of the codecs of `output.compression`.
     """
     assert info.rows == table.num_rows, f"footer says {info.rows} rows, the table has {table.num_rows}"
-    try:
-        with path.open("xb") as sink:
-            with pq.ParquetWriter(sink, table.schema, compression=compression, write_page_checksum=True) as writer:
-                writer.write_table(table, row_group_size=_rows_per_group(table))
-                writer.add_key_value_metadata({METADATA_KEY: json.dumps(asdict(info)).encode()})
-            sink.flush()
-            os.fsync(sink.fileno())
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+    with (
+        new_file(path) as sink,
+        pq.ParquetWriter(sink, table.schema, compression=compression, write_page_checksum=True) as writer,
+    ):
+        writer.write_table(table, row_group_size=_rows_per_group(table))
+        writer.add_key_value_metadata({METADATA_KEY: json.dumps(asdict(info)).encode()})
 
 
 def _rows_per_group(table: pa.Table) -> int:

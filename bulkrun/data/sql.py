@@ -9,12 +9,11 @@ look at their page checksums.
 
 from __future__ import annotations
 
-import errno
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import duckdb
 import pyarrow as pa
@@ -22,11 +21,11 @@ import pyarrow.parquet as pq
 
 from bulkrun.data.batch import MAX_BATCH_ROWS, InputBatch, Position, Source
 from bulkrun.data.duck import NotASelect, locked_connection, single_select, view_of_parquet
+from bulkrun.data.durable import disk_errors, new_file, publish_new
 from bulkrun.data.files import InputFile
-from bulkrun.data.new_name import take_name
 from bulkrun.data.parquet import ParquetSource, plain_type
 from bulkrun.data.remote import RemotePath
-from bulkrun.errors import InputError, RunError
+from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
 _CODE, _MESSAGE = "bulkrun.error_code", "bulkrun.error_message"
@@ -84,21 +83,10 @@ def write_snapshot(
     Raises InputError with DuckDB's message for a query that cannot run, RunError where the result cannot be written.
     """
     temporary = path.parent / "tmp"
-    with _disk_errors(path):
+    otherwise = "check the disk, then run the same command again"
+    with disk_errors("writing the rows of input.sql", path, otherwise):
         temporary.mkdir(parents=True, exist_ok=True)
         _write_snapshot(rows, schema, files, sql, path, temporary)
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        way_out = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the disk"
-        raise RunError(
-            f"{path}: writing the rows of input.sql failed: {reason}; {way_out}, then run the same command again"
-        ) from error
 
 
 def _write_snapshot(
@@ -113,7 +101,7 @@ def _write_snapshot(
             _text_to_parquet(rows, schema, folder / "input.tmp", errors)
         objects = [file.path for file in files if isinstance(file.path, RemotePath)]
         _write_result(sql, tables, errors, folder, objects)
-        _publish(folder / "result.tmp", path)
+        publish_new(folder / "result.tmp", path)  # unless another process has: then theirs is the snapshot
 
 
 def _for_duckdb(file: InputFile) -> str | Path:
@@ -144,7 +132,7 @@ def _write_result(
         view_of_parquet(connection, "input", tables, union_by_name=True)
         result = connection.sql(single_select(connection, sql)).to_arrow_reader(MAX_BATCH_ROWS)
         schema = _snapshot_schema(result.schema)
-        with _writer(folder / "result.tmp", schema) as writer:
+        with new_file(folder / "result.tmp") as file, _writer(file, schema) as writer:
             for batch in _batches(result):
                 writer.add(_fill(batch, schema))
             if errors.exists():
@@ -213,21 +201,8 @@ class _GroupedWriter:
 
 
 @contextmanager
-def _writer(path: Path, schema: pa.Schema) -> Iterator[_GroupedWriter]:
+def _writer(path: Path | IO[bytes], schema: pa.Schema) -> Iterator[_GroupedWriter]:
     with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
         grouped = _GroupedWriter(writer)
         yield grouped
         grouped.flush()
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Give the finished file its name, unless another process already has: then theirs is the snapshot."""
-    with temporary.open("rb+") as stream:
-        os.fsync(stream.fileno())
-    with suppress(FileExistsError):
-        take_name(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -8,7 +8,6 @@ not. Readers of the subset see the input's columns alone. Knows nothing of why r
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position
+from bulkrun.data.durable import new_file
 from bulkrun.data.reader import Dataset
 from bulkrun.request import RowError
 
@@ -102,21 +102,18 @@ def read_targets(path: Path) -> Targets:
 def write_subset(
     path: Path, schema: pa.Schema, batches: Iterable[InputBatch], picks: Iterable[pa.RecordBatch], num_rows: int
 ) -> None:
-    """Write the picked rows of an input to `path` and fsync it.
+    """Write the picked rows of an input to the new file `path` and fsync it.
 
     `batches` is the whole input in order, of `schema`; `picks` (of `PICK_SCHEMA`, ordered by position) says which
-    `num_rows` rows of it to take. Raises OSError; the input's own errors pass through.
+    `num_rows` rows of it to take. Raises OSError or RunError; the input's own errors pass through.
     """
     stored = pa.schema([*schema, *_HIDDEN], metadata={_NUM_ROWS: json.dumps(num_rows).encode()})
     options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
     written = 0
-    with path.open("wb") as sink:
-        with pa.ipc.new_file(sink, stored, options=options) as writer:
-            for table in _gathered(_picked(batches, picks, stored)):
-                writer.write_table(table, max_chunksize=MAX_BATCH_ROWS)
-                written += table.num_rows
-        sink.flush()
-        os.fsync(sink.fileno())
+    with new_file(path) as sink, pa.ipc.new_file(sink, stored, options=options) as writer:
+        for table in _gathered(_picked(batches, picks, stored)):
+            writer.write_table(table, max_chunksize=MAX_BATCH_ROWS)
+            written += table.num_rows
     assert written == num_rows, f"{num_rows} rows were picked, the input gave {written} of them"
 
 

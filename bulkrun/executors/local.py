@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bulkrun.data.durable import disk_errors, make_dirs
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted, RunError
 from bulkrun.executors.child_errors import received
 from bulkrun.executors.frozen import SILENT_S, FrozenWatch
-from bulkrun.job.store.durable import disk_errors, make_dirs
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.flight import record_death

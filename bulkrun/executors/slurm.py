@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from bulkrun.data.durable import append_line, make_dirs, write_file
 from bulkrun.errors import ExecutorError
 from bulkrun.job.jobfile.cluster import SlurmSpec
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.durable import append_line, make_dirs, write_file
 from bulkrun.job.store.run_dir import RunDir
 
 _PATIENCE_S = 60.0

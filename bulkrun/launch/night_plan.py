@@ -5,17 +5,16 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from bulkrun.data.durable import disk_errors
 from bulkrun.data.subset import open_subset
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.store.durable import disk_errors
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.compatibility import check_settings
 from bulkrun.job.update.diff import Wanted
 from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.nightly import compare, night_input, write_input
-from bulkrun.launch.prepare import PreparedJob
-from bulkrun.launch.update import prepare_as_of
+from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 
 
 def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from bulkrun.data.durable import disk_errors, remove_tree
 from bulkrun.data.parts import read_part_info, read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
@@ -18,7 +19,7 @@ from bulkrun.data.subset import write_subset
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
-from bulkrun.job.store.durable import disk_errors, remove_tree
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.compatibility import check_columns_fit, check_settings, settings_changed
@@ -37,11 +38,10 @@ from bulkrun.job.update.staging import (
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
-from bulkrun.job.work.result_columns import extra_fields
-from bulkrun.launch.prepare import PreparedJob
+from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import DrainOnSignal
-from bulkrun.launch.update import finish_update, prepare_as_of
+from bulkrun.launch.update import finish_update
 
 
 def submit_again(

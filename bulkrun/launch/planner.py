@@ -12,20 +12,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime
+from contextlib import suppress
 from pathlib import Path
 
-from bulkrun.errors import BulkrunError, RunError
+from bulkrun.errors import BulkrunError, Interrupted, RunError
 from bulkrun.executors.child_errors import ErrorChannel, received
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
-from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
-from bulkrun.launch.prepare import PreparedJob, prepare
+from bulkrun.job.store.workers import LifeWatch, Worker, present
+from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 
 _LOOK_AGAIN_S = 1.0
 _STOP_GRACE_S = 5.0
@@ -61,7 +59,7 @@ class PlannerProcess:
 
 
 def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Worker) -> None:
-    """Plan the run to its end, or wait while a live worker does."""
+    """Plan the run to its end, or wait while a live worker does. Raises Interrupted when told to stop before that."""
     claims = Claims(run, worker, LifeWatch(run))
     told_to_stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: told_to_stop.append(number))
@@ -85,6 +83,8 @@ def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Work
                 should_stop=should_stop,
                 check_input=lambda files: None if prepared.spec.input.sql else prepared.check_files(record, files),
             ).plan()
+    if not run.plan_complete.exists():
+        raise Interrupted("waiting for the plan was stopped; run the same command again and it goes on")
 
 
 def main(root: Path, run_id: str) -> None:
@@ -93,30 +93,13 @@ def main(root: Path, run_id: str) -> None:
     try:
         record = read_own_record(run, run_id)
         worker = Worker.this_process()
-        with _heard_of(run, worker):
-            created = datetime.fromisoformat(record.created).astimezone()
-            prepared = prepare(JobSpec.model_validate(record.job), now=lambda: created)
+        with present(run, worker, "planner"):
+            prepared = prepare_as_of(record, JobSpec.model_validate(record.job))
             prepared.check_input(record)
             plan_run(run, record, prepared, worker)
     except BulkrunError as error:
         channel.send(error)
         sys.exit(error.exit_code)
-
-
-@contextmanager
-def _heard_of(run: RunDir, worker: Worker) -> Iterator[None]:
-    """Show the planner among the processes of the run, and how it ended."""
-    heartbeat = Heartbeat(run, worker, dict, role="planner")
-    heartbeat.start()
-    ended, message = "failed", None
-    try:
-        yield
-        ended = "completed" if run.plan_complete.exists() else "interrupted"
-    except BulkrunError as error:
-        message = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        heartbeat.stop(ended, message)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.planner import PlanInput, dry_plan
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import PlanReport
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.plan.rows import check_id_column, fit_prompt, id_texts
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.run_dir import check_place
 from bulkrun.job.work.answers import Answer, AnswerReader
-from bulkrun.job.work.result_columns import extra_fields
 from bulkrun.job.work.shard_work import Generation, row_seed
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.night_plan import plan_night

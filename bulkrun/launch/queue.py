@@ -1,7 +1,4 @@
-"""`submit` by executor: in the foreground here, or on a login node as an array in Slurm's queue.
-
-With Slurm this process loads nothing and computes nothing; with `wait` it stays until the run is finished.
-"""
+"""A run in Slurm's queue: its workers are an array there, this process loads nothing and computes nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bulkrun.errors import ExecutorError, Interrupted
-from bulkrun.executors.allocation import current_allocation
-from bulkrun.executors.devices import visible_gpus
 from bulkrun.executors.slurm import queued_jobs, submit_array
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
@@ -25,7 +20,7 @@ from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.prepare import prepare
-from bulkrun.launch.run import Submitted, View, submit
+from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import drain_on_signal
 
 _LOOK_EVERY_S = 1.0
@@ -42,36 +37,7 @@ class Queued:
     new: bool
 
 
-def submit_job(
-    spec: JobSpec,
-    view: View,
-    *,
-    wait: bool = False,
-    job_file: Path | None = None,
-    overrides: Sequence[str] = (),
-    fresh: bool = False,
-    resume_anyway: bool = False,
-    full_refresh: bool = False,
-) -> Queued | Submitted:
-    """Run the job, or continue it, where its executor says. Raises what `launch.run.submit` and Slurm raise."""
-    if spec.run.executor == "slurm" and current_allocation() is not None:
-        spec = _as_one_element(spec)
-    given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
-    if spec.run.executor != "slurm":
-        return submit(spec, view, job_file=job_file, overrides=overrides, **given)
-    done = _submit_to_slurm(spec, view, job_file, overrides, **given)
-    return wait_for(done, view) if wait and isinstance(done, Queued) else done
-
-
-def _as_one_element(spec: JobSpec) -> JobSpec:
-    """Inside a Slurm job: work right here. `run.workers` counts array elements; one of them has its GPUs' workers."""
-    workers = len(visible_gpus()) if spec.engine.device != "cpu" else 1
-    return spec.model_copy(
-        update={"run": spec.run.model_copy(update={"executor": "local", "workers": max(1, workers)})}
-    )
-
-
-def _submit_to_slurm(
+def put_into_queue(
     spec: JobSpec,
     view: View,
     job_file: Path | None,

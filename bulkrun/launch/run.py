@@ -1,4 +1,4 @@
-"""`submit` and `worker`: enter the run, start the planner and the workers, look after them until the end.
+"""One run from its record to its end: start the planner and the workers, look after them until all is done.
 
 This process loads no torch and no model; it holds what must outlive a worker that dies. Everything that is done is done
 by its children, and shown from their heartbeats.
@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bulkrun.errors import EXIT_OK, BulkrunError, InputError, Interrupted, RunError, UsageError
+from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import worker_environments
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
-from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, forget_start, open_run, read_record
-from bulkrun.job.store.workers import Heartbeat, Worker
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.workers import Worker, present
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import deliver
@@ -81,52 +78,11 @@ class Submitted:
         return self.totals.exit_code if self.worked else EXIT_OK
 
 
-def submit(
-    spec: JobSpec,
-    view: View,
-    *,
-    job_file: Path | None = None,
-    overrides: Sequence[str] = (),
-    fresh: bool = False,
-    resume_anyway: bool = False,
-    full_refresh: bool = False,
-) -> Submitted:
-    """Run the job in the foreground, or continue it. With `run.incremental`, bring its results up to date.
-
-    Raises Interrupted when a signal ended it (everything is saved), and every `BulkrunError` of its parts.
-    """
-    with drain_on_signal() as drain:
-        drain.cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
-        view.phase("checking the job, the input and the model")
-        prepared = prepare(spec)
-        if spec.run.incremental and not fresh:
-            from bulkrun.launch.nightly import submit_again  # which runs what it stages with this module
-
-            again = submit_again(
-                prepared, view, drain, job_file=job_file, overrides=overrides, full_refresh=full_refresh
-            )
-            if again is not None:
-                deliver(again.run, read_record(again.run), drain.should_stop)
-                return again
-        was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file, overrides)
-        record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
-        if (totals := finished_totals(prepared.run)) is not None:
-            deliver(prepared.run, record, drain.should_stop)
-            return Submitted(prepared.run, totals, worked=False)
-        try:
-            return run_to_end(prepared, record, view, drain)
-        except (InputError, UsageError):
-            if record.run_id == wanted.run_id:  # it began here
-                with suppress(RunError, OSError):
-                    forget_start(prepared.run, record, with_root=not was_there)
-            raise
-
-
 def join(root: Path, workers: int | None, view: View) -> Submitted:
     """Help with a run that exists, from any process on any node that sees its directory; `workers` None: as its job.
 
     Paths in the job are relative to where it was submitted, so this must be called there too (or they be absolute).
-    Raises what `submit` raises.
+    Raises what `run_to_end` raises, and what preparing the job does.
     """
     with drain_on_signal() as drain:
         run = RunDir(root)
@@ -150,7 +106,8 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     worker or the planner.
     """
     run, began = prepared.run, time.monotonic()
-    with _heard_of(run):
+    # While a model loads, nobody else tells that somebody is there.
+    with present(run, Worker.this_process(), "supervisor"):
         workers = _make_workers(prepared.spec, run, record.run_id)
         planner = PlannerProcess(run, record.run_id)
         drain.before_ending = workers.kill
@@ -169,24 +126,6 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
             raise _interrupted(run, view, drain)
         deliver(run, record, drain.should_stop)  # which a worker that had to be ended may not have done
     return Submitted(run, totals, worked=True, elapsed_s=(ended or time.monotonic()) - began)
-
-
-@contextmanager
-def _heard_of(run: RunDir) -> Iterator[None]:
-    """Show this process among those of the run: while a model loads, nobody else tells that somebody is there."""
-    heartbeat = Heartbeat(run, Worker.this_process(), dict, role="supervisor")
-    heartbeat.start()
-    ended, message = "interrupted", None
-    try:
-        yield
-        ended = "completed"
-    except Interrupted:
-        raise
-    except BulkrunError as error:
-        ended, message = "failed", str(error)
-        raise
-    finally:
-        heartbeat.stop(ended, message)
 
 
 def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:

@@ -9,8 +9,8 @@ from typing import Any
 from bulkrun.job.jobfile.load import job_of, load_job
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.launch.queue import submit_job
 from bulkrun.launch.run import Submitted
+from bulkrun.launch.submit import submit_job
 
 
 class _Quiet:

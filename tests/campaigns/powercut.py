@@ -16,16 +16,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
-from bulkrun.data import parts
+from bulkrun.data import durable, parts
 from bulkrun.errors import BulkrunError
-from bulkrun.job.store import durable, journal
+from bulkrun.job.store import journal
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work import commit, finish, recorder, runner
@@ -99,6 +100,11 @@ def break_it(recipe: str) -> None:
     def nothing(*_: Any) -> None:
         return None
 
+    @contextmanager
+    def not_synced(path: Path) -> Iterator[IO[bytes]]:
+        with path.open("xb") as file:
+            yield file
+
     def rename_only(tmp: Path, final: Path) -> bool:
         tmp.rename(final)
         return True
@@ -111,7 +117,7 @@ def break_it(recipe: str) -> None:
         JournalWriter.sync = nothing  # type: ignore[method-assign, assignment]
     elif recipe == "rename_only":
         commit.publish_new = finish.publish_new = rename_only  # type: ignore[attr-defined]
-        parts.os = type("os", (), {"fsync": nothing})  # type: ignore[attr-defined]
+        parts.new_file = not_synced  # type: ignore[attr-defined]
 
 
 def drive(mount: Path, recipe: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def test_a_failed_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.
     def full(fd: int) -> None:
         raise OSError(28, "full")
 
-    monkeypatch.setattr(parts.os, "fsync", full)
-    with pytest.raises(OSError, match="full"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left"):
         write_part(tmp_path / "p", TABLE, INFO)
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bulkrun.data.batch import Position
+from bulkrun.data.durable import publish_new
 from bulkrun.data.reader import open_input
-from bulkrun.data.sql import _publish
 from bulkrun.errors import InputError, RunError
 from tests.data.reading import read, read_all, write_lines
 
@@ -47,14 +50,44 @@ def test_the_snapshot_is_made_once_and_fixes_the_rows(folder: Path, tmp_path: Pa
     assert [path.name for path in snapshot.parent.rglob("*")] in (["input.snapshot", "tmp"], ["tmp", "input.snapshot"])
 
 
-def test_a_second_process_that_publishes_later_keeps_the_first_snapshot(folder: Path, tmp_path: Path) -> None:
-    snapshot = tmp_path / "input.snapshot"
-    with open_input(str(folder), sql="SELECT 1 AS a FROM input", sql_snapshot=snapshot) as dataset:
-        before = snapshot.read_bytes()
-        other = tmp_path / "other.tmp"
-        other.write_bytes(b"something else")
-        _publish(other, snapshot)
-        assert snapshot.read_bytes() == before and dataset.num_rows == 3001
+def test_a_second_process_that_publishes_later_keeps_the_first_snapshot(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_a_rival(tmp: Path, final: Path) -> bool:
+        with open_input(str(folder), sql="SELECT 'rival' AS a FROM input LIMIT 7", sql_snapshot=tmp_path / "r"):
+            shutil.copy(tmp_path / "r", final)
+        return publish_new(tmp, final)
+
+    monkeypatch.setattr("bulkrun.data.sql.publish_new", Once(after_a_rival, publish_new))
+    sql, snapshot = "SELECT 1 AS a FROM input", tmp_path / "input.snapshot"
+    with open_input(str(folder), sql=sql, sql_snapshot=snapshot) as dataset:
+        assert dataset.num_rows == 7 and not list((tmp_path / "tmp").iterdir())
+
+
+class Once:
+    """Calls `first` the first time, `later` from then on."""
+
+    def __init__(self, first: Callable[[Path, Path], bool], later: Callable[[Path, Path], bool]) -> None:
+        self._calls = iter([first])
+        self._later = later
+
+    def __call__(self, tmp: Path, final: Path) -> bool:
+        return next(self._calls, self._later)(tmp, final)
+
+
+def test_a_file_system_that_cannot_sync_folders_is_no_obstacle(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def files_alone(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", files_alone)
+    with open_input(str(folder), sql="SELECT id FROM input", sql_snapshot=tmp_path / "s") as dataset:
+        assert dataset.num_rows == 3001
 
 
 def test_a_snapshot_without_a_run_is_gone_when_the_dataset_is_closed(folder: Path) -> None:

@@ -53,6 +53,7 @@ def test_picked_rows_come_back_as_they_were(
 ) -> None:
     positions = sorted(p for p in picked if p < count)
     path = tmp_path / "input.subset"
+    path.unlink(missing_ok=True)
     write_subset(path, SCHEMA, batches(count, size, bad), picks(positions, pick_size), len(positions))
     with open_subset(path) as dataset:
         assert dataset.schema == SCHEMA and dataset.num_rows == len(positions)

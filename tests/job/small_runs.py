@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bulkrun.data.durable import publish_new, temporary, write_file, write_new_json
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
-from bulkrun.job.store.durable import publish_new, temporary, write_file, write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
 from bulkrun.job.work.runner import JobRunner, RunOutcome

@@ -23,7 +23,7 @@ from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch import retry as retry_module
-from bulkrun.launch import run as run_module
+from bulkrun.launch import submit as submit_module
 from bulkrun.launch import update as update_module
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.run import Submitted
@@ -75,7 +75,7 @@ class Nights:
 
     def submit(self, *, flags: dict[str, bool] | None = None, **changed: Any) -> Submitted:
         with self.one_process():
-            return run_module.submit(self.spec(**changed), Silent(), **(flags or {}))
+            return submit_module.submit(self.spec(**changed), Silent(), **(flags or {}))
 
     def retry(self, *overrides: str, codes: Sequence[str] = (), begin_anew: bool = False) -> Submitted:
         with self.one_process():
@@ -86,7 +86,7 @@ class Nights:
         """Planning and running happen here, on a fake engine, instead of in child processes on a model."""
         self.ran = 0
         with ExitStack() as stack:
-            for module in (run_module, update_module):
+            for module in (submit_module, update_module):
                 stack.enter_context(mock.patch.object(module, "run_to_end", self._run))
             yield
 

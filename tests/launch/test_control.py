@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from bulkrun.cli import main
+from bulkrun.data.durable import replace_json
 from bulkrun.executors.slurm import QueuedJob
-from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.launch import control
 from bulkrun.launch.control import cancel_run, status_with_queue

@@ -28,7 +28,7 @@ from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch import nightly
-from bulkrun.launch import run as run_module
+from bulkrun.launch import submit as submit_module
 from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
@@ -390,7 +390,7 @@ def test_status_and_logs_of_a_run_tell_of_an_interrupted_night(nights: Nights, f
     nights.refuse = stop
     with pytest.raises(KeyboardInterrupt), nights.one_process():
         given = {"job_file": Path("a job.yaml"), "overrides": ("run.workers=2",), "full_refresh": full_refresh}
-        run_module.submit(nights.spec(), Silent(), **given)
+        submit_module.submit(nights.spec(), Silent(), **given)
     status = read_status(run)
     assert status.state == "completed" and status.update is not None and status.update.rows_done
     refresh = " --full-refresh" if full_refresh else ""

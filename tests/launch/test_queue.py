@@ -18,6 +18,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.launch import queue
 from bulkrun.launch.preview import check_job
 from bulkrun.launch.run_job import run_job
+from bulkrun.launch.submit import submit_job
 from tests.job.small_runs import enter, job
 from tests.launch.nights import Nights
 
@@ -45,8 +46,8 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
-    monkeypatch.setattr(queue, "submit", lambda spec, view, **flags: submitted.append(spec))
-    queue.submit_job(spec, NoView())
+    monkeypatch.setattr("bulkrun.launch.submit.submit", lambda spec, view, **flags: submitted.append(spec))
+    submit_job(spec, NoView())
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
 
 
@@ -57,7 +58,7 @@ def test_on_a_login_node_without_slurm_it_says_so_and_the_run_waits(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert check_job(spec)
     with pytest.raises(ExecutorError, match="sbatch: not found"):
-        queue.submit_job(spec, NoView())
+        submit_job(spec, NoView())
     assert Path("out/.bulkrun/run.json").exists() and not list(Path("out").glob("*.parquet"))
 
 
@@ -92,7 +93,7 @@ def test_a_night_is_not_put_into_the_queue_whatever_changed_and_the_command_that
     overrides = ("sampling.stop=a b", "run.executor=slurm")
     refresh = " --full-refresh" if full_refresh else ""
     with pytest.raises(ExecutorError, match="a night runs where it is started") as refused:
-        queue.submit_job(
+        submit_job(
             nights.spec(run__executor="slurm"),
             NoView(),
             job_file=Path("job.yaml"),

@@ -11,7 +11,7 @@ import pytest
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.work.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.structured_output import with_schema
 

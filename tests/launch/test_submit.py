@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
+from bulkrun.data.durable import write_new_json
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.plan.planner import dry_plan
-from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
 from bulkrun.job.store.workers import Worker

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from bulkrun.data.batch import Position
+from bulkrun.data.durable import make_dirs, publish_new, read_json, write_file, write_new_json
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import passthrough_schema
 from bulkrun.errors import Interrupted, JobFileError, RunError
@@ -30,6 +31,7 @@ from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.sizes import RowSizes
@@ -38,9 +40,7 @@ from bulkrun.job.plan.window import Arrangement, Window
 from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
-from bulkrun.job.store.durable import make_dirs, publish_new, read_json, write_file, write_new_json
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.work.result_columns import extra_fields
 
 _BLANK_LINES = "rows_of_blank_lines"  # in the marker of a window
 
@@ -58,10 +58,6 @@ class PlanPoint(NamedTuple):
         """The point after a finished window, from its marker."""
         row, shard = marker["first_row"] + marker["rows"], marker["first_shard"] + marker["shards"]
         return cls(marker["window"] + 1, row, shard, Position(*marker["next"]))
-
-
-def _ignore(rows: int) -> None:
-    """The progress callback of a caller that shows none."""
 
 
 def _trust(_files: range) -> None:
@@ -82,7 +78,6 @@ class PlanInput:
         dataset: Dataset,
         text: TextCodec,
         max_model_len: int,
-        progress: Callable[[int], None] = _ignore,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prompt = describe_prompt(spec, dataset.schema.names)
@@ -108,7 +103,6 @@ class PlanInput:
             needs_ids=spec.run.incremental,
         )
         self._partitions = Partitions(spec.output.partition_by, self.passthrough)
-        self._progress = progress
         self._should_stop = should_stop
 
     def rows_wanted(self, at: PlanPoint) -> int:
@@ -124,7 +118,6 @@ class PlanInput:
                 raise Interrupted("planning was stopped; run the same command again and it goes on")
             window.add(batch, prompts)
             position = batch.next
-            self._progress(at.row + window.rows)
         window.note_undeclared(self._stream.take_undeclared())
         return window, position
 
@@ -138,9 +131,8 @@ class PlanInput:
 class Planner:
     """Plans one run into `run.plan`.
 
-    `max_model_len` is in tokens. `progress` is called with the number of rows planned so far; `should_stop` is asked
-    between batches; `check_input` raises when files changed: asked after each window is read, before any of it is
-    published, with the numbers of the files that the window came from.
+    `max_model_len` is in tokens. `should_stop` is asked between batches; `check_input` raises when files changed: asked
+    after each window is read, before any of it is published, with the numbers of the files that the window came from.
     """
 
     def __init__(
@@ -151,13 +143,12 @@ class Planner:
         text: TextCodec,
         max_model_len: int,
         *,
-        progress: Callable[[int], None] = _ignore,
         should_stop: Callable[[], bool] = lambda: False,
         check_input: Callable[[range], None] = _trust,
     ) -> None:
         self._run = run
         self._check_input = check_input
-        self._input = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
+        self._input = PlanInput(spec, dataset, text, max_model_len, should_stop)
 
     def plan(self) -> PlanReport:
         """Plan what is not planned yet; the report over the whole plan.
@@ -243,17 +234,9 @@ class Planner:
         return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers), self._input.prompt)
 
 
-def dry_plan(
-    spec: JobSpec,
-    dataset: Dataset,
-    text: TextCodec,
-    max_model_len: int,
-    *,
-    progress: Callable[[int], None] = _ignore,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> PlanReport:
+def dry_plan(spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: int) -> PlanReport:
     """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder."""
-    source = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
+    source = PlanInput(spec, dataset, text, max_model_len)
     at, windows = PlanPoint(), list[Counters]()
     with tempfile.TemporaryDirectory(prefix="bulkrun-") as name:
         duplicates = DuplicateCounter(dataset, source.spec.input.id, Path(name))

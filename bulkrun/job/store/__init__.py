@@ -1,1 +1,1 @@
-"""What is on disk and the verbs that put it there: layout, durable writes, journal, claims, the run's record."""
+"""What is on disk of a run: layout, journal, claims, heartbeats, the record."""

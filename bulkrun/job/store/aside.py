@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from bulkrun.data.durable import rename_dir
 from bulkrun.errors import RunError
-from bulkrun.job.store.durable import disk_errors, fsync_dir
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
@@ -26,9 +26,7 @@ def move_aside(run: RunDir) -> Path | None:
     stamp = datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
     root = run.root.resolve()
     aside = root.with_name(f"{root.name}.{stamp}.{secrets.token_hex(2)}")
-    with disk_errors("moving the old results aside", root):
-        root.rename(aside)
-        fsync_dir(aside.parent)
+    rename_dir(root, aside)
     log_event(RunDir(aside), "-", "moved_aside", moved_from=root.name)
     return aside
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bulkrun.data.documents import advice_from
-from bulkrun.job.store.durable import read_json, write_new_json
+from bulkrun.data.durable import read_json, write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker
 

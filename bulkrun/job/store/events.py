@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from bulkrun.job.store.durable import append_line
+from bulkrun.data.durable import append_line
 from bulkrun.job.store.run_dir import RunDir
 
 Scalar = str | int | float | bool | None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.data.documents import from_document
-from bulkrun.job.store.durable import disk_errors, fsync_dir
+from bulkrun.data.durable import disk_errors, fsync_dir
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bulkrun.data.documents import advice_from
-from bulkrun.errors import RunError
-from bulkrun.job.store.durable import read_json, replace_json
+from bulkrun.data.durable import read_json, replace_json
+from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.run_dir import RunDir
 
 HEARTBEAT_S = 3.0
@@ -175,6 +175,25 @@ class Heartbeat:
         self._counter += 1
         state = WorkerState(self._worker, self._counter, self._role, ended, message, self._snapshot())
         replace_json(self._path, asdict(state), sync=False)
+
+
+@contextmanager
+def present(run: RunDir, worker: Worker, role: str) -> Iterator[None]:
+    """Show a process that computes no rows among those of the run while the body runs, and then how that ended.
+
+    A signal is an interruption; any other exception is a failure, also one that nobody foresaw.
+    """
+    heartbeat = Heartbeat(run, worker, dict, role=role)
+    heartbeat.start()
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        heartbeat.stop("interrupted")
+        raise
+    except BaseException as error:
+        heartbeat.stop("failed", f"{type(error).__name__}: {error}")
+        raise
+    heartbeat.stop("completed")
 
 
 class LifeWatch:

@@ -19,10 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bulkrun.data.in_order import in_row_order
-from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds
-from bulkrun.errors import RunError
-from bulkrun.job.store.durable import (
+from bulkrun.data.durable import (
     can_exchange,
     disk_errors,
     encode_json,
@@ -34,6 +31,9 @@ from bulkrun.job.store.durable import (
     remove_tree,
     write_file,
 )
+from bulkrun.data.in_order import in_row_order
+from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds
+from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record

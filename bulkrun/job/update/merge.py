@@ -18,12 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bulkrun.data.durable import publish_new, remove_tree, replace_json, swap_in
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.subset import Targets, read_targets
 from bulkrun.errors import RunError
 from bulkrun.job.plan.row_key import ROW_KEY
 from bulkrun.job.plan.spool import Spool
-from bulkrun.job.store.durable import publish_new, remove_tree, replace_json, swap_in
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document

@@ -11,7 +11,7 @@ from typing import Any
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import override_job
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.work.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import extra_fields
 
 _SECTIONS = ("prompt", "sampling", "run", "engine")
 _FIXED = {

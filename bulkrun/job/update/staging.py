@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bulkrun.errors import RunError
-from bulkrun.job.store.durable import (
+from bulkrun.data.durable import (
     disk_errors,
     read_json,
     remove_tree,
@@ -26,10 +25,9 @@ from bulkrun.job.store.durable import (
     temporary,
     write_new_json,
 )
+from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
-
-_UPDATE, _MERGE = "update.json", "merge.json"
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def staged_record(
 
 
 def open_staging(run: RunDir, record: RunRecord) -> RunDir:
-    """An empty staged run; an earlier one that never became whole is removed."""
+    """An empty staged run; one that never became whole is removed, and what a kill left of one that is merged."""
     remove_tree(run.staged.root)
     open_run(run.staged, record)
     return run.staged
@@ -99,43 +97,40 @@ def close_staging(
         write_input(tmp)
     swap_in(tmp, staged.subset)
     check_input()
-    replace_json(staged.state / _UPDATE, asdict(update))
+    replace_json(staged.update, asdict(update))
 
 
 def read_update(run: RunDir) -> Update | None:
     """What is staged; None when nothing is, or not all of it."""
-    document = read_json(run.staged.state / _UPDATE)
+    document = read_json(run.staged.update)
     try:
         return Update(**document) if document else None
     except TypeError as error:
         raise RunError(
-            f"{run.staged.state / _UPDATE}: not readable by this bulkrun ({error}); "
+            f"{run.staged.update}: not readable by this bulkrun ({error}); "
             f"finish with the version that began it, or remove {run.staged.root}"
         ) from error
 
 
 def pending_update(run: RunDir, generation: int) -> Update | None:
-    """The update under way in a run of this generation. What a kill left of one that is whole is removed."""
+    """The update under way in a run of this generation. What a kill left of one that is merged is none."""
     update = read_update(run)
-    if update is not None and update.generation > generation:
-        return update
-    remove_tree(run.staged.root)
-    return None
+    return update if update is not None and update.generation > generation else None
 
 
 def begin_merge(run: RunDir) -> list[int]:
     """Fix which staged parts are merged, or read which were. The staged run is not worked on any more."""
-    document = read_json(run.staged.state / _MERGE)
+    document = read_json(run.staged.merging)
     if document is None:
-        write_new_json(run.staged.state / _MERGE, {"shards": sorted(run.staged.committed_shards())})
-        document = read_json(run.staged.state / _MERGE)
+        write_new_json(run.staged.merging, {"shards": sorted(run.staged.committed_shards())})
+        document = read_json(run.staged.merging)
     assert document is not None, "it was just written"
     return list(document["shards"])
 
 
 def is_merging(run: RunDir) -> bool:
     """Whether the results are being changed: a kill may have left some parts new and some old."""
-    return (run.staged.state / _MERGE).exists()
+    return (run.staged.merging).exists()
 
 
 def discard(run: RunDir) -> None:

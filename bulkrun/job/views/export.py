@@ -17,12 +17,12 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bulkrun.data.durable import disk_errors, read_json
 from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, json_line, readable_rows
 from bulkrun.data.in_order import in_row_order
 from bulkrun.data.partitions import partition_columns
 from bulkrun.data.parts import read_part_columns, read_part_info
 from bulkrun.errors import RunError
-from bulkrun.job.store.durable import disk_errors, read_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.views.export_schema import declared_schema

@@ -10,10 +10,10 @@ import pyarrow as pa
 from bulkrun.data.parts import read_part_info, read_part_schema
 from bulkrun.data.schema import output_schema
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.work.finish import read_totals
-from bulkrun.job.work.result_columns import extra_fields
 
 
 def declared_schema(run: RunDir) -> pa.Schema:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from bulkrun.data.durable import new_file, swap_in, temporary
 from bulkrun.errors import UsageError
-from bulkrun.job.store.durable import new_file, swap_in, temporary
 from bulkrun.job.store.run_dir import RunDir
 
 Format = Literal["openai", "jsonl", "csv", "parquet"]

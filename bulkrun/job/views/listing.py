@@ -33,19 +33,16 @@ def _status(run: RunDir) -> RunStatus | DamagedRun:
         return DamagedRun(run.root, str(error))
 
 
-def find_runs(below: Path, *, depth: int = 4) -> list[RunDir]:
+def find_runs(below: Path) -> list[RunDir]:
     """The runs in a directory and below it, sorted by path. Does not look inside runs or hidden directories.
 
-    Directories that cannot be read are passed over.
+    Directories that cannot be read are passed over, and so are links to directories: they may lead around in a circle.
     """
     runs = []
     for folder, names, _ in os.walk(below):
         run = RunDir(Path(folder))
-        level = len(run.root.relative_to(below).parts)
         if run.run_json.is_file():
             runs.append(run)
-            names.clear()
-        elif level >= depth:
             names.clear()
         names[:] = [name for name in names if not name.startswith(".")]
     return sorted(runs, key=lambda run: run.root)

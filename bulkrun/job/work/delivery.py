@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from bulkrun.data.durable import read_json, replace_json
 from bulkrun.data.parts import read_part_info
 from bulkrun.data.remote import is_remote
 from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.bucket_owner import SUCCESS
-from bulkrun.job.store.durable import read_json, replace_json
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.object_store import ObjectPrefix, is_transient
 from bulkrun.job.store.run_dir import RunDir

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from bulkrun.data.documents import from_document
+from bulkrun.data.durable import encode_json, publish_new, read_json, write_file
 from bulkrun.data.parts import PartInfo, read_part_info
 from bulkrun.errors import EXIT_OK, EXIT_ROW_ERRORS, RunError
 from bulkrun.job.plan.plan_view import PlanView
-from bulkrun.job.store.durable import encode_json, publish_new, read_json, write_file
 from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
@@ -78,12 +78,12 @@ def finish_run(run: RunDir, record: RunRecord) -> RunTotals:
     if totals is None:
         plan = PlanView(run)
         plan.refresh()
-        totals = publish_totals(run, add_up(run, record, plan))
+        totals = publish_totals(run, add_up_parts(run, record, plan))
     _clear_leftovers(run)
     return totals
 
 
-def add_up(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
+def add_up_parts(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
     """The totals over all parts, checked against the plan. Raises RunError when they do not add up."""
     if plan.complete is None:
         raise RunError(f"{run.plan_complete}: missing: the plan is not complete; run the same command again")

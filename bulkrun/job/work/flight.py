@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bulkrun.job.store.durable import append_line, disk_errors, make_dirs
+from bulkrun.data.durable import append_line, disk_errors, make_dirs
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, read_worker

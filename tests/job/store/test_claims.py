@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.data.durable import replace_json
 from bulkrun.job.store.claims import Claims
-from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker
 from tests.job.store.test_workers import Clock, beat

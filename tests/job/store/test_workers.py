@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from bulkrun.errors import RunError
-from bulkrun.job.store.durable import replace_json
+from bulkrun.data.durable import replace_json
+from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, WorkerState, read_worker, read_workers
+from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, WorkerState, present, read_worker, read_workers
 
 ELSEWHERE = Worker("w-far", "another machine", 1, "0")
 
@@ -151,3 +152,24 @@ def test_a_heartbeat_of_a_newer_version_is_one_whatever_else_it_says(run: RunDir
 def test_what_is_no_heartbeat_says_nothing(run: RunDir, document: dict[str, object]) -> None:
     replace_json(run.workers / "w-far.json", document)
     assert read_workers(run) == []
+
+
+@pytest.mark.parametrize(
+    "error, ended, message",
+    [
+        (None, "completed", None),
+        (Interrupted("stopped by SIGTERM"), "interrupted", None),
+        (KeyboardInterrupt(), "interrupted", None),
+        (RunError("the disk is full"), "failed", "RunError: the disk is full"),
+        (KeyError("shard"), "failed", "KeyError: 'shard'"),
+    ],
+)
+def test_who_is_present_says_how_it_ended(
+    run: RunDir, error: BaseException | None, ended: str, message: str | None
+) -> None:
+    with nullcontext() if error is None else pytest.raises(type(error)), present(run, Worker.this_process(), "helper"):
+        assert read_workers(run)[0].ended is None
+        if error is not None:
+            raise error
+    last = read_workers(run)[0]
+    assert (last.role, last.ended, last.message) == ("helper", ended, message)

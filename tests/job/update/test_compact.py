@@ -16,10 +16,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data import durable
 from bulkrun.data.parts import write_part
 from bulkrun.data.query import run_query
 from bulkrun.errors import RunError
-from bulkrun.job.store import durable
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
@@ -296,7 +296,7 @@ def test_a_plain_glob_shows_each_row_once_at_every_moment(tmp_path: Path) -> Non
 CHILD = """
 import os, sys
 from pathlib import Path
-from bulkrun.job.store import durable
+from bulkrun.data import durable
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import compact as module
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.data.durable import write_new_json
 from bulkrun.errors import RunError
-from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
 from bulkrun.job.update.update_claim import hold

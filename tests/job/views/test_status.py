@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.data.durable import replace_json
 from bulkrun.errors import RunError
-from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
 from bulkrun.job.store.workers import Heartbeat, Worker, WorkerState, read_workers
@@ -50,13 +50,13 @@ def test_an_interrupted_run_counts_its_journals(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
-    def failed() -> None:
-        raise RunError("the planner failed: no such column")
+    def failed() -> bool:
+        raise RunError("the disk failed: it is gone")
 
     with pytest.raises(RunError):
-        start(tmp_path / "out", make_rows(10), job(tmp_path / "out"), check_planner=failed)
+        start(tmp_path / "out", make_rows(10), job(tmp_path / "out"), should_stop=failed)
     status = read_status(RunDir(tmp_path / "out"))
-    assert status.state == "failed" and "no such column" in str(status.message)
+    assert status.state == "failed" and "the disk failed" in str(status.message)
 
 
 def test_the_next_command_has_the_settings_of_the_first(tmp_path: Path) -> None:
@@ -211,11 +211,13 @@ def test_errors_are_counted_by_code_with_examples_before_and_after_the_end(tmp_p
 
 
 def test_list_finds_runs_and_does_not_look_into_them(tmp_path: Path) -> None:
-    for name in ("b", "deep/er/a"):
+    deep = "d/e/e/p/e/r/a"
+    for name in ("b", deep):
         enter(tmp_path / name, job(tmp_path / name))
+    (tmp_path / "d/e/around").symlink_to(tmp_path)
     enter(tmp_path / "b/inner", job(tmp_path / "b/inner"))
     (tmp_path / ".hidden").mkdir()
-    assert [run.root.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == ["b", "deep/er/a"]
+    assert [run.root.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == ["b", deep]
     assert [run.root for run in find_runs(tmp_path / "b")] == [tmp_path / "b"]
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data.durable import write_new_json
 from bulkrun.data.parts import read_part_info, write_part
-from bulkrun.job.store.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.verify import verify_run
 from tests.launch.nights import Nights
@@ -83,7 +83,7 @@ def test_a_row_number_that_was_never_given_is_noticed(run: RunDir) -> None:
 
 def test_a_merge_under_way_is_said_and_its_totals_are_not_compared(run: RunDir) -> None:
     run.staged.state.mkdir(parents=True)
-    write_new_json(run.staged.state / "merge.json", {"shards": []})
+    write_new_json(run.staged.merging, {"shards": []})
     report = verify_run(run)
     assert not report.finished
     assert report.problems == [f"{run.staged.root}: rows are being put into the results; the same command finishes it"]

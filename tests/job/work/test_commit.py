@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data.durable import replace_json
 from bulkrun.data.parts import PartInfo, read_part_info
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
-from bulkrun.job.store.durable import replace_json
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord

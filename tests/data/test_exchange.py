@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.data import durable
+from bulkrun.data.durable import can_exchange, exchange_dirs, link_tree
 from bulkrun.errors import RunError
-from bulkrun.job.store import durable
-from bulkrun.job.store.durable import can_exchange, exchange_dirs, link_tree
 
 
 def test_two_directories_swap_names_and_neither_is_ever_missing(tmp_path: Path) -> None:

@@ -137,6 +137,13 @@ def swap_in(tmp: Path, final: Path) -> None:
         fsync_dir(final.parent)
 
 
+def rename_dir(source: Path, target: Path) -> None:
+    """Give a directory another name beside its own (one fsync makes both durable), which nobody has."""
+    with disk_errors("moving it aside", source):
+        source.rename(target)
+        fsync_dir(target.parent)
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory and what is in it; what another process removed meanwhile is fine. May be repeated."""
     with disk_errors("removing", path):
@@ -251,9 +258,7 @@ def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool] = lambd
     """
     make_dirs(target, stat.S_IMODE(source.stat().st_mode))
     with disk_errors("linking", target):
-        for entry in sorted(source.iterdir()):
-            if not wanted(entry):
-                continue
+        for entry in filter(wanted, sorted(source.iterdir())):
             if entry.is_dir() and not entry.is_symlink():
                 link_tree(entry, target / entry.name, wanted)
             else:

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from bulkrun.data import new_name
-from bulkrun.errors import RunError
-from bulkrun.job.store import durable
-from bulkrun.job.store.durable import (
+from bulkrun.data import durable, new_name
+from bulkrun.data.durable import (
     append_line,
     make_dirs,
     publish_new,
@@ -24,6 +22,7 @@ from bulkrun.job.store.durable import (
     write_file,
     write_new_json,
 )
+from bulkrun.errors import RunError
 
 
 def test_exactly_one_of_many_rivals_publishes(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""What a submit is: a night, a first run, or one that goes on; right here, or from a login node in Slurm's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bulkrun.errors import InputError, RunError, UsageError
+from bulkrun.executors.allocation import current_allocation
+from bulkrun.executors.devices import visible_gpus
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.cancel import CancelWatch
+from bulkrun.job.store.places import run_dir_of
+from bulkrun.job.store.run_record import forget_start, open_run, read_record
+from bulkrun.job.views.finished import finished_totals
+from bulkrun.job.work.delivery import deliver
+from bulkrun.launch.nightly import submit_again
+from bulkrun.launch.prepare import prepare
+from bulkrun.launch.queue import Queued, put_into_queue, wait_for
+from bulkrun.launch.run import Submitted, View, run_to_end
+from bulkrun.launch.signals import drain_on_signal
+
+
+def submit_job(
+    spec: JobSpec,
+    view: View,
+    *,
+    wait: bool = False,
+    job_file: Path | None = None,
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+    resume_anyway: bool = False,
+    full_refresh: bool = False,
+) -> Queued | Submitted:
+    """Run the job, or continue it, where its executor says. With Slurm `wait` stays until the run is finished.
+
+    Raises what `submit` and Slurm raise.
+    """
+    if spec.run.executor == "slurm" and current_allocation() is not None:
+        spec = _as_one_element(spec)
+    given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
+    if spec.run.executor != "slurm":
+        return submit(spec, view, job_file=job_file, overrides=overrides, **given)
+    done = put_into_queue(spec, view, job_file, overrides, **given)
+    return wait_for(done, view) if wait and isinstance(done, Queued) else done
+
+
+def _as_one_element(spec: JobSpec) -> JobSpec:
+    """Inside a Slurm job: work right here. `run.workers` counts array elements; one of them has its GPUs' workers."""
+    workers = len(visible_gpus()) if spec.engine.device != "cpu" else 1
+    return spec.model_copy(
+        update={"run": spec.run.model_copy(update={"executor": "local", "workers": max(1, workers)})}
+    )
+
+
+def submit(
+    spec: JobSpec,
+    view: View,
+    *,
+    job_file: Path | None = None,
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+    resume_anyway: bool = False,
+    full_refresh: bool = False,
+) -> Submitted:
+    """Run the job in the foreground, or continue it. With `run.incremental`, bring its results up to date.
+
+    Raises Interrupted when a signal ended it (everything is saved), and every `BulkrunError` of its parts.
+    """
+    with drain_on_signal() as drain:
+        drain.cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
+        view.phase("checking the job, the input and the model")
+        prepared = prepare(spec)
+        if spec.run.incremental and not fresh:
+            again = submit_again(
+                prepared, view, drain, job_file=job_file, overrides=overrides, full_refresh=full_refresh
+            )
+            if again is not None:
+                deliver(again.run, read_record(again.run), drain.should_stop)
+                return again
+        was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file, overrides)
+        record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+        if (totals := finished_totals(prepared.run)) is not None:
+            deliver(prepared.run, record, drain.should_stop)
+            return Submitted(prepared.run, totals, worked=False)
+        try:
+            return run_to_end(prepared, record, view, drain)
+        except (InputError, UsageError):
+            if record.run_id == wanted.run_id:  # it began here
+                with suppress(RunError, OSError):
+                    forget_start(prepared.run, record, with_root=not was_there)
+            raise
