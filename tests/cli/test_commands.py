@@ -73,8 +73,11 @@ def test_a_finished_run_is_left_alone(folder: Path) -> None:
     assert before == sorted((path.name, path.stat().st_mtime_ns) for path in (folder / "out").glob("*.parquet"))
 
 
-def test_quiet_says_nothing(folder: Path) -> None:
+def test_quiet_says_nothing_on_success_and_what_failed_otherwise(folder: Path) -> None:
     assert bulkrun("submit", "job.yaml", "--quiet").output == ""
+    failed = bulkrun("submit", "job.yaml", "--quiet", "--set", "output.path=quiet", "--set", "run.limit=9")
+    assert failed.exit_code == 3 and "2 with bad_input: bulkrun errors quiet" in failed.stderr
+    shutil.rmtree("quiet")
 
 
 def test_a_changed_job_is_refused_with_the_difference(folder: Path) -> None:
