@@ -168,6 +168,17 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     )
 
 
+def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) -> PreparedJob:
+    """Prepare a job with the clock of a run's beginning: a prompt that holds the date must not change overnight.
+
+    `root` is where the run is found now, if not under the path of its job.
+    """
+    created = datetime.fromisoformat(record.created).astimezone()
+    if root is not None:
+        spec = spec.model_copy(update={"output": spec.output.model_copy(update={"path": str(root)})})
+    return prepare(spec, now=lambda: created)
+
+
 def _check_stop_tokens(sampling: SamplingSpec, vocab_size: int) -> None:
     """Raise JobFileError for an id that the model does not have: the engine would refuse every row for it."""
     for token_id in sampling.stop_token_ids:
