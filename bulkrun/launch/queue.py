@@ -14,7 +14,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.finish import read_totals
@@ -57,7 +57,7 @@ def put_into_queue(
     wanted = prepared.record(job_file, overrides)
     if spec.run.incremental and not fresh:
         _refuse_night(prepared.run, wanted, full_refresh=full_refresh)
-    record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+    record = prepared.enter(wanted, fresh=fresh, resume_anyway=resume_anyway)
     if (totals := finished_totals(prepared.run)) is not None:
         return Submitted(prepared.run, totals, worked=False)
     if queued := queued_jobs(prepared.run):
