@@ -77,7 +77,7 @@ class PreparedJob:
             sql=given.sql,
             sql_snapshot=snapshot,
             max_row_bytes=given.max_row_bytes,
-            json_text=partial(json_text_columns, self.spec),
+            kept_as_text=partial(json_text_columns, self.spec),
             known_types={field.name: field.type for field in self._carried_fields()},
         )
         dataset.refuse_unreadable()

@@ -20,15 +20,13 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.gate import only_the_input_changed
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
-from bulkrun.job.work.commit import commit_answered, identity_of
+from bulkrun.job.work.commit import RunIdentity, commit_answered
 from bulkrun.job.work.finish import RunTotals, publish_totals, sum_parts
-
-_MARKER = "settling.json"
 
 
 def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
     """End an unfinished run with the rows that it has; nobody else may be at work in it (`hold`)."""
-    write_new_json(run.state / _MARKER, {"run_id": record.run_id})
+    write_new_json(run.settling, {"run_id": record.run_id})
     _commit_answered(run, record)
     infos = [read_part_info(path) for path in run.parts().values()]
     generation = 1 + max((info.generation for info in infos), default=0)
@@ -56,11 +54,11 @@ def _is_settling(run: RunDir) -> bool:
     and parts were made after the plan's end."""
     if run.success.exists():
         return False
-    return (run.state / _MARKER).exists() or any(read_part_info(path).generation for path in run.parts().values())
+    return (run.settling).exists() or any(read_part_info(path).generation for path in run.parts().values())
 
 
 def _commit_answered(run: RunDir, record: RunRecord) -> None:
-    identity = identity_of(record, JobSpec.model_validate(record.job))
+    identity = RunIdentity.of(record, JobSpec.model_validate(record.job))
     for shard in sorted(run.planned_shards() - run.committed_shards()):
         commit_answered(run, shard, identity)
 

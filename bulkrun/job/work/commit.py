@@ -46,24 +46,24 @@ class RunIdentity:
     key_salt: str | None = None  # where rows have a column with their keys
     compression: str = "zstd"
 
+    @classmethod
+    def of(cls, record: RunRecord, spec: JobSpec) -> RunIdentity:
+        """The identity of a run whose resolved job is `spec`."""
+        return cls(
+            record.run_id,
+            record.plan_hash,
+            record.samples,
+            record.versions,
+            extra_fields(spec),
+            spec.sampling.best_of,
+            record.key_salt,
+            spec.output.compression,
+        )
+
     @property
     def generations(self) -> int:
         """Outputs generated per row, of which `samples` are kept."""
         return self.best_of or self.samples
-
-
-def identity_of(record: RunRecord, spec: JobSpec) -> RunIdentity:
-    """The identity of a run whose resolved job is `spec`."""
-    return RunIdentity(
-        record.run_id,
-        record.plan_hash,
-        record.samples,
-        record.versions,
-        extra_fields(spec),
-        spec.sampling.best_of,
-        record.key_salt,
-        spec.output.compression,
-    )
 
 
 def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:

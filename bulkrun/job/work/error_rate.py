@@ -10,7 +10,7 @@ from collections import deque
 
 from bulkrun.data.durable import read_json, replace_json
 from bulkrun.errors import ErrorRateExceeded
-from bulkrun.job.plan.plan_view import PlannedRows
+from bulkrun.job.plan.plan_view import PlannedCounts
 from bulkrun.job.store.fingerprint import fingerprint
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
@@ -35,7 +35,7 @@ class ErrorRate:
         """Rows that a generation answered."""
         self._ran.extend([failed] * min(rows, WINDOW_ROWS))
 
-    def check(self, planned: PlannedRows) -> None:
+    def check(self, planned: PlannedCounts) -> None:
         """Raise ErrorRateExceeded when too large a share of the rows fails. Asked while rows are left."""
         refused = planned.errors / planned.rows if planned.rows >= MIN_ROWS else 0.0
         failing = sum(self._ran) / len(self._ran) if len(self._ran) >= MIN_ROWS else 0.0

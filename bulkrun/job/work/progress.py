@@ -88,7 +88,7 @@ class _Sample:
     completion_tokens: int
 
 
-class Progress:
+class WorkerProgress:
     """Counters of one worker, of a job with this `sampling`. Used by one thread."""
 
     def __init__(self, plan: PlanView, sampling: SamplingSpec, clock: Callable[[], float] = time.monotonic) -> None:

@@ -23,7 +23,7 @@ from bulkrun.job.store.run_record import RunRecord, check_not_replaced
 from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.closing import Closing
-from bulkrun.job.work.commit import identity_of
+from bulkrun.job.work.commit import RunIdentity
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.engine_room import EngineLost, EngineRoom, engine_error
 from bulkrun.job.work.error_rate import ErrorRate
@@ -31,7 +31,7 @@ from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
 from bulkrun.job.work.flight import FlightLog, Key, SetAside, key_of, set_aside, suspicion
 from bulkrun.job.work.logprobs import Decode
-from bulkrun.job.work.progress import Progress, ProgressSnapshot
+from bulkrun.job.work.progress import ProgressSnapshot, WorkerProgress
 from bulkrun.job.work.recorder import Recorder
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
@@ -83,9 +83,9 @@ class JobRunner:
         self._life = LifeWatch(run, ttl_s=ttl_s)
         self._feed = Feed(self._plan, Claims(run, self._worker, self._life), self._open_shard)
         self._recorder = Recorder(
-            run, identity_of(record, spec), decode, attempt=self._worker.id, checkpoint_every=spec.run.checkpoint_every
+            run, RunIdentity.of(record, spec), decode, self._worker.id, checkpoint_every=spec.run.checkpoint_every
         )
-        self._progress = Progress(self._plan, spec.sampling)
+        self._progress = WorkerProgress(self._plan, spec.sampling)
         self._latest = ProgressSnapshot()
         self._uploads = Uploads(run, record, self._worker.id)
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)

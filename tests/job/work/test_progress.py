@@ -10,7 +10,7 @@ import pytest
 from bulkrun.data.parts import PartInfo
 from bulkrun.errors import ErrorRateExceeded
 from bulkrun.job.jobfile.sampling import SamplingSpec
-from bulkrun.job.plan.plan_view import PlannedRows, PlanView
+from bulkrun.job.plan.plan_view import PlannedCounts, PlanView
 from bulkrun.job.plan.shard_file import ShardInfo
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.error_rate import ErrorRate
@@ -91,20 +91,20 @@ def test_hopeless_jobs_are_told_from_unlucky_ones(tmp_path: Path) -> None:
 
     rate = new_rate("one", 0.5)
     rate.ran(99, failed=True)
-    rate.check(PlannedRows(99, 99))
+    rate.check(PlannedCounts(99, 99))
     rate.ran(1000, failed=False)
     rate.ran(500, failed=True)
-    rate.check(PlannedRows(0, 0))
+    rate.check(PlannedCounts(0, 0))
     rate.ran(1, failed=True)
     with pytest.raises(ErrorRateExceeded, match="bulkrun errors"):
-        rate.check(PlannedRows(0, 0))
+        rate.check(PlannedCounts(0, 0))
     with pytest.raises(ErrorRateExceeded, match="60% cannot run at all"):
-        new_rate("refused", 0.5).check(PlannedRows(100, 60))
+        new_rate("refused", 0.5).check(PlannedCounts(100, 60))
     both = new_rate("both", 0.5)
     both.ran(1000, failed=False)
     both.ran(400, failed=True)
     with pytest.raises(ErrorRateExceeded):
-        both.check(PlannedRows(1000, 200))
+        both.check(PlannedCounts(1000, 200))
     always = new_rate("always", 1.0)
     always.ran(1000, failed=True)
-    always.check(PlannedRows(1000, 1000))
+    always.check(PlannedCounts(1000, 1000))
