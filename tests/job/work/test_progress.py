@@ -14,7 +14,7 @@ from bulkrun.job.plan.plan_view import PlannedCounts, PlanView
 from bulkrun.job.plan.shard_file import ShardInfo
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.error_rate import ErrorRate
-from bulkrun.job.work.progress import Progress
+from bulkrun.job.work.progress import WorkerProgress
 from bulkrun.request import Completion, EngineStats
 from tests.job.small_runs import enter, job
 from tests.job.store.test_workers import Clock
@@ -36,7 +36,7 @@ def part(shard: int, rows: int, errors: int = 0) -> PartInfo:
 
 def test_rows_come_from_parts_and_open_shards_without_counting_any_twice(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, [ShardInfo(number, 0, 10, 100, 0) for number in range(3)])
-    progress = Progress(plan, SamplingSpec(max_tokens=8), Clock())
+    progress = WorkerProgress(plan, SamplingSpec(max_tokens=8), Clock())
     progress.committed(0, part(0, 10, errors=2))
     progress.opened(1, already_done=4)
     progress.refused(1, 1)
@@ -51,7 +51,7 @@ def test_rows_come_from_parts_and_open_shards_without_counting_any_twice(tmp_pat
 
 def test_rates_forget_what_is_older_than_a_minute(tmp_path: Path) -> None:
     clock = Clock()
-    progress = Progress(plan_of(tmp_path, []), SamplingSpec(max_tokens=8), clock)
+    progress = WorkerProgress(plan_of(tmp_path, []), SamplingSpec(max_tokens=8), clock)
     tokens = 0
     for second in range(200):
         tokens += 1000 if second < 100 else 10
@@ -67,7 +67,7 @@ def test_the_eta_of_a_length_sorted_job_is_near_the_truth_all_along(tmp_path: Pa
     clock, rng = Clock(), random.Random(1)
     shards = [ShardInfo(number, 0, 20, 20 * (1000 - 100 * number), 0) for number in range(10)]
     plan = plan_of(tmp_path, shards)
-    progress = Progress(plan, SamplingSpec(max_tokens=50), clock)
+    progress = WorkerProgress(plan, SamplingSpec(max_tokens=50), clock)
     prompt_tokens = output_tokens = 0
     speed, estimates = 500.0, []
     for info in shards:
