@@ -96,8 +96,10 @@ def errors(run: RunDir, examples: int, as_json: bool) -> None:
         note(f"{run.root}: no error rows")
         return
     print_table(["code", "rows"], report.counts.items())
-    rows = [(error.row, error.code, error.message) for shown in report.examples.values() for error in shown]
-    print_table(["row", "code", "message"], rows)
+    shown = [error for some in report.examples.values() for error in some]
+    named = any(error.id is not None for error in shown)
+    columns = ["row", *(["id"] if named else []), "code", "message"]
+    print_table(columns, [[getattr(error, column) for column in columns] for error in shown])
 
 
 @click.command()

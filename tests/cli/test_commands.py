@@ -100,6 +100,8 @@ def test_status(folder: Path) -> None:
 def test_errors(folder: Path) -> None:
     report = as_json("errors", "out")
     assert sum(report["counts"].values()) == 2
+    assert [error["id"] for error in report["examples"]["bad_input"]] == [None, "empty"]
+    assert ["row", "id", "code", "message"] in [line.split() for line in bulkrun("errors", "out").stdout.splitlines()]
     assert "rows.jsonl:8" in bulkrun("errors", "out").stdout
 
 

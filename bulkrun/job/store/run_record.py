@@ -72,6 +72,11 @@ class RunRecord:
         """Outputs generated per row, of which `samples` are kept."""
         return int(self.job["sampling"].get("best_of") or self.samples)
 
+    def id_column(self, columns: Sequence[str]) -> str | None:
+        """The one of the results' columns that names rows: the job's own, or that of an OpenAI batch."""
+        wanted = self.job["input"]["id"] or "custom_id"
+        return wanted if wanted in columns else None
+
 
 def new_record(
     job: Mapping[str, Any],
