@@ -164,9 +164,10 @@ def verify(run: RunDir, as_json: bool) -> None:
 @json_option
 def list_runs(folder: Path, as_json: bool) -> None:
     """The runs in FOLDER (default: here) and below."""
-    from bulkrun.job.views.listing import DamagedRun, statuses
+    from bulkrun.job.views.listing import DamagedRun
+    from bulkrun.launch.control import statuses_with_queue
 
-    found = statuses(folder)
+    found = statuses_with_queue(folder)
     if as_json:
         print_json({"runs": [asdict(run) for run in found]})
         return
