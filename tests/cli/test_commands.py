@@ -97,6 +97,17 @@ def test_status(folder: Path) -> None:
     assert "completed_with_errors" in bulkrun("status", "out").stdout
 
 
+def test_watch_ends_with_the_runs_state_and_so_does_ctrl_c(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(run: object) -> Iterator[Any]:
+        raise KeyboardInterrupt
+        yield
+
+    for _ in range(2):
+        ended = bulkrun("watch", "out")
+        assert ended.exit_code == 0 and "out: completed_with_errors\nnext     bulkrun errors out\n" in ended.stderr
+        monkeypatch.setattr("bulkrun.job.views.watch.watch_run", interrupted)
+
+
 def test_errors(folder: Path) -> None:
     report = as_json("errors", "out")
     assert sum(report["counts"].values()) == 2
