@@ -80,6 +80,14 @@ def test_a_refusal_names_the_input_files_that_changed(folder: Path) -> None:
         again.enter(again.record(None), **flags)
 
 
+def test_a_walltime_that_ends_before_the_first_step_is_said(folder: Path) -> None:
+    result = submit("run.walltime=1")
+    assert (
+        result.exit_code == 75
+        and "0 rows are done and saved; run.walltime, 1 s, leaves nothing after the start" in result.stderr
+    )
+
+
 def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
     refused = submit("input.on_duplicate=fail")
     assert refused.exit_code == 2
