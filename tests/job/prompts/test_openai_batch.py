@@ -385,7 +385,7 @@ def test_a_nameless_line_of_a_file_is_an_error_row_and_the_others_are_asked(tmp_
     lines.append({key: value for key, value in lines[0].items() if key != "custom_id"})
     (tmp_path / "batch.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     spec = job(tmp_path / "batch.jsonl", prompt={})
-    with open_input(str(tmp_path / "batch.jsonl"), json_text=partial(json_text_columns, spec)) as dataset:
+    with open_input(str(tmp_path / "batch.jsonl"), kept_as_text=partial(json_text_columns, spec)) as dataset:
         builder = PromptBuilder(spec, dataset.schema.names, CharacterCodec(chat=True))
         prompts = [prompt for batch in dataset.batches() for prompt in builder.build(batch)]
     assert [type(prompt) for prompt in prompts] == [Prompt, RowError, Prompt, RowError]
