@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -23,18 +23,22 @@ _run_argument = click.argument("run", type=RunPath())
 @click.command()
 @_run_argument
 def watch(run: RunDir) -> None:
-    """Show how RUN goes on, live, until it is finished or nobody works on it. From any terminal or node."""
+    """Show how RUN goes on, live, until it is finished or nobody works on it. From any terminal or node.
+
+    Ctrl-C ends the watching, not the run.
+    """
     from bulkrun.cli.live import make_view
     from bulkrun.job.views.watch import watch_run
+    from bulkrun.launch.control import status_with_queue
 
     view = make_view(quiet=False)
-    try:
+    with suppress(KeyboardInterrupt), closing(view):  # its documented end
         for snapshot in watch_run(run):
             view.update(snapshot)
             time.sleep(_LOOK_EVERY_S)
-    finally:
-        view.close()
-    note(f"nobody works on {run.root} (any more): `bulkrun status {run.root}` tells how it stands")
+    found, _ = status_with_queue(run)
+    note(f"{run.root}: {found.state}{f': {found.message}' if found.message else ''}")
+    note(f"next     {found.next_command}")
 
 
 @click.command()

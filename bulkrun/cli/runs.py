@@ -96,8 +96,10 @@ def errors(run: RunDir, examples: int, as_json: bool) -> None:
         note(f"{run.root}: no error rows")
         return
     print_table(["code", "rows"], report.counts.items())
-    rows = [(error.row, error.code, error.message) for shown in report.examples.values() for error in shown]
-    print_table(["row", "code", "message"], rows)
+    shown = [error for some in report.examples.values() for error in some]
+    named = any(error.id is not None for error in shown)
+    columns = ["row", *(["id"] if named else []), "code", "message"]
+    print_table(columns, [[getattr(error, column) for column in columns] for error in shown])
 
 
 @click.command()
@@ -162,9 +164,10 @@ def verify(run: RunDir, as_json: bool) -> None:
 @json_option
 def list_runs(folder: Path, as_json: bool) -> None:
     """The runs in FOLDER (default: here) and below."""
-    from bulkrun.job.views.listing import DamagedRun, statuses
+    from bulkrun.job.views.listing import DamagedRun
+    from bulkrun.launch.control import statuses_with_queue
 
-    found = statuses(folder)
+    found = statuses_with_queue(folder)
     if as_json:
         print_json({"runs": [asdict(run) for run in found]})
         return

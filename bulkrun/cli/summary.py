@@ -25,8 +25,10 @@ def print_summary(done: Submitted, anew: str) -> None:
     if done.changes:
         note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
     if not done.worked:
-        state = "is finished already" if done.changes is None else "has nothing to run"
-        note(f"{root} {state} ({totals.status}); nothing to do.{anew}")
+        said = "is finished already, nothing to do" if done.changes is None else "has nothing to run"
+        note(f"{root} {said} ({totals.status}).{anew}")
+        if "unchanged" in (done.changes or {}) and (failed := sum(totals.errors.values())):
+            note(f"  {count(failed)} of the results are errors that wait for a changed row: bulkrun errors {root}")
         if read_update(done.run) is not None:
             note(f"next     {read_status(done.run).next_command} (of a retry or an incremental night under way)")
         return

@@ -26,6 +26,10 @@ _PATIENCE_S = 60.0
 _KEYS = ("partition", "account", "qos", "time", "mem", "constraint")
 
 
+class SlurmRefused(ExecutorError):
+    """Slurm's program is not there, or ended with an error."""
+
+
 @dataclass(frozen=True)
 class QueuedJob:
     """One array element (or a whole array that still waits) as the queue shows it."""
@@ -69,7 +73,8 @@ def _pattern(path: Path) -> str:
 
 
 def submit_array(run: RunDir, spec: JobSpec) -> str:
-    """Write the script into the run and hand it to sbatch; the job id. Raises ExecutorError with Slurm's own words."""
+    """Write the script into the run and hand it to sbatch; the job id. Raises SlurmRefused with Slurm's own words, and
+    ExecutorError where the job may be in the queue all the same."""
     make_dirs(run.logs)
     make_dirs(run.slurm)
     command = [sys.executable, "-m", "bulkrun", "worker", str(run.root.resolve()), "--workers", str(_gpus(spec.slurm))]
@@ -107,13 +112,23 @@ def submitted_jobs(run: RunDir) -> list[str]:
 
 def queued_jobs(run: RunDir) -> list[QueuedJob]:
     """What of this run is still in the queue: waiting, running or ending."""
-    ids = submitted_jobs(run)
-    if not ids:
-        return []
-    # One id that Slurm has forgotten would make squeue fail for all: ask for the user's jobs, pick ours.
+    return jobs_of(run, own_queue()) if submitted_jobs(run) else []
+
+
+def own_queue() -> list[tuple[set[str], QueuedJob]]:
+    """All of the user's jobs in the queue, each with the ids that it goes by (its own, its array's).
+
+    One id that Slurm has forgotten would make squeue fail for all, so it is asked for no ids.
+    """
     lines = _slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r").splitlines()
     rows = [line.split("|", 5) for line in lines if line.count("|") >= 5]
-    return [QueuedJob(row[2], row[3], row[4], row[5]) for row in rows if row[0] in ids or row[1] in ids]
+    return [({row[0], row[1]}, QueuedJob(row[2], row[3], row[4], row[5])) for row in rows]
+
+
+def jobs_of(run: RunDir, queue: Sequence[tuple[set[str], QueuedJob]]) -> list[QueuedJob]:
+    """Those of this run in a queue."""
+    ours = set(submitted_jobs(run))
+    return [job for ids, job in queue if ids & ours]
 
 
 def cancel_jobs(run: RunDir) -> list[str]:
@@ -131,9 +146,9 @@ def _slurm(program: str, *arguments: str) -> str:
             [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
         )
     except FileNotFoundError:
-        raise ExecutorError(f"{program}: not found; is this a machine of a Slurm cluster?") from None
+        raise SlurmRefused(f"{program}: not found; is this a machine of a Slurm cluster?") from None
     except subprocess.TimeoutExpired:
         raise ExecutorError(f"{program}: no answer in {_PATIENCE_S:.0f} s; is its controller down?") from None
     if done.returncode != 0:
-        raise ExecutorError(f"{program}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+        raise SlurmRefused(f"{program}: {done.stderr.strip() or f'exit status {done.returncode}'}")
     return done.stdout

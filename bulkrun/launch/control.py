@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bulkrun.errors import ExecutorError
-from bulkrun.executors.slurm import QueuedJob, cancel_jobs, queued_jobs, submitted_jobs
+from bulkrun.executors.slurm import QueuedJob, cancel_jobs, jobs_of, own_queue, queued_jobs, submitted_jobs
 from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.store.workers import HEARTBEAT_S, LifeWatch, read_workers, silent_for
+from bulkrun.job.views.listing import DamagedRun, statuses
 from bulkrun.job.views.status import RunStatus, next_command, read_status
 from bulkrun.job.work.finish import read_totals
 
@@ -48,13 +51,27 @@ def cancel_run(run: RunDir) -> Cancelled:
 def status_with_queue(run: RunDir) -> tuple[RunStatus, list[QueuedJob]]:
     """How a run stands, and what of it is in Slurm's queue: one that nobody works on yet waits there."""
     found, queue = read_status(run), queue_of(run)
-    if queue and found.state == "interrupted":
-        waits = f"Slurm job {queue[0].job_id} is {queue[0].state}" + (
-            f" ({queue[0].reason})" if queue[0].reason else ""
-        )
-        next_one = next_command(run, read_record(run), "queued")
-        found = replace(found, state="queued", message=waits, next_command=next_one)
-    return found, queue
+    return _as_queued(found, run, queue), queue
+
+
+def statuses_with_queue(below: Path) -> list[RunStatus | DamagedRun]:
+    """The same for all runs in a directory and below it; the queue is asked once, and only where one may be in it."""
+    found, queue = statuses(below), []
+    if any(one.state == "interrupted" and submitted_jobs(RunDir(one.root)) for one in found):
+        with suppress(ExecutorError):
+            queue = own_queue()
+    return [
+        _as_queued(one, RunDir(one.root), jobs_of(RunDir(one.root), queue)) if isinstance(one, RunStatus) else one
+        for one in found
+    ]
+
+
+def _as_queued(found: RunStatus, run: RunDir, queue: list[QueuedJob]) -> RunStatus:
+    if not queue or found.state != "interrupted":
+        return found
+    waits = f"Slurm job {queue[0].job_id} is {queue[0].state}" + (f" ({queue[0].reason})" if queue[0].reason else "")
+    next_one = next_command(run, read_record(run), "queued")
+    return replace(found, state="queued", message=waits, next_command=next_one)
 
 
 def queue_of(run: RunDir) -> list[QueuedJob]:

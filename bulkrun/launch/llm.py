@@ -62,7 +62,7 @@ class EngineSettings(TypedDict, total=False):
 
 
 class LLM:
-    """A model that answers prompts. Not thread-safe.
+    """A model that answers prompts. Several threads may call it and share its steps; an iterator is for one at a time.
 
     `model` is a hub id, a directory or `bundled:tiny`. Noise is a function of (`seed`, the prompt's position in its
     call), so equal calls give equal outputs. Raises ModelError for a model that cannot be used, UsageError for
@@ -92,7 +92,6 @@ class LLM:
         self._defaults = generation_defaults(model_dir)
         self._tokenizer = Tokenizer.from_dir(model_dir)
         self._shared = SharedEngine(load_engine(model_dir, self._tokenizer, settings))
-        self._reader = AnswerReader(self._tokenizer.decode_batch, _COLUMNS)
 
     @property
     def max_model_len(self) -> int:
@@ -223,7 +222,7 @@ class LLM:
         )
         stream = PromptStream(
             self._shared,
-            self._reader,
+            AnswerReader(self._tokenizer.decode_batch, _COLUMNS),  # one a call: it is for one thread at a time
             lambda texts: self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens),
             asked,
             ordered=show.ordered or isinstance(given, list),

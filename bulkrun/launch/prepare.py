@@ -32,7 +32,7 @@ from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.prompts.overrides import sampling_value
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, new_record
+from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record
 from bulkrun.launch.structured_output import check_thinking, with_schema
 from bulkrun.launch.variables import refuse_variables
 from bulkrun.models.config import ModelConfig
@@ -42,6 +42,7 @@ from bulkrun.text.tokenizer import Tokenizer
 
 BUNDLED_ROOT = Path(bulkrun.__file__).parent / "bundled"
 _VERSIONS_OF = ("torch", "transformers", "tokenizers", "pyarrow", "duckdb")
+_SHOWN_FILES = 3
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,22 @@ class PreparedJob:
         if self.files and found != known:
             pairs = zip(self.files, found, known, strict=False)
             raise _changed(next((file.path for file, now, before in pairs if now != before), "the list of files"))
+
+    def enter(self, wanted: RunRecord, *, fresh: bool, resume_anyway: bool) -> RunRecord:
+        """Enter the run of `wanted`. Raises what `open_run` raises; a ResumeError names the files that are others."""
+        try:
+            return open_run(self.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+        except ResumeError as error:
+            raise ResumeError(f"{error}{self._other_files(read_record(self.run))}") from None
+
+    def _other_files(self, record: RunRecord) -> str:
+        """A line with the first of the files that a record does not know; nothing where it knows them all."""
+        known = set(map(tuple, record.identity["input"].get("files") or []))
+        names = [
+            str(file.path) for file, now in zip(self.files, _facts(self.files), strict=True) if tuple(now) not in known
+        ]
+        more = ", ..." if len(names) > _SHOWN_FILES else ""
+        return f"\nNew or changed: {', '.join(names[:_SHOWN_FILES])}{more}" if names else ""
 
     def check_files(self, record: RunRecord, numbers: range) -> None:
         """The same for some of the files alone: this is asked for every window of a plan.

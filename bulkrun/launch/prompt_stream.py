@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bulkrun.errors import UsageError
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.request import Completion, Engine, FinishReason, Request, RowError, SamplingParams
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,14 @@ class Asked(NamedTuple):
 
 
 class SharedEngine:
-    """One engine for several streams whose iterators are advanced in turns. Not thread-safe."""
+    """One engine for several streams. Threads take turns at it: whose turn it is makes a step for all of them."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._process = os.getpid()
+        self._turn = threading.Lock()
         self._receivers: dict[str, Callable[[Completion], None]] = {}
+        self._unwanted: deque[str] = deque()
         self._ids = count()
 
     def check_process(self) -> None:
@@ -68,28 +75,53 @@ class SharedEngine:
         if os.getpid() != self._process:
             raise UsageError("this LLM belongs to the process that made it; after os.fork() the child makes its own")
 
-    def add(self, token_ids: Sequence[int], asked: Asked, receive: Callable[[Request, Completion], None]) -> str:
-        """Queue a prompt; `receive` is called when it has ended. Returns the request's id."""
-        request = Request(f"{next(self._ids)}", token_ids, asked.sampling, asked.seed)
-        self.engine.add_request(request)
-        self._receivers[request.request_id] = lambda done: receive(request, done)
-        return request.request_id
+    def add(
+        self, prompts: Sequence[tuple[Sequence[int], Asked]], receive: Callable[[Request, Completion], None]
+    ) -> list[str]:
+        """Queue prompts, all in one turn; `receive` is called for each when it has ended, in any thread.
+
+        Returns the requests' ids.
+        """
+        requests = [Request(f"{next(self._ids)}", ids, asked.sampling, asked.seed) for ids, asked in prompts]
+        with self._turn:
+            for request in requests:
+                self.engine.add_request(request)
+                self._receivers[request.request_id] = partial(receive, request)
+        return [request.request_id for request in requests]
 
     def step(self) -> None:
         """One step of the engine; whoever asked for what ended in it is told."""
-        for done in self.engine.step():
-            self._receivers.pop(done.request_id)(done)
+        with self._turn:
+            self._drop_unwanted()
+            for done in self.engine.step():
+                self._receivers.pop(done.request_id)(done)
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that nobody waits for any more; some may have ended in another stream's step."""
-        known = [request_id for request_id in request_ids if request_id in self._receivers]
+        """Forget requests that nobody waits for any more, before the next step.
+
+        Waits for nobody: an abandoned iterator may be collected as garbage in the middle of a turn.
+        """
+        self._unwanted.extend(request_ids)
+        if self._turn.acquire(blocking=False):
+            try:
+                self._drop_unwanted()
+            finally:
+                self._turn.release()
+
+    def _drop_unwanted(self) -> None:
+        """Some may have ended in another stream's step."""
+        unwanted = _taken(self._unwanted)
+        known = [request_id for request_id in unwanted if request_id in self._receivers]
         self.engine.abort(known)
         for request_id in known:
             del self._receivers[request_id]
 
 
 class PromptStream:
-    """An iterator over the outputs of `asked`; ordered as the prompts came, or as they end."""
+    """An iterator over the outputs of `asked`; ordered as the prompts came, or as they end.
+
+    One thread at a time advances it; what it is told of ends comes from any.
+    """
 
     def __init__(
         self,
@@ -104,7 +136,7 @@ class PromptStream:
         self._asked, self._ordered = enumerate(asked), ordered
         self._window = 2 * shared.engine.max_num_seqs
         self._running: dict[str, tuple[int, Asked]] = {}
-        self._ended: list[Answer] = []
+        self._ended: deque[tuple[Request, Completion]] = deque()
         self._waiting: dict[int, RequestOutput] = {}  # ended, and not handed out yet
         self._next = 0
         self._exhausted = False
@@ -121,7 +153,8 @@ class PromptStream:
                     continue
                 if not self._running:
                     return
-                self._shared.step()
+                if not self._ended:
+                    self._shared.step()
                 self._read_ended()
         finally:
             self._shared.abort(list(self._running))
@@ -135,23 +168,28 @@ class PromptStream:
         self._exhausted = len(batch) < room
         texts = [one.text for _, one in batch if one.error is None and one.token_ids is None and one.text is not None]
         encoded = iter(self._encode(texts) if texts else [])
+        good: list[tuple[int, Asked]] = []
         for index, one in batch:
             if one.error is not None:
                 self._waiting[index] = RequestOutput(index, one.text, None, "error", one.error)
-                continue
-            token_ids = next(encoded) if one.token_ids is None else one.token_ids
-            self._running[self._shared.add(token_ids, one, self._receive)] = (index, one)
+            else:
+                good.append((index, one))
+        prompts = [(next(encoded) if one.token_ids is None else one.token_ids, one) for _, one in good]
+        self._running.update(zip(self._shared.add(prompts, self._receive), good, strict=True))
 
     def _receive(self, request: Request, done: Completion) -> None:
-        index, _ = self._running[request.request_id]
-        self._ended.append(Answer(Generation(request, shard=0, rows=(index,), sample=0), done))
+        self._ended.append((request, done))
 
     def _read_ended(self) -> None:
         """Turn what ended into outputs, all of a step together."""
-        answers, self._ended = self._ended, []
-        for answer, record in zip(answers, self._reader.records(answers), strict=True):
-            index, asked = self._running.pop(answer.completion.request_id)
-            self._waiting[index] = _output(index, asked, answer.completion, record)
+        ended = _taken(self._ended)
+        whose = [self._running.pop(request.request_id) for request, _ in ended]
+        answers = [
+            Answer(Generation(request, shard=0, rows=(index,), sample=0), done)
+            for (request, done), (index, _) in zip(ended, whose, strict=True)
+        ]
+        for (index, asked), (_, done), record in zip(whose, ended, self._reader.records(answers), strict=True):
+            self._waiting[index] = _output(index, asked, done, record)
 
     def _take_ready(self) -> list[RequestOutput]:
         ready = []
@@ -162,6 +200,11 @@ class PromptStream:
         else:
             ready, self._waiting = list(self._waiting.values()), {}
         return ready
+
+
+def _taken(queue: deque[_T]) -> list[_T]:
+    """All that is in it, taken out; others may put more in meanwhile."""
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 def _output(index: int, asked: Asked, done: Completion, record: JournalRecord) -> RequestOutput:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bulkrun.errors import ExecutorError, Interrupted
-from bulkrun.executors.slurm import queued_jobs, submit_array
+from bulkrun.errors import ExecutorError, Interrupted, RunError
+from bulkrun.executors.slurm import SlurmRefused, queued_jobs, submit_array
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.store.run_record import RunRecord, forget_start, read_record
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.finish import read_totals
@@ -54,17 +55,23 @@ def put_into_queue(
     cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
     view.phase("checking the job, the input and the model")
     prepared = prepare(spec)
-    wanted = prepared.record(job_file, overrides)
+    was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file, overrides)
     if spec.run.incremental and not fresh:
         _refuse_night(prepared.run, wanted, full_refresh=full_refresh)
-    record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+    record = prepared.enter(wanted, fresh=fresh, resume_anyway=resume_anyway)
     if (totals := finished_totals(prepared.run)) is not None:
         return Submitted(prepared.run, totals, worked=False)
     if queued := queued_jobs(prepared.run):
         return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
     if cancelled.now():
         raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
-    return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(record.job)), new=True)
+    try:
+        return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(record.job)), new=True)
+    except SlurmRefused:
+        if record.run_id == wanted.run_id:  # it began here
+            with suppress(RunError, OSError):
+                forget_start(prepared.run, record, with_root=not was_there)
+        raise
 
 
 def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None:

@@ -138,6 +138,12 @@ def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
         # Said first: the cluster ends at once what it takes back.
         view.phase(f"stopped by {by}, all is saved: asking Slurm to start job {allocation.job_id} again")
         next_turn = "Slurm starts it again" if allocation.requeue() else next_turn
+    if by == "its time limit" and not run.holds_results:
+        limit = read_record(run).job["run"]["walltime"]
+        why = f"run.walltime, {limit:g} s," if limit is not None else "the allocation's time"
+        next_turn = (
+            f"{why} leaves nothing after the start-up: give it more, or each turn ends like this; then {next_turn}"
+        )
     return Interrupted(f"stopped by {by}: {read_status(run).rows_done:,} rows are done and saved; {next_turn}")
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,9 @@ from bulkrun.job.prompts.detect import BATCH_COLUMNS
 from bulkrun.job.prompts.templates import ROW_VARIABLE, columns_of
 
 _IDS = ("id", "row_id", "uuid", "key")
+_LIKE_AN_ID = re.compile(r"([^a-zA-Z](id|ID|Id)|[a-z](Id|ID))$")  # ticket_id, ticketId
 _SHOWN_COLUMNS = 12
+_SHOWN_FIELDS = 4
 
 
 def write_starter(source: str, job: Path) -> None:
@@ -54,7 +57,7 @@ def starter_text(source: str, schema: pa.Schema, job: Path) -> str:
         "",
         "input:",
         f"  path: {_quoted(source)}",
-        *([f"  id: {_quoted(id_column)}"] if id_column else []),
+        *([f"  id: {_quoted(id_column)}"] if id_column else _perhaps_an_id(schema)),
         *_passed_columns(schema.names, id_column),
         "",
         f"# The input's columns: {_columns(schema)}",
@@ -73,6 +76,16 @@ def _names_rows(column: str, schema: pa.Schema) -> bool:
     except BulkrunError:
         return False
     return True
+
+
+def _perhaps_an_id(schema: pa.Schema) -> list[str]:
+    """A key to take the # from, where a column is named like an id: whether its values are unique was not looked at."""
+    if set(BATCH_COLUMNS) <= set(schema.names):
+        return []
+    named = (name for name in schema.names if _LIKE_AN_ID.search(name) and _names_rows(name, schema))
+    return [
+        f"  # id: {_quoted(name)}  # if it names each row: results and errors then do too" for name in islice(named, 1)
+    ]
 
 
 def _passed_columns(names: Sequence[str], id_column: str | None) -> list[str]:
@@ -126,7 +139,15 @@ def _columns(schema: pa.Schema) -> str:
 
 
 def _kind(kind: pa.DataType) -> str:
-    return "text" if _is_text(kind) else str(kind)[:40]
+    """A type in few words: of a struct the names of its first fields."""
+    if pa.types.is_dictionary(kind):
+        return _kind(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return f"list of {_kind(kind.value_type)}"
+    if pa.types.is_struct(kind):
+        names = [_quoted(field.name) for field in kind]
+        return f"{{{', '.join(names[:_SHOWN_FIELDS])}{', ...' if len(names) > _SHOWN_FIELDS else ''}}}"
+    return "text" if _is_text(kind) else "map" if pa.types.is_map(kind) else str(kind)
 
 
 def _quoted(text: str) -> str:

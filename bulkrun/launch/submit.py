@@ -12,7 +12,7 @@ from bulkrun.executors.devices import visible_gpus
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
-from bulkrun.job.store.run_record import forget_start, open_run, read_record
+from bulkrun.job.store.run_record import forget_start, read_record
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.delivery import deliver
 from bulkrun.launch.nightly import submit_again
@@ -80,7 +80,7 @@ def submit(
                 deliver(again.run, read_record(again.run), drain.should_stop)
                 return again
         was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file, overrides)
-        record = open_run(prepared.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+        record = prepared.enter(wanted, fresh=fresh, resume_anyway=resume_anyway)
         if (totals := finished_totals(prepared.run)) is not None:
             deliver(prepared.run, record, drain.should_stop)
             return Submitted(prepared.run, totals, worked=False)

@@ -73,8 +73,11 @@ def test_a_finished_run_is_left_alone(folder: Path) -> None:
     assert before == sorted((path.name, path.stat().st_mtime_ns) for path in (folder / "out").glob("*.parquet"))
 
 
-def test_quiet_says_nothing(folder: Path) -> None:
+def test_quiet_says_nothing_on_success_and_what_failed_otherwise(folder: Path) -> None:
     assert bulkrun("submit", "job.yaml", "--quiet").output == ""
+    failed = bulkrun("submit", "job.yaml", "--quiet", "--set", "output.path=quiet", "--set", "run.limit=9")
+    assert failed.exit_code == 3 and "2 with bad_input: bulkrun errors quiet" in failed.stderr
+    shutil.rmtree("quiet")
 
 
 def test_a_changed_job_is_refused_with_the_difference(folder: Path) -> None:
@@ -94,9 +97,22 @@ def test_status(folder: Path) -> None:
     assert "completed_with_errors" in bulkrun("status", "out").stdout
 
 
+def test_watch_ends_with_the_runs_state_and_so_does_ctrl_c(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(run: object) -> Iterator[Any]:
+        raise KeyboardInterrupt
+        yield
+
+    for _ in range(2):
+        ended = bulkrun("watch", "out")
+        assert ended.exit_code == 0 and "out: completed_with_errors\nnext     bulkrun errors out\n" in ended.stderr
+        monkeypatch.setattr("bulkrun.job.views.watch.watch_run", interrupted)
+
+
 def test_errors(folder: Path) -> None:
     report = as_json("errors", "out")
     assert sum(report["counts"].values()) == 2
+    assert [error["id"] for error in report["examples"]["bad_input"]] == [None, "empty"]
+    assert ["row", "id", "code", "message"] in [line.split() for line in bulkrun("errors", "out").stdout.splitlines()]
     assert "rows.jsonl:8" in bulkrun("errors", "out").stdout
 
 

@@ -40,6 +40,22 @@ def test_whoever_leaves_a_finished_run_alone_hears_of_an_update_under_way(
     assert f"next     {command} (of a retry or" in capsys.readouterr().err
 
 
+def test_a_night_with_nothing_to_run_says_so_once_and_names_the_rows_that_wait(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(tmp_path / "out", make_rows(3), job(tmp_path / "out"))
+    run, changes = RunDir(tmp_path / "out"), {"new": 0, "changed": 0, "failed": 0, "unchanged": 600, "vanished": 0}
+    totals = replace(TOTALS, status="completed_with_errors", errors={"bad_input": 25})
+    print_summary(Submitted(run, totals, worked=False, changes=changes), "")
+    _, *said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"{run.root} has nothing to run (completed_with_errors).",
+        f"  25 of the results are errors that wait for a changed row: bulkrun errors {run.root}",
+    ]
+    print_summary(Submitted(run, totals, worked=False), "")
+    assert "wait for" not in capsys.readouterr().err
+
+
 def test_the_summary_names_ids_that_repeat(capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_duplicates({"count": 0, "examples": []})
     assert capsys.readouterr().err == ""

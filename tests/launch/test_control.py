@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import asdict, replace
@@ -11,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from bulkrun.cli import main
-from bulkrun.data.durable import replace_json
+from bulkrun.data.durable import append_line, replace_json
 from bulkrun.executors.slurm import QueuedJob
 from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.launch import control
-from bulkrun.launch.control import cancel_run, status_with_queue
+from bulkrun.launch.control import cancel_run, status_with_queue, statuses_with_queue
 from tests.job.small_runs import enter, job
 
 
@@ -41,3 +42,23 @@ def test_a_run_that_nobody_works_on_while_its_array_is_in_the_queue_is_queued(
     status, queue = status_with_queue(run)
     assert (status.state, status.message) == ("queued", "Slurm job 7_[0-3] is PENDING (Resources)")
     assert status.next_command == f"bulkrun status {run.root}" and len(queue) == 1
+
+
+def test_list_tells_queued_runs_and_asks_the_queue_once_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho '8|7|7_[0-3]|PENDING||Resources'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(squeue.parent), prepend=os.pathsep)
+    for name, job_id in {"waits": "7", "stopped": "6", "local": None}.items():
+        run, _ = enter(tmp_path / name, job(tmp_path / name))
+        run.slurm.mkdir()
+        if job_id is not None:
+            append_line(run.slurm_jobs, json.dumps({"job_id": job_id, "script": "s.sh"}).encode())
+    shown = json.loads(CliRunner().invoke(main, ["list", str(tmp_path), "--json"]).stdout)["runs"]
+    assert [one["state"] for one in shown] == ["interrupted", "interrupted", "queued"]
+    assert (tmp_path / "asked").read_text() == "asked\n"
+    squeue.unlink()
+    assert [one.state for one in statuses_with_queue(tmp_path)] == ["interrupted"] * 3

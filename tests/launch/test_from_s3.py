@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
+from bulkrun.launch.prepare import PreparedJob
 from tests.s3_server import SECRET, Bucket
 
 JOB = Path(__file__).parent.parent.parent / "jobs" / "from_s3.yaml"
@@ -85,16 +86,14 @@ def test_input_that_changed_in_the_bucket_is_noticed_on_resume(store: Bucket) ->
 def test_input_that_changes_between_submit_and_planning_is_noticed(
     store: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bulkrun.launch import submit as submit_module
-
-    enter = submit_module.open_run
+    enter = PreparedJob.enter
 
     def enter_then_change(*args: Any, **options: Any) -> Any:
         record = enter(*args, **options)
         store.put("functions/0.parquet", store.get("functions/1.parquet"))
         return record
 
-    monkeypatch.setattr(submit_module, "open_run", enter_then_change)
+    monkeypatch.setattr(PreparedJob, "enter", enter_then_change)
     changed = submit(store)
     assert changed.exit_code == 4 and "0.parquet changed since the run began" in changed.stderr
     assert not rows_in_bucket(store)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,21 @@ def test_a_forked_child_is_told_to_make_its_own(llm: bulkrun.LLM) -> None:
         os._exit(40 + said)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
     streamed.close()  # type: ignore[attr-defined]
+
+
+def test_threads_may_share_a_model_and_get_what_each_would_alone(llm: bulkrun.LLM) -> None:
+    greedy = {"temperature": 0, "max_tokens": 12}
+    asked = [[f"def {name}{number}(x):" for number in range(20)] for name in "abcd"]
+    talks = [[[{"role": "user", "content": prompt}] for prompt in prompts] for prompts in asked]
+    alone = [
+        [output.text for output in [*llm.generate(p, greedy), *llm.chat(t, greedy)]]
+        for p, t in zip(asked, talks, strict=True)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        said = [pool.submit(llm.generate, prompts, greedy) for prompts in asked]
+        replied = [pool.submit(llm.chat, talk, greedy) for talk in talks]
+        together = [[o.text for o in [*a.result(120), *b.result(120)]] for a, b in zip(said, replied, strict=True)]
+    assert together == alone
 
 
 def test_noise_depends_on_seed_and_position_only(llm: bulkrun.LLM) -> None:

@@ -33,6 +33,7 @@ from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.preview import plan_job
 from bulkrun.request import Request
 from tests.full_disk import file_size_limit
+from tests.job.fake_engine import FakeEngine
 from tests.launch.nights import Nights, Silent, after
 
 
@@ -173,7 +174,12 @@ def test_failed_rows_run_again_each_night_and_refused_ones_do_not(nights: Nights
     whole(nights)
 
 
-def test_rows_that_failed_before_end_no_night_and_many_new_ones_do(nights: Nights) -> None:
+def test_rows_that_failed_before_end_no_night_and_many_new_ones_do(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("_HOUSEKEEPING_S", "_HOUSEKEEPING_PAUSE"):  # the limit is asked while rows are left: after each step
+        monkeypatch.setattr(f"bulkrun.job.work.runner.{pause}", 0)
+    nights.make_engine = lambda: FakeEngine(4, refuse=nights.refuse, step_s=0.02)
     hopeless: set[tuple[int, ...]] = set()
     nights.refuse = lambda request: hopeless.add(tuple(request.prompt_token_ids)) is None
     nights.write(rows_of(110))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from bulkrun.job.work.answers import AnswerReader
 from bulkrun.launch.prompt_stream import Asked, PromptStream, RequestOutput, SharedEngine
-from bulkrun.request import Request, RowError, SamplingParams
+from bulkrun.request import Completion, Request, RowError, SamplingParams
 from tests.job.fake_engine import FakeEngine, decode, expected_tokens
 
 SAMPLING = SamplingParams(max_tokens=9, temperature=0.5, logprobs=0)
@@ -100,6 +103,66 @@ def test_an_iterator_may_be_closed_when_what_it_waited_for_ended_in_anothers_ste
     next(one)
     assert len(list(other)) == 40
     one.close()  # type: ignore[attr-defined]
+    assert not engine.has_unfinished()
+
+
+class OneAtATime(FakeEngine):
+    """Refuses what an engine cannot bear: two threads inside it. Lets others run wherever it is."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        super().__init__(max_num_seqs)
+        self._inside = 0
+
+    def _alone(self, call: Callable[[], Any]) -> Any:
+        self._inside += 1
+        time.sleep(0.0001)
+        assert self._inside == 1, "two threads are inside the engine"
+        found = call()
+        self._inside -= 1
+        return found
+
+    def add_request(self, request: Request) -> None:
+        self._alone(lambda: super(OneAtATime, self).add_request(request))
+
+    def step(self) -> list[Completion]:
+        return list(self._alone(super().step))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._alone(lambda: super(OneAtATime, self).abort(request_ids))
+
+
+def test_threads_take_turns_at_an_engine_and_get_their_own_outputs() -> None:
+    engine = OneAtATime(3)
+    shared = SharedEngine(engine)
+
+    def ask(first: int) -> list[str | None]:
+        return [output.text for output in stream(shared, map(asked, range(first, first + 40)))]
+
+    firsts = range(0, 400, 100)
+    with ThreadPoolExecutor(len(firsts)) as pool:
+        texts = list(pool.map(ask, firsts))
+    assert texts == [[answer(number) for number in range(first, first + 40)] for first in firsts]
+    assert not engine.has_unfinished()
+
+
+def test_an_iterator_that_is_abandoned_in_anothers_turn_is_dropped_before_the_next() -> None:
+    """As garbage collection may do it, in the thread whose turn it is."""
+
+    class Collecting(FakeEngine):
+        garbage: Iterator[RequestOutput] | None = None
+
+        def step(self) -> list[Completion]:
+            if self.garbage is not None:
+                self.garbage.close()  # type: ignore[attr-defined]
+            return super().step()
+
+    engine = Collecting(3)
+    shared = SharedEngine(engine)
+    abandoned = stream(shared, map(asked, range(100, 140)))
+    next(abandoned)
+    engine.garbage = abandoned
+    one = stream(shared, map(asked, range(0, 40)))
+    assert [output.text for output in one] == [answer(number) for number in range(40)]
     assert not engine.has_unfinished()
 
 

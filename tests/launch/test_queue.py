@@ -51,7 +51,7 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
 
 
-def test_on_a_login_node_without_slurm_it_says_so_and_the_run_waits(
+def test_on_a_login_node_without_slurm_it_says_so_and_leaves_no_run_behind(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -59,7 +59,7 @@ def test_on_a_login_node_without_slurm_it_says_so_and_the_run_waits(
     assert check_job(spec)
     with pytest.raises(ExecutorError, match="sbatch: not found"):
         submit_job(spec, NoView())
-    assert Path("out/.bulkrun/run.json").exists() and not list(Path("out").glob("*.parquet"))
+    assert not Path("out").exists()
 
 
 def test_run_job_goes_where_the_jobs_executor_says(

@@ -93,6 +93,29 @@ def test_columns_are_named(tmp_path: Path) -> None:
     assert '"c0" text, "c1" text' in text and "and 2 more" in text
 
 
+def test_types_are_told_whole_and_in_few_words(tmp_path: Path) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "a", "b": 1, "c": 2, "d": 3}]}
+    write_starter(str(as_lines(tmp_path / "data.jsonl", [{"m": [message], "n": 1}])), tmp_path / "job.yaml")
+    text = (tmp_path / "job.yaml").read_text(encoding="utf-8")
+    assert '# The input\'s columns: "m" list of {"role", "content"}, "n" int64\n' in text
+    write_starter(str(as_lines(tmp_path / "data.jsonl", [message])), tmp_path / "other.yaml")
+    assert '"content" list of {"type", "text", "b", "c", ...}\n' in (tmp_path / "other.yaml").read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "proposed"),
+    [("ticket_id", True), ("ticketId", True), ("paid", False), ("PAID", False), ("id list", False)],
+)
+def test_a_column_named_like_an_id_is_proposed(tmp_path: Path, name: str, proposed: bool) -> None:
+    write_starter(str(as_lines(tmp_path / "data.jsonl", [{"text": "a", name: 1}])), tmp_path / "job.yaml")
+    text = (tmp_path / "job.yaml").read_text(encoding="utf-8")
+    assert (f'  # id: "{name}"' in text) == proposed and load_job(tmp_path / "job.yaml").input.id is None
+    (tmp_path / "taken.yaml").write_text(text.replace("# id:", "id:"), encoding="utf-8")
+    assert load_job(tmp_path / "taken.yaml").input.id == (name if proposed else None)
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     source, job = as_lines(tmp_path / "data.jsonl", ROWS["text"]), tmp_path / "job.yaml"
     job.write_text("mine", encoding="utf-8")

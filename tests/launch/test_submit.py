@@ -65,6 +65,29 @@ def test_a_query_that_fails_is_said_and_the_mended_one_runs(folder: Path) -> Non
     assert sum(pq.read_metadata(path).num_rows for path in (folder / "out").glob("*.parquet")) == 2
 
 
+def test_a_refusal_names_the_input_files_that_changed(folder: Path) -> None:
+    rows = (folder / "rows.jsonl").read_text()
+    for number in range(5):
+        (folder / f"more{number}.jsonl").write_text(rows)
+    first = prepare(load_job(folder / "job.yaml", ["input.path='*.jsonl'"]))
+    flags = {"fresh": False, "resume_anyway": False}
+    first.enter(first.record(None), **flags)
+    first.run.shard(0).touch()
+    (folder / "more3.jsonl").write_text(rows + rows)
+    again = prepare(first.spec)
+    said = r"input\.files: 6 -> 6 files, 1 new or changed\n(.*\n)*New or changed: more3\.jsonl$"
+    with pytest.raises(ResumeError, match=said):
+        again.enter(again.record(None), **flags)
+
+
+def test_a_walltime_that_ends_before_the_first_step_is_said(folder: Path) -> None:
+    result = submit("run.walltime=1")
+    assert (
+        result.exit_code == 75
+        and "0 rows are done and saved; run.walltime, 1 s, leaves nothing after the start" in result.stderr
+    )
+
+
 def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
     refused = submit("input.on_duplicate=fail")
     assert refused.exit_code == 2

@@ -87,7 +87,8 @@ class PromptBuilder:
         if has_mapping(spec.prompt):
             self._ask, self._reads = conversation_maker(spec.prompt, columns)
         else:
-            self._ask, self._reads = batch_maker(spec.sampling, columns)
+            assert spec.input.id is not None, "custom_id, where the job names no other"
+            self._ask, self._reads = batch_maker(spec.sampling, columns, spec.input.id)
         self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
         self._num_job_messages = 0 if spec.prompt.system is None else 1
         self._overrides = Overrides(spec.sampling, columns)

@@ -22,13 +22,15 @@ CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
 
-def batch_maker(sampling: SamplingSpec, columns: Sequence[str]) -> tuple[RowToAsk, list[str]]:
-    """The function from a batch line to what it asks, and the columns that it reads."""
-    reads = [name for name in ("method", "url", "body") if name in columns]
+def batch_maker(sampling: SamplingSpec, columns: Sequence[str], id_column: str) -> tuple[RowToAsk, list[str]]:
+    """The function from a batch line to what it asks, and the columns that it reads; `id_column` names the line."""
+    reads = [name for name in (id_column, "method", "url", "body") if name in columns]
     params = BodyParams(sampling)
 
     def ask(row: Mapping[str, Any]) -> Ask | RowError:
         try:
+            if row.get(id_column) is None:
+                raise BadBody(f"{id_column}: missing; without it nobody could tell whose answer this is")
             make = _endpoint(row.get("method"), row["url"])
             body = _read_body(row["body"])
             return make(body, params)

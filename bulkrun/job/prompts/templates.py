@@ -62,9 +62,11 @@ class RowTemplate:
             return RowError("bad_template", f"{self._key}: {problem}")
 
     def _nulls(self, row: Mapping[str, Any]) -> str:
-        nulls = [repr(name) for name in self.reads if row.get(name) is None]
-        column = ", ".join(nulls) or "a value inside a column"
-        return f"prints {column}, which is null in this row; write {{{{ x or '' }}}} where null is fine"
+        nulls = [name for name in self.reads if row.get(name) is None]
+        what = ", ".join(map(repr, nulls)) or "a value inside a column"
+        first = nulls[0] if nulls else "..."
+        printed = first if first in self._named or not nulls else f"{ROW_VARIABLE}[{first!r}]"
+        return f"prints {what}, which is null in this row; write {{{{ {printed} or '' }}}} where null is fine"
 
 
 def _names_in(source: str) -> set[str]:

@@ -15,6 +15,7 @@
       .bulkrun/workers/WORKER.json      heartbeat and live counters of a process
       .bulkrun/events.jsonl             what happened, one JSON line each
       .bulkrun/cancelled.json           the last request of `bulkrun cancel`
+      .bulkrun/given_up.json            the failures for which a worker gave up (run.max_error_rate)
       .bulkrun/logs/                    what workers wrote on stderr
       .bulkrun/slurm/                   batch scripts, and the ids of the jobs they became
       .bulkrun/tmp/                     files that are not whole yet
@@ -131,6 +132,10 @@ class RunDir:
     @property
     def cancelled(self) -> Path:
         return self._shown / "cancelled.json"
+
+    @property
+    def given_up(self) -> Path:
+        return self.state / "given_up.json"
 
     @property
     def delivered(self) -> Path:

@@ -8,6 +8,7 @@ the whole old directory. Knows no engine and reads no input.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -32,6 +33,7 @@ from bulkrun.job.store.workers import LifeWatch, read_workers
 
 FORMAT = 1
 _SHOWN_CHARS = 63  # of each value in a difference
+_CONTEXT_CHARS = 20  # before the place where two long values part
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class RunRecord:
     def generations(self) -> int:
         """Outputs generated per row, of which `samples` are kept."""
         return int(self.job["sampling"].get("best_of") or self.samples)
+
+    def id_column(self, columns: Sequence[str]) -> str | None:
+        """The one of the results' columns that names rows: the job's own, or that of an OpenAI batch."""
+        wanted = self.job["input"]["id"] or "custom_id"
+        return wanted if wanted in columns else None
 
 
 def new_record(
@@ -266,6 +273,24 @@ def _explain(run: RunDir, changed: Mapping[str, tuple[Any, Any]], *, harmless: b
 def difference_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """A line for each key of a difference: the old value and the new one, each cut to what fits."""
     return [
-        f"  {job_key(key)}: {shortened(repr(old), _SHOWN_CHARS)} -> {shortened(repr(new), _SHOWN_CHARS)}"
+        f"  {job_key(key)}: {_files_difference(old, new) if key == 'input.files' else _difference(old, new)}"
         for key, (old, new) in changed.items()
     ]
+
+
+def _difference(old: Any, new: Any) -> str:
+    """Both values; of long ones what comes where they part."""
+    texts = repr(old), repr(new)
+    parted = (at for at, (one, other) in enumerate(zip(*texts, strict=False)) if one != other)
+    is_long = max(map(len, texts)) > _SHOWN_CHARS
+    start = max(0, next(parted, min(map(len, texts))) - _CONTEXT_CHARS) if is_long else 0
+    before, now = (("..." if start else "") + shortened(text[start:], _SHOWN_CHARS) for text in texts)
+    return f"{before} -> {now}"
+
+
+def _files_difference(old: Sequence[Sequence[Any]] | None, new: Sequence[Sequence[Any]] | None) -> str:
+    """How many files are others; a record has no names of them."""
+    before, now = (Counter(map(tuple, files or ())) for files in (old, new))
+    others = (now - before).total()
+    what = f", {others:,} new or changed" if others else ", in another order" if before == now else ""
+    return f"{before.total():,} -> {now.total():,} files{what}"

@@ -95,7 +95,7 @@ class _Rows:
         self._spill = None if options.path == STDOUT else options.path.parent
         self.num_read = 0
         self.schema = declared_schema(run)
-        self.id_column = _id_column(record, self.schema.names)
+        self.id_column = record.id_column(self.schema.names)
         if options.format == "openai":
             wanted = {*_LINE_COLUMNS, *_RESULT_COLUMNS, *_ERROR_COLUMNS, self.id_column}
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
@@ -122,12 +122,6 @@ class _Rows:
         if self._only == "all":
             return table
         return table.filter(pc.is_null(table["error_code"]) if self._only == "ok" else pc.is_valid(table["error_code"]))
-
-
-def _id_column(record: RunRecord, columns: list[str]) -> str | None:
-    """The column that names rows: the job's own, or that of an OpenAI batch."""
-    wanted = record.job["input"]["id"] or "custom_id"
-    return wanted if wanted in columns else None
 
 
 def _write_table(rows: _Rows, options: ExportOptions, stream: IO[bytes], report: ExportReport) -> None:

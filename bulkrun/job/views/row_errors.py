@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow.compute as pc
 
-from bulkrun.data.parts import read_part_columns, read_part_info
+from bulkrun.data.parts import read_part_columns, read_part_info, read_part_schema
+from bulkrun.job.plan.rows import id_texts
+from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
 
 _COLUMNS = ["row", "sample", "error_code", "error_message"]
 
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One output row that holds an error."""
+    """One output row that holds an error. `id` is the text of its `input.id`, None where it has none."""
 
     row: int
+    id: str | None
     sample: int
     code: str
     message: str
@@ -47,13 +52,35 @@ def read_row_errors(run: RunDir, *, examples: int = 3) -> ErrorReport:
 
 def error_rows(run: RunDir) -> Iterator[ErrorRow]:
     """Every error row: those of parts in row order, then those of open shards."""
-    committed = run.committed_shards()
+    record, committed = read_record(run), run.committed_shards()
     for shard in sorted(committed):
         if read_part_info(run.part(shard)).errors:
-            for table in read_part_columns(run.part(shard), _COLUMNS):
-                failed = table.filter(pc.is_valid(table["error_code"]))
-                yield from (ErrorRow(*values) for values in zip(*failed.to_pydict().values(), strict=True))
+            yield from _of_part(run.part(shard), record)
     for shard in sorted(run.planned_shards() - committed):
-        for (row, sample), record in sorted(read_outcomes(run.journals_of(shard)).answered.items()):
-            if record.error_code is not None:
-                yield ErrorRow(row, sample, record.error_code, record.error_message or "")
+        yield from _of_open_shard(run, shard, record)
+
+
+def _of_part(part: Path, record: RunRecord) -> Iterator[ErrorRow]:
+    name = record.id_column(read_part_schema(part).names)
+    for table in read_part_columns(part, [*_COLUMNS, *([name] if name else [])]):
+        failed = table.filter(pc.is_valid(table["error_code"]))
+        ids = id_texts(failed[name], name) if name else [None] * failed.num_rows
+        rows, samples, codes, messages = (failed[column].to_pylist() for column in _COLUMNS)
+        yield from map(ErrorRow, rows, ids, samples, codes, messages)
+
+
+def _of_open_shard(run: RunDir, shard: int, record: RunRecord) -> Iterator[ErrorRow]:
+    answered = sorted(read_outcomes(run.journals_of(shard)).answered.items())
+    failed = [(row, sample, found) for (row, sample), found in answered if found.error_code is not None]
+    ids = _planned_ids(run, shard, record) if failed else {}
+    for row, sample, found in failed:
+        assert found.error_code is not None
+        yield ErrorRow(row, ids.get(row), sample, found.error_code, found.error_message or "")
+
+
+def _planned_ids(run: RunDir, shard: int, record: RunRecord) -> dict[int, str | None]:
+    """Row -> its id; empty where the rows have none."""
+    _, table = read_shard(run.shard(shard))
+    carried = table["passthrough"].combine_chunks()
+    name = record.id_column([field.name for field in carried.type])
+    return dict(zip(table["row"].to_pylist(), id_texts(carried.field(name), name), strict=True)) if name else {}

@@ -187,7 +187,7 @@ def next_command(run: RunDir, record: RunRecord, state: State) -> str:
     """What to type next, as a shell takes it."""
     root = shlex.quote(str(run.root))
     if state in _AT_WORK:
-        return f"bulkrun status {root}"
+        return f"bulkrun {'status' if state == 'queued' else 'watch'} {root}"
     if state == "completed":
         return f'bulkrun query {root} "SELECT * FROM results LIMIT 5"'
     if state == "completed_with_errors":

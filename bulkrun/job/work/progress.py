@@ -51,6 +51,11 @@ class ProgressSnapshot:
     eta_s: float | None = None
     plan_complete: bool = False
 
+    @property
+    def all_done(self) -> bool:
+        """Whether every row has ended, committed or not."""
+        return self.plan_complete and self.rows_done >= self.rows_total
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

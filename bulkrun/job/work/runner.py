@@ -89,7 +89,7 @@ class JobRunner:
         self._latest = ProgressSnapshot()
         self._uploads = Uploads(run, record, self._worker.id)
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
-        self._error_rate = ErrorRate(spec.run.max_error_rate)
+        self._error_rate = ErrorRate(run, record, spec.run.max_error_rate)
         self._closing = Deadline(deadline)
         flight = FlightLog(run, self._worker.id)
         self._room = EngineRunner(engine, rebuild_engine, flight, self._closing, self._engine_failed)
@@ -281,7 +281,7 @@ class JobRunner:
         """Raise when there is no point in going on: disk, another run in this place, or too many errors so far."""
         self._heartbeat.check()
         check_not_replaced(self._run, self._record.run_id)
-        if not self._plan.finished:
+        if not self._latest.all_done:
             self._error_rate.check(self._plan.planned)
 
     def _say_goodbye(self, ended: str, message: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,24 @@ def test_any_body_is_a_prompt_or_a_row_error_never_a_crash(body: dict[str, Any])
     assert isinstance(result, Prompt | RowError)
     if isinstance(result, Prompt) and result.sampling.overrides is not None:
         result.sampling.overrides.encode()
+
+
+def test_a_line_that_nothing_names_is_an_error_row() -> None:
+    nameless = {**chat(), "custom_id": None}
+    error = build(nameless)
+    assert isinstance(error, RowError) and error.code == "bad_input" and error.message.startswith("custom_id: missing")
+    prompt_of({**nameless, "key": "k1"}, input={"path": "unused.jsonl", "id": "key"})
+
+
+def test_a_nameless_line_of_a_file_is_an_error_row_and_the_others_are_asked(tmp_path: Path) -> None:
+    lines = [{**line({"messages": HELLO}), "custom_id": name} for name in ("a", None, 7)]
+    lines.append({key: value for key, value in lines[0].items() if key != "custom_id"})
+    (tmp_path / "batch.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    spec = job(tmp_path / "batch.jsonl", prompt={})
+    with open_input(str(tmp_path / "batch.jsonl"), kept_as_text=partial(json_text_columns, spec)) as dataset:
+        builder = PromptBuilder(spec, dataset.schema.names, CharacterCodec(chat=True))
+        prompts = [prompt for batch in dataset.batches() for prompt in builder.build(batch)]
+    assert [type(prompt) for prompt in prompts] == [Prompt, RowError, Prompt, RowError]
 
 
 def test_bodies_whose_shape_changes_from_line_to_line_lose_nothing(tmp_path: Path) -> None:

@@ -103,7 +103,10 @@ def test_what_goes_wrong_for_a_rows_values_is_that_rows_error(source: str) -> No
 
 def test_a_printed_null_is_an_error_that_names_the_column_instead_of_the_word_none() -> None:
     error = render("{{ title }}: {{ text }}", text=None, title="t")
-    assert isinstance(error, RowError) and error.code == "bad_input" and "'text'" in error.message
+    assert isinstance(error, RowError) and error.code == "bad_input" and "prints 'text'" in error.message
+    assert "write {{ text or '' }} where" in error.message
+    odd = render("{{ row['my column'] }}", text="a", title="t", **{"my column": None})
+    assert isinstance(odd, RowError) and "write {{ row['my column'] or '' }} where" in odd.message
     assert render("{{ text or 'no text' }}{% if text %}x{% endif %}", text=None) == "no text"
 
 

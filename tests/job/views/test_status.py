@@ -210,6 +210,26 @@ def test_errors_are_counted_by_code_with_examples_before_and_after_the_end(tmp_p
     assert report.examples["nan_logits"][0].message == "no"
 
 
+def test_a_run_at_work_is_to_be_watched(tmp_path: Path) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    heartbeat = Heartbeat(run, Worker.this_process(), dict)
+    heartbeat.start()
+    status = read_status(run)
+    heartbeat.stop("interrupted")
+    assert (status.state, status.next_command) == ("planning", f"bulkrun watch {run.root}")
+
+
+def test_an_error_row_has_the_id_that_its_input_row_has_before_and_after_the_end(tmp_path: Path) -> None:
+    spec = job(tmp_path / "out", max_tokens=40)
+    spec = spec.model_copy(update={"input": spec.input.model_copy(update={"id": "doc"})})
+    for options in ({"should_stop": StopAfter(10)}, {}):
+        start(tmp_path / "out", make_rows(60), spec, shard_rows=60, **options)
+        [error, *_] = read_row_errors(RunDir(tmp_path / "out")).examples["bad_input"]
+        assert (error.row, error.id) == (3, "text 3")
+    start(tmp_path / "plain", make_rows(9), job(tmp_path / "plain"))
+    assert read_row_errors(RunDir(tmp_path / "plain")).examples["bad_input"][0].id is None
+
+
 def test_list_finds_runs_and_does_not_look_into_them(tmp_path: Path) -> None:
     deep = "d/e/e/p/e/r/a"
     for name in ("b", deep):

@@ -16,6 +16,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.progress import WorkerProgress
 from bulkrun.request import Completion, EngineStats
+from tests.job.small_runs import enter, job
 from tests.job.store.test_workers import Clock
 
 
@@ -84,8 +85,11 @@ def test_the_eta_of_a_length_sorted_job_is_near_the_truth_all_along(tmp_path: Pa
         assert eta is not None and abs(eta - (clock.now - now)) < 0.15 * (clock.now - now)
 
 
-def test_hopeless_jobs_are_told_from_unlucky_ones() -> None:
-    rate = ErrorRate(0.5)
+def test_hopeless_jobs_are_told_from_unlucky_ones(tmp_path: Path) -> None:
+    def new_rate(name: str, limit: float) -> ErrorRate:
+        return ErrorRate(*enter(tmp_path / name, job(tmp_path / name)), limit)
+
+    rate = new_rate("one", 0.5)
     rate.ran(99, failed=True)
     rate.check(PlannedCounts(99, 99))
     rate.ran(1000, failed=False)
@@ -95,12 +99,12 @@ def test_hopeless_jobs_are_told_from_unlucky_ones() -> None:
     with pytest.raises(ErrorRateExceeded, match="bulkrun errors"):
         rate.check(PlannedCounts(0, 0))
     with pytest.raises(ErrorRateExceeded, match="60% cannot run at all"):
-        ErrorRate(0.5).check(PlannedCounts(100, 60))
-    both = ErrorRate(0.5)
+        new_rate("refused", 0.5).check(PlannedCounts(100, 60))
+    both = new_rate("both", 0.5)
     both.ran(1000, failed=False)
     both.ran(400, failed=True)
     with pytest.raises(ErrorRateExceeded):
         both.check(PlannedCounts(1000, 200))
-    always = ErrorRate(1.0)
+    always = new_rate("always", 1.0)
     always.ran(1000, failed=True)
     always.check(PlannedCounts(1000, 1000))

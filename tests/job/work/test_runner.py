@@ -16,7 +16,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.flight import read_flight
-from bulkrun.job.work.runner import JobRunner
+from bulkrun.job.work.runner import JobRunner, RunOutcome
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine, decode
 from tests.job.small_runs import Row, enter, job, make_rows, oracle, results, start, write_plan
@@ -204,6 +204,26 @@ def test_a_hopeless_job_stops_with_everything_saved(tmp_path: Path) -> None:
     saved = sum(len(read_journal(path).records) for path in run.journal.iterdir()) + len(results(run.root))
     assert saved >= 100 and read_totals(run) is None
     assert [event["event"] for event in read_events(run)][-1] == "failed"
+
+
+def test_a_hopeless_job_stops_at_once_when_it_is_submitted_again_unless_something_may_mend_it(tmp_path: Path) -> None:
+    rows, limit = make_rows(400, error_every=0, duplicate_every=0), {"max_error_rate": 0.3}
+
+    def again(run: dict[str, Any], engine: FakeEngine) -> RunOutcome:
+        return start(tmp_path / "out", rows, job(tmp_path / "out", run=run), engine=engine, shard_rows=100)
+
+    for seen_before in (False, True):
+        engine = FakeEngine(refuse=lambda request: True, step_s=0.02)
+        with pytest.raises(ErrorRateExceeded, match="100% of the last"):
+            again(limit, engine)
+        assert bool(engine.seen) != seen_before
+    assert again({**limit, "row_timeout": 60}, FakeEngine()).state == "completed_with_errors"
+
+
+def test_a_hopeless_job_gives_up_only_while_rows_are_left(tmp_path: Path) -> None:
+    rows, spec = make_rows(150, error_every=0, duplicate_every=0), job(tmp_path / "out", run={"max_error_rate": 0.3})
+    engine = FakeEngine(150, refuse=lambda request: True)
+    assert start(tmp_path / "out", rows, spec, engine=engine, shard_rows=150).state == "completed_with_errors"
 
 
 def test_outputs_that_turn_out_to_be_no_answers_count_as_failures(tmp_path: Path) -> None:
