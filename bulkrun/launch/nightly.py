@@ -175,13 +175,15 @@ def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted
 
     Raises InputError where an input of no rows would drop all results: that is what a failed export looks like.
     """
-    if wanted.drop_vanished and source.dataset.is_void:
-        raise InputError(
-            "input.path: holds no rows at all, and run.on_vanished: drop would drop every result; mend the input, or "
-            "keep them with --set run.on_vanished=keep"
-        )
     with disk_errors("comparing the input with the results", folder):
-        return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
+        changes = find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
+    if wanted.drop_vanished and changes.vanished and not changes.rows_today:
+        where = "input.path: holds" if source.spec.input.sql is None else "input.sql: gives"
+        raise InputError(
+            f"{where} no rows at all, and run.on_vanished: drop would drop every result; mend the input, or keep them "
+            "with --set run.on_vanished=keep"
+        )
+    return changes
 
 
 def first_row(totals: RunTotals) -> int:

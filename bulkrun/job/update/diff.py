@@ -68,6 +68,11 @@ class Changes:
         return self.new + self.changed + self.failed
 
     @property
+    def rows_today(self) -> int:
+        """How many rows the input holds."""
+        return self.rows + self.unchanged
+
+    @property
     def counts(self) -> dict[str, int]:
         names = ("new", "changed", "failed", "unchanged", "vanished")
         return {name: getattr(self, name) for name in names}
