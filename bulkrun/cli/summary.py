@@ -23,7 +23,7 @@ def print_summary(done: Submitted, anew: str) -> None:
 
     totals, root = done.totals, shlex.quote(str(done.run.root))
     if done.changes:
-        note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
+        note(f"rows: {counted(done.changes)}")
     if not done.worked:
         state = "is finished already" if done.changes is None else "has nothing to run"
         note(f"{root} {state} ({totals.status}); nothing to do.{anew}")
@@ -50,6 +50,11 @@ def print_summary(done: Submitted, anew: str) -> None:
     deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
     note(f"results  {shlex.quote(_results_place(done))}/{deep}*.parquet ({totals.parts} parts)")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def counted(changes: dict[str, int]) -> str:
+    """How an input differs from the results, as in '2 new, 0 changed'."""
+    return ", ".join(f"{count(rows)} {name.replace('_', ' ')}" for name, rows in changes.items())
 
 
 def warn_of_duplicates(found: dict[str, Any]) -> None:

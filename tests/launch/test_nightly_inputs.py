@@ -62,3 +62,18 @@ def test_an_export_that_failed_drops_no_result(nights: Nights, kind: str) -> Non
     export(nights, kind, TWO[1:])
     assert nights.submit().totals.rows == 1
     assert verify_run(RunDir(nights.out)).ok
+
+
+def test_rows_that_run_limit_leaves_unread_are_not_taken_for_vanished(nights: Nights) -> None:
+    nights.settings["run__on_vanished"] = "drop"
+    rows = [{"id": f"r{number}", "text": f"text {number}"} for number in range(6)]
+    nights.write([*rows, '{"id": "torn'])
+    nights.submit()
+    assert plan_job(nights.spec(run__limit=2))[1] == nights.submit(run__limit=2).changes
+    done = nights.submit(run__limit=2)
+    assert not done.worked and done.totals.rows == 7 and done.changes is not None
+    assert (done.changes["unchanged"], done.changes["vanished"], done.changes["beyond_limit"]) == (2, 0, 5)
+    nights.write(rows[1:])
+    done = nights.submit(run__limit=10)
+    assert done.changes == {"new": 0, "changed": 0, "failed": 0, "unchanged": 5, "vanished": 2}
+    assert set(nights.results()) == {row["id"] for row in rows[1:]}, "within the limit all of the input was read"
