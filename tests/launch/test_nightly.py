@@ -488,6 +488,20 @@ def test_a_full_refresh_with_the_same_settings_runs_every_row(nights: Nights) ->
     assert nights.submit(flags={"full_refresh": True}).worked and nights.ran == 9
 
 
+def test_a_full_refresh_that_has_nothing_to_run_takes_the_new_settings(nights: Nights) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    changed = {"run__on_too_long": "truncate_left"}  # nothing is too long today
+    with pytest.raises(ResumeError, match="--full-refresh"):
+        nights.submit(**changed)
+    nights.submit(flags={"full_refresh": True}, **changed)
+    assert nights.ran == 0
+    assert not nights.submit(**changed).worked, "the settings are those of the results now"
+    nights.write(rows_of(4))
+    assert nights.submit(**changed).totals.rows == 4 and nights.ran == 1
+    whole(nights)
+
+
 def test_a_full_refresh_with_another_model_is_continued_by_the_same_command(nights: Nights) -> None:
     nights.write(rows_of(60))
     nights.submit()
