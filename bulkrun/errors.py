@@ -17,6 +17,9 @@ it becomes a `bulkrun.request.RowError` in that row's result.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
 EXIT_OK = 0
 EXIT_ROW_ERRORS = 3  # finished, but some rows hold an error
 
@@ -74,3 +77,22 @@ class Interrupted(BulkrunError):
     """Stopped by a signal with everything saved; the same command continues the run."""
 
     exit_code = 75
+
+
+def rebuilt(name: str, message: str) -> BulkrunError:
+    """The error of the class `name` that said `message` in another process."""
+    kind = globals().get(name)
+    if kind is JobFileError:
+        return JobFileError(message.split("\n"))
+    return kind(message) if isinstance(kind, type) and issubclass(kind, BulkrunError) else BulkrunError(message)
+
+
+def did_you_mean(word: str, choices: Iterable[str], shown: Callable[[str], str] = repr) -> str:
+    """The question for the one of `choices` that is nearest to `word`, "" where none is near."""
+    near = get_close_matches(word, list(choices), n=1)
+    return f"did you mean {shown(near[0])}?" if near else ""
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """The text in at most `limit` characters: what stands in a message may be huge."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -31,9 +31,7 @@ def takes_unicode() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None, whole_names: bool = False
-) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole_names: bool = False) -> None:
     """Rows as a table as wide as the terminal; numbers to the right, long text folded, no markup read from data.
 
     With `whole_names` the first column, of short names, is never folded: what is to be copied stands on one line.
@@ -44,7 +42,7 @@ def print_table(
     from rich.text import Text
 
     rows = [list(row) for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
         justify: Literal["left", "right"] = "right" if numeric else "left"

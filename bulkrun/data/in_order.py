@@ -7,14 +7,14 @@ never compared. Knows no files but its own, which have no names.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
+
+from bulkrun.data.temporary_rows import TemporaryRows
 
 HELD_BYTES = 64 * 2**20  # of rows in memory
 NUM_PILES = 64
@@ -32,56 +32,25 @@ def in_row_order(tables: Iterator[pa.Table], rows: range, folder: Path | None = 
         held.append(table)
         nbytes += table.nbytes
         if nbytes > HELD_BYTES and len(rows) > 1:
-            return (yield from _by_piles(chain(held, tables), rows, folder))
+            return (yield from _by_piles(chain(held, tables), held[0].schema, rows, folder))
     if held:
         whole = pa.concat_tables(held).sort_by([("row", "ascending"), ("sample", "ascending")])
         for start in range(0, whole.num_rows, SLICE_ROWS):
             yield whole.slice(start, SLICE_ROWS)
 
 
-def _by_piles(tables: Iterator[pa.Table], rows: range, folder: Path | None) -> Iterator[pa.Table]:
+def _by_piles(tables: Iterator[pa.Table], schema: pa.Schema, rows: range, folder: Path | None) -> Iterator[pa.Table]:
     width = -(-len(rows) // NUM_PILES)
-    piles = [_Pile(rows[start : start + width], folder) for start in range(0, len(rows), width)]
+    ranges = [rows[start : start + width] for start in range(0, len(rows), width)]
+    piles = [TemporaryRows(folder, schema, compression="lz4") for _ in ranges]
     try:
         for table in tables:
             pile_of_row = (table["row"].to_numpy() - rows.start) // width
             for number in np.unique(pile_of_row):
                 piles[number].add(table.take(pa.array(np.flatnonzero(pile_of_row == number))))
-        for pile in piles:
-            yield from in_row_order(pile.read(), pile.rows, folder)
+        for pile, its_rows in zip(piles, ranges, strict=True):
+            yield from in_row_order((pa.Table.from_batches([batch]) for batch in pile.batches()), its_rows, folder)
             pile.close()
     finally:
         for pile in piles:
             pile.close()
-
-
-class _Pile:
-    """The rows of one range of row numbers, growing in a temporary file."""
-
-    def __init__(self, rows: range, folder: Path | None) -> None:
-        self.rows = rows
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by close)
-        self._writer: pa.RecordBatchWriter | None = None
-
-    def add(self, table: pa.Table) -> None:
-        if self._writer is None:
-            options = pa.ipc.IpcWriteOptions(compression="lz4")
-            self._writer = pa.ipc.new_stream(self._file, table.schema, options=options)
-        self._writer.write_table(table)
-
-    def read(self) -> Iterator[pa.Table]:
-        """What was added, a batch at a time."""
-        if self._writer is None:
-            return
-        self._writer.close()
-        self._file.seek(0)
-        with pa.ipc.open_stream(self._file) as reader:
-            for batch in reader:
-                yield pa.Table.from_batches([batch])
-
-    def close(self) -> None:
-        """Let go of the file; may be repeated."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        self._file.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bulkrun.data.json_types import as_unicode
 from bulkrun.data.schema import sql_name
 from bulkrun.data.schema_check import Schema, referenced
 
@@ -112,7 +113,7 @@ def to_arrow_value(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_list(kind):
         return [to_arrow_value(item, kind.value_type) for item in _instance(value, list, "an array")]
     if pa.types.is_string(kind):
-        return _unicode(value if isinstance(value, str) else json_text(value))
+        return as_unicode(value if isinstance(value, str) else compact_json(value))
     if pa.types.is_integer(kind):
         return _whole_number(value)
     if pa.types.is_floating(kind):
@@ -120,7 +121,7 @@ def to_arrow_value(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def json_text(value: Any) -> str:
+def compact_json(value: Any) -> str:
     """Compact JSON, the same text for the same value."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -128,7 +129,7 @@ def json_text(value: Any) -> str:
 def _instance(value: Any, kind: type, words: str) -> Any:
     """Schemas without a `type` allow other values than they describe."""
     if not isinstance(value, kind):
-        raise ValueError(f"{json_text(value)[:40]} is not {words}, which the schema describes")
+        raise ValueError(f"{compact_json(value)[:40]} is not {words}, which the schema describes")
     return value
 
 
@@ -142,8 +143,3 @@ def _number(value: int | float) -> float:
     if abs(value) > sys.float_info.max:
         raise ValueError(f"{str(value)[:40]} does not fit into a 64-bit number")
     return float(value)
-
-
-def _unicode(text: str) -> str:
-    """Lone surrogates (JSON may escape them) cannot go into Parquet."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -213,6 +213,11 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def as_unicode(text: str) -> str:
+    """The text with a question mark for each lone surrogate (JSON may escape them), which cannot go into Parquet."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def describe(value: Any) -> str:
     """A value for an error message: what it is, and its start (never more: logs hold no payloads)."""
     if isinstance(value, dict | list):

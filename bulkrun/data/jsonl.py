@@ -56,17 +56,17 @@ class JsonlSource:
         cls,
         files: Sequence[InputFile],
         max_row_bytes: int,
-        json_text: ChooseColumns | None = None,
+        kept_as_text: ChooseColumns | None = None,
         known: KnownTypes | None = None,
     ) -> JsonlSource:
-        """Declare the columns from a sample of every file; `json_text` chooses those to be kept as JSON text.
+        """Declare the columns from a sample of every file; `kept_as_text` chooses those to be kept as JSON text.
 
         A column of which the sample shows no value has its type in `known`, if that names it.
         """
         shapes = sample_shapes(files, max_row_bytes)
         declared = {name: json_type(type_) for name, type_ in (known or {}).items() if name in shapes}
         types = {name: shape.resolve(declared.get(name)) for name, shape in shapes.items()}
-        as_text = json_text(shapes) if json_text else ()
+        as_text = kept_as_text(shapes) if kept_as_text else ()
         return cls(files, types | dict.fromkeys(as_text, TEXT), max_row_bytes)
 
     @property

@@ -11,12 +11,11 @@ import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
 
-from bulkrun.errors import InputError
+from bulkrun.errors import InputError, did_you_mean
 
 
 def user_path(text: str | Path) -> Path:
@@ -47,10 +46,11 @@ def expand(pattern: str, wanted: Callable[[Path], bool]) -> list[Path]:
 def _nearest(path: Path) -> str:
     """The name beside a file that is not there which is most like its own, as a question."""
     try:
-        near = get_close_matches(path.name, [beside.name for beside in path.parent.iterdir()], n=1)
+        names = [beside.name for beside in path.parent.iterdir()]
     except OSError:
         return ""
-    return f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
+    near = did_you_mean(path.name, names, lambda name: repr(str(path.with_name(name))))
+    return f"; {near}" if near else ""
 
 
 def is_hidden(parts: Sequence[str], spelled_out: Sequence[str]) -> bool:

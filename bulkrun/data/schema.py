@@ -6,11 +6,10 @@ Declared from the plan, before row one, so that every part has the same schema w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from difflib import get_close_matches
 
 import pyarrow as pa
 
-from bulkrun.errors import InputError
+from bulkrun.errors import InputError, did_you_mean
 
 RESULT_FIELDS: tuple[pa.Field, ...] = (
     pa.field("row", pa.int64(), nullable=False),  # position in the whole input, from 0
@@ -102,6 +101,5 @@ def check_columns(input_schema: pa.Schema, names: Iterable[str], key: str) -> No
     there = dict.fromkeys(input_schema.names)
     for name in names:
         if name not in there:
-            near = get_close_matches(name, there, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(there) or 'none at all'}"
+            hint = did_you_mean(name, there) or f"it has {', '.join(there) or 'none at all'}"
             raise InputError(f"{key}: the input has no column {name!r}; {hint}")

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from bulkrun.errors import shortened
+
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
@@ -23,7 +25,9 @@ _MAX_SHOWN = 120
 def check_schema(schema: object) -> None:
     """Raise ValueError, with the place and what is wrong there, unless `schema` is a JSON schema (Draft 2020-12)."""
     if not isinstance(schema, dict):
-        raise ValueError(f"{_cut(json.dumps(schema, default=str))} is not an object with a JSON schema")
+        raise ValueError(
+            f"{shortened(json.dumps(schema, default=str), _MAX_SHOWN)} is not an object with a JSON schema"
+        )
     import jsonschema  # slow, and most jobs have no schema
 
     try:
@@ -34,7 +38,9 @@ def check_schema(schema: object) -> None:
             jsonschema.Draft202012Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
         num_parts = _num_parts(schema, schema, {})
     except jsonschema.SchemaError as problem:
-        raise ValueError(f"not a JSON schema: at {problem.json_path}: {_cut(problem.message)}") from None
+        raise ValueError(
+            f"not a JSON schema: at {problem.json_path}: {shortened(problem.message, _MAX_SHOWN)}"
+        ) from None
     except RecursionError:
         raise ValueError("not a JSON schema that can be used: nested too deeply") from None
     if num_parts > _MAX_PARTS:
@@ -115,9 +121,5 @@ def _named(node: dict[str, Any], root: Schema) -> Schema | None:
         return None
     target = referenced(reference, root)
     if target is None:
-        raise ValueError(f"the schema refers to {_cut(reference)!r}, which is not in it")
+        raise ValueError(f"the schema refers to {shortened(reference, _MAX_SHOWN)!r}, which is not in it")
     return target
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

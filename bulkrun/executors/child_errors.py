@@ -10,8 +10,7 @@ import json
 import os
 import sys
 
-from bulkrun import errors
-from bulkrun.errors import BulkrunError
+from bulkrun.errors import BulkrunError, rebuilt
 
 
 class ErrorChannel:
@@ -31,9 +30,6 @@ def received(output: str) -> BulkrunError | None:
     """The parent's side: the error in what a child wrote, None when it ended without a word."""
     try:
         said = json.loads(output.strip().splitlines()[-1])
-        kind = getattr(errors, said["error"])
-    except (ValueError, IndexError, KeyError, AttributeError, TypeError):
+        return rebuilt(said["error"], said["message"])
+    except (ValueError, IndexError, KeyError, TypeError):
         return None
-    error: BulkrunError = kind.__new__(kind)
-    Exception.__init__(error, said["message"])
-    return error

@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bulkrun import errors
-from bulkrun.errors import BulkrunError, ExecutorError
+from bulkrun.errors import BulkrunError, ExecutorError, rebuilt
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.job.store.run_dir import RunDir
@@ -99,12 +98,7 @@ class RayWorkers:
             ended: Ended = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
             return ExecutorError(f"Ray lost a worker for good: {str(error).splitlines()[0]}")
-        if ended is None:
-            return None
-        kind = getattr(errors, ended[0])
-        again: BulkrunError = kind.__new__(kind)
-        Exception.__init__(again, ended[1])
-        return again
+        return None if ended is None else rebuilt(*ended)
 
 
 def _connected(spec: RaySpec) -> Any:

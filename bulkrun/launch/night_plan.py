@@ -14,8 +14,7 @@ from bulkrun.job.update.diff import Wanted
 from bulkrun.job.update.gate import check_settings
 from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.nightly import compare, night_input, write_input
-from bulkrun.launch.prepare import PreparedJob
-from bulkrun.launch.update import prepare_as_of
+from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 
 
 def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | None:

@@ -38,10 +38,10 @@ from bulkrun.job.update.staging import (
 )
 from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
-from bulkrun.launch.prepare import PreparedJob
+from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import DrainOnSignal
-from bulkrun.launch.update import finish_update, prepare_as_of
+from bulkrun.launch.update import finish_update
 
 
 def submit_again(

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 
 from bulkrun.errors import BulkrunError, Interrupted, RunError
@@ -24,7 +23,7 @@ from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import LifeWatch, Worker, present
-from bulkrun.launch.prepare import PreparedJob, prepare
+from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 
 _LOOK_AGAIN_S = 1.0
 _STOP_GRACE_S = 5.0
@@ -95,8 +94,7 @@ def main(root: Path, run_id: str) -> None:
         record = read_own_record(run, run_id)
         worker = Worker.this_process()
         with present(run, worker, "planner"):
-            created = datetime.fromisoformat(record.created).astimezone()
-            prepared = prepare(JobSpec.model_validate(record.job), now=lambda: created)
+            prepared = prepare_as_of(record, JobSpec.model_validate(record.job))
             prepared.check_input(record)
             plan_run(run, record, prepared, worker)
     except BulkrunError as error:

@@ -76,7 +76,7 @@ class PreparedJob:
             sql=given.sql,
             sql_snapshot=snapshot,
             max_row_bytes=given.max_row_bytes,
-            json_text=partial(json_text_columns, self.spec),
+            kept_as_text=partial(json_text_columns, self.spec),
             known_types={field.name: field.type for field in self._carried_fields()},
         )
         dataset.refuse_unreadable()
@@ -166,6 +166,17 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
         tokenizer=tokenizer,
         files=files,
     )
+
+
+def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) -> PreparedJob:
+    """Prepare a job with the clock of a run's beginning: a prompt that holds the date must not change overnight.
+
+    `root` is where the run is found now, if not under the path of its job.
+    """
+    created = datetime.fromisoformat(record.created).astimezone()
+    if root is not None:
+        spec = spec.model_copy(update={"output": spec.output.model_copy(update={"path": str(root)})})
+    return prepare(spec, now=lambda: created)
 
 
 def _check_stop_tokens(sampling: SamplingSpec, vocab_size: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import pyarrow as pa
 
 from bulkrun.data.reader import Dataset
 from bulkrun.data.subset import write_subset
-from bulkrun.errors import ResumeError, UsageError
+from bulkrun.errors import ResumeError, UsageError, did_you_mean
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.store.cancel import CancelWatch
@@ -37,10 +36,10 @@ from bulkrun.job.update.staging import (
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
-from bulkrun.launch.prepare import PreparedJob
+from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import drain_on_signal
-from bulkrun.launch.update import finish_update, prepare_as_of
+from bulkrun.launch.update import finish_update
 from bulkrun.request import ERROR_CODES
 
 
@@ -67,7 +66,7 @@ def retry(
         _finished(run, codes)  # before what may take half a minute
         with hold(run):
             totals = _finished(run, codes)
-            if not _is_staged(run, totals, request, view, begin_anew):
+            if not _stage_or_resume(run, totals, request, view, begin_anew):
                 deliver(run, read_record(run), drain.should_stop)  # which a kill may have come before
                 merged = read_totals(run) or totals  # of another change, which may just have ended
                 return Submitted(run, merged, worked=False, changes={"failed": 0})
@@ -88,14 +87,14 @@ def _refuse_unknown(codes: Sequence[str], totals: RunTotals) -> None:
     """A code that no row can have is misspelled; one that none happens to have is nothing to do."""
     for code in codes:
         if code not in ERROR_CODES and code not in totals.errors:
-            near = get_close_matches(code, ERROR_CODES, n=1)
+            near = did_you_mean(code, ERROR_CODES, str)
             here = ", ".join(f"{name} ({rows:,})" for name, rows in totals.errors.items()) or "none"
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; {near}" if near else ""
             raise UsageError(f"--code {code}: no such error code{hint} (in this run: {here})")
 
 
-def _is_staged(run: RunDir, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool) -> bool:
-    """Stage the failed rows unless that was done before; whether there are any."""
+def _stage_or_resume(run: RunDir, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool) -> bool:
+    """Stage the failed rows unless that was done before; another change under way is ended. Whether there are rows."""
     update = pending_update(run, totals.generation)
     if update is not None and update.request != request:
         totals, update = _end_other(run, totals, update, begin_anew), None

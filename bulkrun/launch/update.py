@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
-from pathlib import Path
 
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging, read_update
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import read_totals
-from bulkrun.launch.prepare import PreparedJob, prepare
+from bulkrun.launch.prepare import prepare_as_of
 from bulkrun.launch.run import Submitted, View, run_to_end
 from bulkrun.launch.signals import DrainOnSignal
 
@@ -32,14 +30,3 @@ def finish_update(run: RunDir, view: View, drain: DrainOnSignal, *, workers: int
     totals = merge(run)
     deliver(run, read_record(run), drain.should_stop)
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began, changes=update.counts)
-
-
-def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) -> PreparedJob:
-    """Prepare a job with the clock of a run's beginning: a prompt that holds the date must not change overnight.
-
-    `root` is where the run is found now, if not under the path of its job.
-    """
-    created = datetime.fromisoformat(record.created).astimezone()
-    if root is not None:
-        spec = spec.model_copy(update={"output": spec.output.model_copy(update={"path": str(root)})})
-    return prepare(spec, now=lambda: created)

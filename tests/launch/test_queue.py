@@ -46,7 +46,7 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
-    monkeypatch.setattr(queue, "submit", lambda spec, view, **flags: submitted.append(spec))
+    monkeypatch.setattr("bulkrun.launch.submit.submit", lambda spec, view, **flags: submitted.append(spec))
     submit_job(spec, NoView())
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
 

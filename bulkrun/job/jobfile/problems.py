@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from bulkrun.errors import did_you_mean, shortened
 from bulkrun.job.jobfile.spec import JobSpec
 
 Path = tuple[str | int, ...]
@@ -157,8 +157,8 @@ def _is_number_or_bool(text: str) -> bool:
 
 def _not_one_of(value: Any, expected: str) -> str:
     choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
-    near = get_close_matches(str(value), choices, n=1)
-    return f"{shown(value)} is not one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
+    near = did_you_mean(str(value), choices, str)
+    return f"{shown(value)} is not one of {', '.join(choices)}" + (f"; {near}" if near else "")
 
 
 def _unknown_key(path: Path) -> str:
@@ -168,9 +168,8 @@ def _unknown_key(path: Path) -> str:
         return f"unknown key here; {key} belongs to {' or '.join(elsewhere)}"
     if key in _ELSEWHERE:
         return f"unknown key; {_ELSEWHERE[key]}"
-    near = get_close_matches(key, keys_of(section), n=1)
-    if near:
-        return f"unknown key, did you mean {near[0]}?"
+    if near := did_you_mean(key, keys_of(section), str):
+        return f"unknown key, {near}"
     return f"unknown key; these are known here: {', '.join(keys_of(section))}"
 
 
@@ -231,5 +230,4 @@ def shown(value: Any) -> str:
         return "a section"
     if isinstance(value, list):
         return "a list"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(json.dumps(value, ensure_ascii=False, default=str))

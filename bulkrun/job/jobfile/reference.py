@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from bulkrun.errors import UsageError
+from bulkrun.errors import UsageError, did_you_mean
 
 _NAMES = {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "mapping"}
 
@@ -28,8 +27,7 @@ def keys_below(schema: Mapping[str, Any], section: str | None = None) -> list[Ke
         return keys
     found = [key for key in keys if key.key == section or key.key.startswith((f"{section}.", f"{section}[]."))]
     if not found:
-        near = get_close_matches(section, [key.key for key in keys], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(schema['properties'])}"
+        hint = did_you_mean(section, [key.key for key in keys], str) or f"there are {', '.join(schema['properties'])}"
         raise UsageError(f"schema: {section!r} is no section or key of a job file; {hint}")
     return found
 

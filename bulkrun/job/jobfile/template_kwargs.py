@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from bulkrun.errors import shortened
+
 _RESERVED = {
     "messages": "they are the prompt itself",
     "tools": "tool calls are not supported",
@@ -23,12 +25,12 @@ _RESERVED = {
 def check_template_kwargs(values: Any) -> None:
     """Raise ValueError, naming the key, for what no chat template can be given: a reserved name, no JSON value."""
     if not isinstance(values, Mapping):
-        raise ValueError(f"{_shown(values)} is not a mapping of names to values")
+        raise ValueError(f"{shortened(repr(values))} is not a mapping of names to values")
     for name, value in values.items():
         if name in _RESERVED:
             raise ValueError(f"{name} cannot be set: {_RESERVED[name]}; leave it out")
         if not isinstance(name, str) or not _is_json(value):
-            raise ValueError(f"{_shown(name)}: {_shown(value)} is not a JSON value under a name")
+            raise ValueError(f"{shortened(repr(name))}: {shortened(repr(value))} is not a JSON value under a name")
 
 
 def _is_json(value: Any) -> bool:
@@ -37,8 +39,3 @@ def _is_json(value: Any) -> bool:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError, RecursionError):
         return False
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,7 +7,6 @@ and folder names; knows nothing of order, cost or files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulkrun.data.partitions import MAX_FOLDER_BYTES, duckdb_type, folder_name, is_plain_name
-from bulkrun.errors import JobFileError
+from bulkrun.errors import JobFileError, did_you_mean
 from bulkrun.job.plan.index import I64
 from bulkrun.request import RowError
 
@@ -59,8 +58,7 @@ class Partitions:
 
 def _problem(name: str, passthrough: pa.Schema) -> str | None:
     if name not in passthrough.names:
-        near = get_close_matches(name, passthrough.names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(passthrough.names) or 'none'}"
+        hint = did_you_mean(name, passthrough.names) or f"there are: {', '.join(passthrough.names) or 'none'}"
         return f"column {name!r} is not among the input columns that go to the output (input.columns); {hint}"
     kind = passthrough.field(name).type
     if duckdb_type(kind) is None:

@@ -15,7 +15,7 @@ from bulkrun.job.store.run_dir import RunDir
 
 
 @dataclass(frozen=True)
-class PlannedRows:
+class PlannedCounts:
     """Input rows planned so far, and how many of them can never run (too long, unreadable, ...)."""
 
     rows: int
@@ -30,7 +30,7 @@ class PlanView:
         self.shards: dict[int, ShardInfo] = {}
         self.committed: set[int] = set()
         self.complete: dict[str, Any] | None = None  # the totals in plan/complete.json
-        self._windows: dict[int, PlannedRows] = {}
+        self._windows: dict[int, PlannedCounts] = {}
 
     def refresh(self) -> None:
         """Look again. Raises RunError when a planning file is damaged."""
@@ -39,7 +39,7 @@ class PlanView:
             self.shards[shard] = read_shard_info(self._run.shard(shard))
         self.committed = self._run.committed_shards()
         while (marker := read_json(self._run.window(len(self._windows)))) is not None:
-            self._windows[len(self._windows)] = PlannedRows(marker["rows"], sum(marker.get("errors", {}).values()))
+            self._windows[len(self._windows)] = PlannedCounts(marker["rows"], sum(marker.get("errors", {}).values()))
 
     @property
     def open_shards(self) -> list[int]:
@@ -57,6 +57,6 @@ class PlanView:
         return int(((self.complete or {}).get("duplicate_ids") or {}).get("count", 0))
 
     @property
-    def planned(self) -> PlannedRows:
+    def planned(self) -> PlannedCounts:
         windows = self._windows.values()
-        return PlannedRows(sum(window.rows for window in windows), sum(window.errors for window in windows))
+        return PlannedCounts(sum(window.rows for window in windows), sum(window.errors for window in windows))

@@ -60,10 +60,6 @@ class PlanPoint(NamedTuple):
         return cls(marker["window"] + 1, row, shard, Position(*marker["next"]))
 
 
-def _ignore(rows: int) -> None:
-    """The progress callback of a caller that shows none."""
-
-
 def _trust(_files: range) -> None:
     """The check of an input that nobody can change."""
 
@@ -82,7 +78,6 @@ class PlanInput:
         dataset: Dataset,
         text: TextCodec,
         max_model_len: int,
-        progress: Callable[[int], None] = _ignore,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prompt = describe_prompt(spec, dataset.schema.names)
@@ -108,7 +103,6 @@ class PlanInput:
             needs_ids=spec.run.incremental,
         )
         self._partitions = Partitions(spec.output.partition_by, self.passthrough)
-        self._progress = progress
         self._should_stop = should_stop
 
     def rows_wanted(self, at: PlanPoint) -> int:
@@ -124,7 +118,6 @@ class PlanInput:
                 raise Interrupted("planning was stopped; run the same command again and it goes on")
             window.add(batch, prompts)
             position = batch.next
-            self._progress(at.row + window.rows)
         window.note_undeclared(self._stream.take_undeclared())
         return window, position
 
@@ -138,9 +131,8 @@ class PlanInput:
 class Planner:
     """Plans one run into `run.plan`.
 
-    `max_model_len` is in tokens. `progress` is called with the number of rows planned so far; `should_stop` is asked
-    between batches; `check_input` raises when files changed: asked after each window is read, before any of it is
-    published, with the numbers of the files that the window came from.
+    `max_model_len` is in tokens. `should_stop` is asked between batches; `check_input` raises when files changed: asked
+    after each window is read, before any of it is published, with the numbers of the files that the window came from.
     """
 
     def __init__(
@@ -151,13 +143,12 @@ class Planner:
         text: TextCodec,
         max_model_len: int,
         *,
-        progress: Callable[[int], None] = _ignore,
         should_stop: Callable[[], bool] = lambda: False,
         check_input: Callable[[range], None] = _trust,
     ) -> None:
         self._run = run
         self._check_input = check_input
-        self._input = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
+        self._input = PlanInput(spec, dataset, text, max_model_len, should_stop)
 
     def plan(self) -> PlanReport:
         """Plan what is not planned yet; the report over the whole plan.
@@ -243,17 +234,9 @@ class Planner:
         return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers), self._input.prompt)
 
 
-def dry_plan(
-    spec: JobSpec,
-    dataset: Dataset,
-    text: TextCodec,
-    max_model_len: int,
-    *,
-    progress: Callable[[int], None] = _ignore,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> PlanReport:
+def dry_plan(spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: int) -> PlanReport:
     """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder."""
-    source = PlanInput(spec, dataset, text, max_model_len, progress, should_stop)
+    source = PlanInput(spec, dataset, text, max_model_len)
     at, windows = PlanPoint(), list[Counters]()
     with tempfile.TemporaryDirectory(prefix="bulkrun-") as name:
         duplicates = DuplicateCounter(dataset, source.spec.input.id, Path(name))

@@ -21,7 +21,7 @@ def row_keys(rows: pa.Table | pa.RecordBatch, salt: str) -> list[str | None]:
     `salt` is what all rows have in common (`RunRecord.key_salt`).
     """
     begin, overrides = salt.encode(), rows["overrides"].to_pylist()
-    prompts = zip(rows["token_ids"].is_valid().to_pylist(), overrides, _prompt_bytes(rows["token_ids"]), strict=True)
+    prompts = zip(rows["token_ids"].is_valid().to_pylist(), overrides, prompt_bytes(rows["token_ids"]), strict=True)
     return [_key(begin, own, tokens) if valid else None for valid, own, tokens in prompts]
 
 
@@ -32,7 +32,7 @@ def _key(salt: bytes, overrides: str | None, tokens: memoryview) -> str:
     return digest.hexdigest()
 
 
-def _prompt_bytes(token_ids: pa.ListArray | pa.ChunkedArray) -> Iterator[memoryview]:
+def prompt_bytes(token_ids: pa.ListArray | pa.ChunkedArray) -> Iterator[memoryview]:
     """The int32 tokens of each row as bytes, without copying them."""
     for chunk in token_ids.chunks if isinstance(token_ids, pa.ChunkedArray) else [token_ids]:
         values = chunk.values

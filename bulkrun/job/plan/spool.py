@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.durable import disk_errors
+from bulkrun.data.temporary_rows import TemporaryRows
 from bulkrun.job.plan.index import I64
 
 MAX_OPEN_SHARDS = 256
@@ -79,16 +80,16 @@ class Spool:
 
     def _deal(self, shard_of_row: I64, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
         """One pass over the spool for the shards from `start` to `stop`."""
-        piles = list[_Pile]()
+        piles = list[TemporaryRows]()
         try:
             with self._writing():
-                piles += [_Pile(self._folder, self._schema) for _ in range(start, stop)]
+                piles += [TemporaryRows(self._folder, self._schema) for _ in range(start, stop)]
             for rows, shard, batch in self._rows_by_shard(shard_of_row, start, stop):
                 with self._writing():
-                    piles[shard - start].append(batch.slice(rows.start, len(rows)))
+                    piles[shard - start].add(batch.slice(rows.start, len(rows)))
             for shard, pile in enumerate(piles, start):
                 with self._writing():
-                    table = pile.read()
+                    table = pa.Table.from_batches(pile.batches(), self._schema).combine_chunks()
                 yield shard, table
         finally:
             for pile in piles:
@@ -108,27 +109,3 @@ class Spool:
             borders = np.flatnonzero(np.diff(sorted_shards, prepend=-1, append=-1))
             for first, last in pairwise(borders):
                 yield range(int(first), int(last)), int(sorted_shards[first]), picked
-
-
-class _Pile:
-    """The rows of one shard, growing in a temporary file."""
-
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by close)
-        self._writer = pa.ipc.new_stream(self._file, schema)
-
-    def append(self, rows: pa.RecordBatch) -> None:
-        self._writer.write_batch(rows)
-
-    def read(self) -> pa.Table:
-        self._writer.close()
-        self._file.seek(0)
-        with pa.ipc.open_stream(self._file) as reader:
-            return reader.read_all().combine_chunks()
-
-    def close(self) -> None:
-        """Give it up: what is read was read."""
-        with suppress(OSError):
-            self._writer.close()
-        with suppress(OSError):
-            self._file.close()

@@ -6,12 +6,12 @@ test keeps it in step. Knows names, and the values that ask for nothing; `body_p
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from bulkrun.errors import did_you_mean
 from bulkrun.job.prompts.conversations import shown
 
 NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -126,8 +126,7 @@ def _check(body: Mapping[str, Any], own: tuple[str, ...], *, special_tokens: boo
         if key in own or key in BOTH or key in IGNORED:
             continue
         if key not in neutral:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+            hint = did_you_mean(key, known) or "leave it out"
             raise BadBody(f"body.{shown(key)[1:-1]}: {shown(value)}: this parameter is not supported; {hint}")
         if value not in neutral[key]:
             raise BadBody(f"body.{key}: {shown(value)} is not supported; {_REASONS.get(key, 'leave it out')}")

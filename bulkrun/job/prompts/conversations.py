@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bulkrun.errors import JobFileError
+from bulkrun.errors import JobFileError, shortened
 from bulkrun.job.jobfile.spec import ChatMessage, PromptSpec
 from bulkrun.job.prompts.templates import RowTemplate, unknown_column
 from bulkrun.request import RowError
@@ -165,5 +165,4 @@ def shown(value: Any) -> str:
     """A value in a message: its kind and a short beginning, as a row may be huge."""
     if value is None:
         return "null"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(repr(value))

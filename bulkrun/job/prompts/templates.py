@@ -7,7 +7,6 @@ Knows no messages, models or tokens.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence, Set
@@ -17,7 +16,7 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.compiler import find_undeclared
 
-from bulkrun.errors import JobFileError
+from bulkrun.errors import JobFileError, did_you_mean
 from bulkrun.job.prompts.row_sandbox import NullPrinted, RowSandbox
 from bulkrun.request import RowError
 from bulkrun.sandbox import TemplateFailed
@@ -112,6 +111,6 @@ def columns_of(source: str) -> list[str]:
 
 def unknown_column(name: str, columns: Sequence[str]) -> str:
     """The message for a column that the input does not have: with the nearest name, or all of them."""
-    near = difflib.get_close_matches(name, columns, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the input has: {', '.join(columns) or 'no columns'}"
-    return f"the input has no column {name!r}; {hint}" if near else f"no column {name!r}; {hint}"
+    if near := did_you_mean(name, columns):
+        return f"the input has no column {name!r}; {near}"
+    return f"no column {name!r}; the input has: {', '.join(columns) or 'no columns'}"

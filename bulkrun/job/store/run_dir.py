@@ -180,6 +180,11 @@ class RunDir:
     def committed_shards(self) -> set[int]:
         return set(self.parts())
 
+    @property
+    def holds_results(self) -> bool:
+        """Whether an attempt left any: parts, or rows of open shards."""
+        return bool(self.committed_shards()) or any(self.journal.glob("shard-*.jsonl"))
+
     def planned_shards(self) -> set[int]:
         return _numbers(self.plan, _SHARD)
 

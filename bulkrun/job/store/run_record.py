@@ -21,7 +21,7 @@ from bulkrun.data.durable import (
     write_new_json,
 )
 from bulkrun.data.remote import is_remote
-from bulkrun.errors import ResumeError, RunError, UsageError
+from bulkrun.errors import ResumeError, RunError, UsageError, shortened
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.events import utc_now
@@ -31,7 +31,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, read_workers
 
 FORMAT = 1
-_SHOWN_CHARS = 60  # of each value in a difference
+_SHOWN_CHARS = 63  # of each value in a difference
 
 
 @dataclass(frozen=True)
@@ -267,9 +267,7 @@ def _explain(run: RunDir, changed: Mapping[str, tuple[Any, Any]], *, harmless: b
 
 def difference_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """A line for each key of a difference: the old value and the new one, each cut to what fits."""
-    return [f"  {job_key(key)}: {_short(old)} -> {_short(new)}" for key, (old, new) in changed.items()]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    return [
+        f"  {job_key(key)}: {shortened(repr(old), _SHOWN_CHARS)} -> {shortened(repr(new), _SHOWN_CHARS)}"
+        for key, (old, new) in changed.items()
+    ]

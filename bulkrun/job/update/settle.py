@@ -20,7 +20,7 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.gate import only_the_input_changed
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
-from bulkrun.job.work.commit import commit_answered, identity_of
+from bulkrun.job.work.commit import RunIdentity, commit_answered
 from bulkrun.job.work.finish import RunTotals, publish_totals, sum_parts
 
 _MARKER = "settling.json"
@@ -60,7 +60,7 @@ def _is_settling(run: RunDir) -> bool:
 
 
 def _commit_answered(run: RunDir, record: RunRecord) -> None:
-    identity = identity_of(record, JobSpec.model_validate(record.job))
+    identity = RunIdentity.of(record, JobSpec.model_validate(record.job))
     for shard in sorted(run.planned_shards() - run.committed_shards()):
         commit_answered(run, shard, identity)
 

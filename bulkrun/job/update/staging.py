@@ -70,7 +70,7 @@ def staged_record(
 
 
 def open_staging(run: RunDir, record: RunRecord) -> RunDir:
-    """An empty staged run; an earlier one that never became whole is removed."""
+    """An empty staged run; one that never became whole is removed, and what a kill left of one that is merged."""
     remove_tree(run.staged.root)
     open_run(run.staged, record)
     return run.staged
@@ -115,12 +115,9 @@ def read_update(run: RunDir) -> Update | None:
 
 
 def pending_update(run: RunDir, generation: int) -> Update | None:
-    """The update under way in a run of this generation. What a kill left of one that is whole is removed."""
+    """The update under way in a run of this generation. What a kill left of one that is merged is none."""
     update = read_update(run)
-    if update is not None and update.generation > generation:
-        return update
-    remove_tree(run.staged.root)
-    return None
+    return update if update is not None and update.generation > generation else None
 
 
 def begin_merge(run: RunDir) -> list[int]:

@@ -22,6 +22,7 @@ from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.staging import is_merging
+from bulkrun.job.views.totals_found import TotalsFound
 from bulkrun.job.views.verify_updated import UpdatedParts
 from bulkrun.job.work.finish import RunTotals, read_totals
 
@@ -140,13 +141,5 @@ def _verify_totals(run: RunDir, record: RunRecord, plan: PlanView, errors: Count
         return
     report.finished = True
     planned = plan.complete["rows"] if plan.complete else None
-    pairs = {
-        "run_id": (record.run_id, totals.run_id),
-        "rows": (planned, totals.rows),
-        "parts": (report.parts, totals.parts),
-        "output rows": (report.rows, totals.ok + sum(totals.errors.values())),
-        "errors": (dict(errors), totals.errors),
-    }
-    report.problems += [
-        f"_SUCCESS: {what}: {got!r}, found {want!r}" for what, (want, got) in pairs.items() if want != got
-    ]
+    found = TotalsFound(record.run_id, planned, report.parts, report.rows, dict(errors))
+    report.problems += found.differences(totals)

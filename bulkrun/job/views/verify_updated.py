@@ -18,6 +18,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update.staging import is_merging
+from bulkrun.job.views.totals_found import TotalsFound
 from bulkrun.job.work.finish import RunTotals
 
 I64 = npt.NDArray[np.int64]
@@ -91,14 +92,6 @@ class UpdatedParts:
             self.problems.append(f"{self._run.root}: row {rows[-1]} is there, but rows end before {limit}")
 
     def _check_totals(self) -> None:
-        totals, samples = self._totals, self._record.samples
-        pairs = {
-            "run_id": (self._record.run_id, totals.run_id),
-            "rows": (self.rows // samples, totals.rows),
-            "parts": (self.parts, totals.parts),
-            "output rows": (self.rows, totals.ok + sum(totals.errors.values())),
-            "errors": (dict(self._errors), totals.errors),
-        }
-        self.problems += [
-            f"_SUCCESS: {what}: {got!r}, found {want!r}" for what, (want, got) in pairs.items() if want != got
-        ]
+        rows = self.rows // self._record.samples
+        found = TotalsFound(self._record.run_id, rows, self.parts, self.rows, dict(self._errors))
+        self.problems += found.differences(self._totals)

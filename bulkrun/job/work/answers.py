@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from bulkrun.data.json_types import as_unicode
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
 from bulkrun.job.work.output_text import added_texts, output_texts, shared_length
@@ -59,7 +60,7 @@ class AnswerReader:
         """One record per answer, in their order."""
         prompts = [answer.generation.request.prompt_token_ids for answer in answers]
         texts = output_texts(self._decode, prompts, [answer.completion for answer in answers])
-        return [self._record(answer, _unicode(text)) for answer, text in zip(answers, texts, strict=True)]
+        return [self._record(answer, as_unicode(text)) for answer, text in zip(answers, texts, strict=True)]
 
     def _record(self, answer: Answer, text: str) -> JournalRecord:
         done, generation = answer.completion, answer.generation
@@ -112,7 +113,7 @@ class AnswerReader:
         self._tokens.learn(token_ids)
         at = next((i for i, token_id in enumerate(token_ids) if self._tokens[token_id] == thinking.end), len(token_ids))
         [thoughts] = added_texts(self._decode, [answer.generation.request.prompt_token_ids], [token_ids[:at]])
-        length = shared_length(text, _unicode(thoughts))
+        length = shared_length(text, as_unicode(thoughts))
         return split_thoughts(text[:length] + thinking.end + text[length:], thinking, began_before=True)
 
 
@@ -125,8 +126,3 @@ def _no_answer(response: str | None, done: Completion) -> RowError | None:
         f"the output ended ({done.finish_reason}, {done.num_output_tokens} tokens) in its thoughts; raise "
         "sampling.max_tokens, or give the thoughts fewer with sampling.thinking.max_tokens",
     )
-
-
-def _unicode(text: str) -> str:
-    """The text without lone surrogates, which cannot go into Parquet."""
-    return text.encode("utf-8", "replace").decode("utf-8")

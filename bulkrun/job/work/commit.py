@@ -46,24 +46,24 @@ class RunIdentity:
     key_salt: str | None = None  # where rows have a column with their keys
     compression: str = "zstd"
 
+    @classmethod
+    def of(cls, record: RunRecord, spec: JobSpec) -> RunIdentity:
+        """The identity of a run whose resolved job is `spec`."""
+        return cls(
+            record.run_id,
+            record.plan_hash,
+            record.samples,
+            record.versions,
+            extra_fields(spec),
+            spec.sampling.best_of,
+            record.key_salt,
+            spec.output.compression,
+        )
+
     @property
     def generations(self) -> int:
         """Outputs generated per row, of which `samples` are kept."""
         return self.best_of or self.samples
-
-
-def identity_of(record: RunRecord, spec: JobSpec) -> RunIdentity:
-    """The identity of a run whose resolved job is `spec`."""
-    return RunIdentity(
-        record.run_id,
-        record.plan_hash,
-        record.samples,
-        record.versions,
-        extra_fields(spec),
-        spec.sampling.best_of,
-        record.key_salt,
-        spec.output.compression,
-    )
 
 
 def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
@@ -75,9 +75,9 @@ def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
     planned = read_shard_info(run.shard(shard))
     final = run.part(shard, planned.folder)
     if not final.exists():
-        outcomes = _outcomes(run, shard, identity)
+        _, rows = read_shard(run.shard(shard))
+        outcomes = _outcomes(run, planned, rows, identity)
         if outcomes is not None:
-            _, rows = read_shard(run.shard(shard))
             _publish(run, planned, identity, _part_table(rows, identity, outcomes), spent(outcomes))
     info = _committed(final, identity)
     clear_shard_state(run, shard)
@@ -97,18 +97,17 @@ def commit_answered(run: RunDir, shard: int, identity: RunIdentity) -> None:
     clear_shard_state(run, shard)
 
 
-def _outcomes(run: RunDir, shard: int, identity: RunIdentity) -> Outcomes | None:
+def _outcomes(run: RunDir, planned: ShardInfo, rows: pa.Table, identity: RunIdentity) -> Outcomes | None:
     """The outcome of every generation, None when another worker published the part (and removed its journals)."""
-    planned, rows = read_shard(run.shard(shard))
-    outcomes = read_outcomes(run.journals_of(shard)).answered
+    outcomes = read_outcomes(run.journals_of(planned.shard)).answered
     wanted = [(row, sample) for row in rows["row"].to_pylist() for sample in range(identity.generations)]
     missing = sum(key not in outcomes for key in wanted)
-    if missing and run.part(shard, planned.folder).exists():
+    if missing and run.part(planned.shard, planned.folder).exists():
         return None
     if missing:
         raise RunError(
-            f"{run.journal}: {missing} of {len(wanted)} outcomes of shard {shard} do not read back: a journal was "
-            "damaged on disk; run the same command again to redo those rows"
+            f"{run.journal}: {missing} of {len(wanted)} outcomes of shard {planned.shard} do not read back: a journal "
+            "was damaged on disk; run the same command again to redo those rows"
         )
     return {key: outcomes[key] for key in wanted}
 

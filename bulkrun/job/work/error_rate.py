@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from bulkrun.errors import ErrorRateExceeded
-from bulkrun.job.plan.plan_view import PlannedRows
+from bulkrun.job.plan.plan_view import PlannedCounts
 
 WINDOW_ROWS = 1000
 MIN_ROWS = 100  # fewer say nothing about a job
@@ -26,7 +26,7 @@ class ErrorRate:
         """Rows that a generation answered."""
         self._ran.extend([failed] * min(rows, WINDOW_ROWS))
 
-    def check(self, planned: PlannedRows) -> None:
+    def check(self, planned: PlannedCounts) -> None:
         """Raise ErrorRateExceeded when too large a share of the rows fails."""
         refused = planned.errors / planned.rows if planned.rows >= MIN_ROWS else 0.0
         failing = sum(self._ran) / len(self._ran) if len(self._ran) >= MIN_ROWS else 0.0

@@ -78,12 +78,12 @@ def finish_run(run: RunDir, record: RunRecord) -> RunTotals:
     if totals is None:
         plan = PlanView(run)
         plan.refresh()
-        totals = publish_totals(run, add_up(run, record, plan))
+        totals = publish_totals(run, add_up_parts(run, record, plan))
     _clear_leftovers(run)
     return totals
 
 
-def add_up(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
+def add_up_parts(run: RunDir, record: RunRecord, plan: PlanView) -> RunTotals:
     """The totals over all parts, checked against the plan. Raises RunError when they do not add up."""
     if plan.complete is None:
         raise RunError(f"{run.plan_complete}: missing: the plan is not complete; run the same command again")

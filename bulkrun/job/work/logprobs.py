@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from bulkrun.data.json_types import as_unicode
 from bulkrun.request import TokenLogprob
 
 
@@ -34,7 +35,7 @@ class TokenTexts:
         pairs: list[Sequence[int]] = [ids for token_id in new for ids in ((token_id,), (token_id, token_id))]
         decoded = self._decode(pairs, skip_special_tokens=False)
         for token_id, once, twice in zip(new, decoded[::2], decoded[1::2], strict=True):
-            self._texts[token_id] = (twice[len(once) :] or once).encode("utf-8", "replace").decode()
+            self._texts[token_id] = as_unicode(twice[len(once) :] or once)
 
     def __getitem__(self, token_id: int) -> str:
         return self._texts[token_id]

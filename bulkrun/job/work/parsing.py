@@ -19,6 +19,7 @@ from jsonschema.validators import extend
 from referencing.exceptions import Unresolvable
 
 from bulkrun.data.json_schema import arrow_type, to_arrow_value
+from bulkrun.errors import shortened
 from bulkrun.request import Progress, RowError, StructuredOutput
 
 _MAX_SHOWN = 80
@@ -73,7 +74,7 @@ class OutputParser:
 
     def _check_text(self, text: str, finish_reason: str, progress: Progress | None) -> None:
         if self._choices and text not in self._choices:
-            _refuse(f"{_cut(repr(text))} is none of the choices", finish_reason)
+            _refuse(f"{shortened(repr(text), _MAX_SHOWN)} is none of the choices", finish_reason)
         if not self._choices and finish_reason == "length" and progress not in ("whole", "closed"):
             _refuse(f"the output does not come to the end of its {self._structured.kind}", finish_reason)
 
@@ -88,7 +89,10 @@ class OutputParser:
         except ValueError as broken:
             _refuse(f"not valid JSON: {broken}", finish_reason)
         if problem is not None:
-            _refuse(f"does not fit the schema: at {problem.json_path}: {_cut(problem.message)}", finish_reason)
+            _refuse(
+                f"does not fit the schema: at {problem.json_path}: {shortened(problem.message, _MAX_SHOWN)}",
+                finish_reason,
+            )
         if finish_reason == "length" and progress != "closed" and not text.rstrip().endswith(_CLOSED):
             _refuse("the JSON may go on", finish_reason)
         return to_arrow_value(value, self._column)
@@ -101,7 +105,3 @@ def _refuse(what: str, finish_reason: str) -> NoReturn:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bulkrun.data.parts import PartInfo
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.plan_view import PlanView
-from bulkrun.request import EngineStats
+from bulkrun.request import Completion, EngineStats
 
 WINDOW_S = 60.0
 _SAMPLE_EVERY_S = 0.5
@@ -82,22 +83,13 @@ class _Sample:
     completion_tokens: int
 
 
-class Progress:
-    """Counters of one worker. `samples` is the number of output rows per input row, `best_of` of outputs generated.
+class WorkerProgress:
+    """Counters of one worker, of a job with this `sampling`. Used by one thread."""
 
-    `expected_output` is the guess of an output's length in tokens before any ended. Used by one thread.
-    """
-
-    def __init__(
-        self,
-        plan: PlanView,
-        samples: int,
-        expected_output: int,
-        clock: Callable[[], float] = time.monotonic,
-        best_of: int | None = None,
-    ) -> None:
-        self._plan, self._samples, self._expected_output, self._clock = plan, samples, expected_output, clock
-        self._outputs = best_of or samples  # generated per input row
+    def __init__(self, plan: PlanView, sampling: SamplingSpec, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan, self._clock = plan, clock
+        self._samples, self._outputs = sampling.n, sampling.generations  # rows of an input row, and what they are of
+        self._expected_output = sampling.to_params().max_tokens  # before any ended
         self._began = clock()
         self._committed = Tally()
         self._open: dict[int, Tally] = {}  # of shards that this worker has open
@@ -118,9 +110,10 @@ class Progress:
         """Outputs of rows that the plan found unable to run."""
         self._open[shard] += Tally(rows=rows, errors=rows)
 
-    def answered(self, shard: int, rows: int, *, failed: bool, prompt_tokens: int, completion_tokens: int) -> None:
-        """A generation ended that answers `rows` rows; tokens are those of the one generation."""
-        errors = rows if failed else 0
+    def answered(self, shard: int, rows: int, done: Completion) -> None:
+        """A generation ended that answers `rows` rows."""
+        errors = rows if done.error is not None else 0
+        prompt_tokens, completion_tokens = done.num_prompt_tokens, done.num_output_tokens
         if shard in self._open:  # else another worker committed it, and its footer counts
             self._open[shard] += Tally(rows, errors, rows * prompt_tokens, rows * completion_tokens)
         self._computed += Tally(rows, errors, prompt_tokens, completion_tokens)

@@ -69,7 +69,7 @@ class Recorder:
     """Owns the journals of one attempt. All public methods are for the engine's thread."""
 
     def __init__(
-        self, run: RunDir, identity: RunIdentity, decode: Decode, *, attempt: str, checkpoint_every: float
+        self, run: RunDir, identity: RunIdentity, decode: Decode, attempt: str, *, checkpoint_every: float
     ) -> None:
         self._run, self._identity = run, identity
         self._reader = AnswerReader(decode, identity.extra)

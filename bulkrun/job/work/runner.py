@@ -23,7 +23,7 @@ from bulkrun.job.store.run_record import RunRecord, check_not_replaced
 from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.closing import Closing
-from bulkrun.job.work.commit import identity_of
+from bulkrun.job.work.commit import RunIdentity
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.engine_room import EngineLost, EngineRoom, engine_error
 from bulkrun.job.work.error_rate import ErrorRate
@@ -31,7 +31,7 @@ from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
 from bulkrun.job.work.flight import FlightLog, Key, SetAside, key_of, set_aside, suspicion
 from bulkrun.job.work.logprobs import Decode
-from bulkrun.job.work.progress import Progress, ProgressSnapshot
+from bulkrun.job.work.progress import ProgressSnapshot, WorkerProgress
 from bulkrun.job.work.recorder import Recorder
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
@@ -58,9 +58,8 @@ class RunOutcome:
 class JobRunner:
     """Runs one worker of a run until the run is finished or `should_stop` says so.
 
-    `spec` is the resolved job. `rebuild_engine` makes a fresh engine after one failed. `check_planner` raises when
-    the planner failed (it may be another process). `on_progress` gets a snapshot about once a second. At `deadline`
-    (monotonic seconds) everything is saved and the worker ends; rows that could not finish before it are not begun.
+    `spec` is the resolved job. `rebuild_engine` makes a fresh engine after one failed. At `deadline` (monotonic
+    seconds) everything is saved and the worker ends; rows that could not finish before it are not begun.
     """
 
     def __init__(
@@ -74,28 +73,19 @@ class JobRunner:
         rebuild_engine: Callable[[], Engine],
         worker: Worker | None = None,
         should_stop: Callable[[], bool] = lambda: False,
-        check_planner: Callable[[], None] = lambda: None,
-        on_progress: Callable[[ProgressSnapshot], None] = lambda snapshot: None,
         deadline: float | None = None,
         ttl_s: float = TTL_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        self._run, self._record, self._spec = run, record, spec
-        self._should_stop, self._check_planner, self._on_progress = should_stop, check_planner, on_progress
+        self._run, self._record, self._spec, self._should_stop = run, record, spec, should_stop
         self._worker = worker or Worker.this_process()
         self._plan = PlanView(run)
         self._life = LifeWatch(run, ttl_s=ttl_s)
         self._feed = Feed(self._plan, Claims(run, self._worker, self._life), self._open_shard)
         self._recorder = Recorder(
-            run,
-            identity_of(record, spec),
-            decode,
-            attempt=self._worker.id,
-            checkpoint_every=spec.run.checkpoint_every,
+            run, RunIdentity.of(record, spec), decode, self._worker.id, checkpoint_every=spec.run.checkpoint_every
         )
-        self._progress = Progress(
-            self._plan, record.samples, spec.sampling.to_params().max_tokens, best_of=spec.sampling.best_of
-        )
+        self._progress = WorkerProgress(self._plan, spec.sampling)
         self._latest = ProgressSnapshot()
         self._uploads = Uploads(run, record, self._worker.id)
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
@@ -111,15 +101,15 @@ class JobRunner:
     def run(self) -> RunOutcome:
         """Work until the run is finished or interrupted. Finishing a finished run does nothing.
 
-        Raises RunError (disk, damaged run, engine that cannot run), ErrorRateExceeded, and what `check_planner`
-        raises; in each case everything that ended is journaled first.
+        Raises RunError (disk, damaged run, engine that cannot run) and ErrorRateExceeded; in each case everything that
+        ended is journaled first.
         """
         if (totals := read_totals(self._run)) is not None:
             deliver(self._run, self._record, self._should_stop)
             return RunOutcome(totals.status, self._latest, totals)
         self._heartbeat.start()
         try:
-            self._log("resumed" if self._begun() else "started")
+            self._log("resumed" if self._run.holds_results else "started")
             outcome = self._work_unless_replaced()
         except EngineLost:  # as if it had been killed: whoever sees that tells the others, with what was in the engine
             with suppress(BulkrunError):
@@ -130,10 +120,6 @@ class JobRunner:
             raise
         self._say_goodbye(outcome.state, None)
         return outcome
-
-    def _begun(self) -> bool:
-        """Whether an earlier attempt left results."""
-        return bool(self._run.committed_shards()) or any(self._run.journal.glob("shard-*.jsonl"))
 
     def _work_unless_replaced(self) -> RunOutcome:
         """A file that is not there because the whole run was moved aside is told as that."""
@@ -227,8 +213,9 @@ class JobRunner:
         self._progress.engine_replaced()
 
     def _record_answers(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            self._progress.answered(answer.generation.shard, len(answer.generation.rows), answer.completion)
         if answers:
-            self._count(answers)
             self._recorder.record(answers)
 
     def _finish_suspects(self) -> bool:
@@ -236,17 +223,6 @@ class JobRunner:
         answers = [] if self._room.isolation.active else self._room.convicted()
         self._record_answers(answers)
         return bool(answers)
-
-    def _count(self, answers: list[Answer]) -> None:
-        for generation, done in ((answer.generation, answer.completion) for answer in answers):
-            rows, failed = len(generation.rows), done.error is not None
-            self._progress.answered(
-                generation.shard,
-                rows,
-                failed=failed,
-                prompt_tokens=done.num_prompt_tokens,
-                completion_tokens=done.num_output_tokens,
-            )
 
     def _read_shard(self, shard: int) -> ShardWork:
         return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
@@ -300,13 +276,11 @@ class JobRunner:
             self._room.drop(shard)
             self._progress.committed(shard, read_part_info(self._run.part(shard)))
         self._latest = self._progress.snapshot()
-        self._on_progress(self._latest)
 
     def _check_world(self) -> None:
-        """Raise when there is no point in going on: disk, planner, too many errors (unless all is done already)."""
+        """Raise when there is no point in going on: disk, another run in this place, or too many errors so far."""
         self._heartbeat.check()
         check_not_replaced(self._run, self._record.run_id)
-        self._check_planner()
         if not self._plan.finished:
             self._error_rate.check(self._plan.planned)
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
 from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.plan.row_key import prompt_bytes
 from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.journal import JournalRecord, ShardOutcomes, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
@@ -112,7 +112,7 @@ def _params(sampling: SamplingSpec, row_timeout: float | None, overrides: str | 
 
 def _groups(table: pa.Table, params: Callable[[str | None], tuple[SamplingParams, int]]) -> list[list[int]]:
     """Indexes of the rows that can run, in run order; rows whose greedy result must be the same are together."""
-    prompts = _prompt_bytes(table["token_ids"].combine_chunks())
+    prompts = list(prompt_bytes(table["token_ids"]))
     overrides, errors = table["overrides"].to_pylist(), table["error_code"].to_pylist()
     groups: dict[tuple[bytes, str | None] | int, list[int]] = {}
     for index in range(table.num_rows):
@@ -122,11 +122,3 @@ def _groups(table: pa.Table, params: Callable[[str | None], tuple[SamplingParams
                 key = (blake2b(prompts[index], digest_size=16).digest(), overrides[index])
             groups.setdefault(key, []).append(index)
     return list(groups.values())
-
-
-def _prompt_bytes(token_ids: pa.ListArray) -> list[memoryview]:
-    """The int32 tokens of each row as bytes, without copying them."""
-    offsets, values = token_ids.offsets.to_pylist(), token_ids.values
-    data = memoryview(values.buffers()[1] or b"")
-    starts = [4 * (values.offset + offset) for offset in offsets]
-    return [data[begin:end] for begin, end in pairwise(starts)]

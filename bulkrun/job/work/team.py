@@ -30,7 +30,7 @@ class TeamProgress:
         states = [state for state in self._living() if state.role == "runner" and state.progress]
         if not states:
             return None
-        return add_up([_snapshot_of(state) for state in states], elapsed_s=self._clock() - self._began)
+        return sum_snapshots([_snapshot_of(state) for state in states], elapsed_s=self._clock() - self._began)
 
     def is_there(self) -> bool:
         """Whether anybody works on the run or is about to: a model loads, a plan is made."""
@@ -51,7 +51,7 @@ def _snapshot_of(state: WorkerState) -> ProgressSnapshot:
     return ProgressSnapshot(**{name: value for name, value in state.progress.items() if name in _KNOWN})
 
 
-def add_up(team: list[ProgressSnapshot], *, elapsed_s: float) -> ProgressSnapshot:
+def sum_snapshots(team: list[ProgressSnapshot], *, elapsed_s: float) -> ProgressSnapshot:
     """One snapshot of all: what is committed is the same for everybody, what is open belongs to one worker each."""
     rows, errors, prompt_tokens, completion_tokens = (
         max(getattr(one, name) - getattr(one, f"{name}_open") for one in team)

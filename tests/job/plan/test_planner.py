@@ -234,12 +234,6 @@ def test_stopped_between_any_two_batches_and_continued_equals_an_unbroken_plan(t
     assert list(RunDir(tmp_path / "run").spool.iterdir()) == []
 
 
-def test_progress_counts_rows_over_all_windows(table: Path, tmp_path: Path) -> None:
-    seen: list[int] = []
-    make_plan(tmp_path / "run", job(table, run={"window_rows": 1000}), progress=seen.append)
-    assert seen == sorted(seen) and seen[-1] == 2503
-
-
 def test_a_shard_of_another_plan_is_not_taken_for_ours(table: Path, tmp_path: Path) -> None:
     make_plan(tmp_path / "run", job(table, run={"limit": 100}))
     plan = RunDir(tmp_path / "run").plan

@@ -113,7 +113,7 @@ def test_so_are_messages_that_have_text_in_some_rows_and_parts_in_others(
     rows = [{name: [{"role": "user", "content": content}], "other": content} for content in contents]
     path = write_jsonl(tmp_path / "in.jsonl", rows)
     spec = job(path, prompt=prompt)
-    with open_input(str(path), json_text=partial(json_text_columns, spec)) as dataset:
+    with open_input(str(path), kept_as_text=partial(json_text_columns, spec)) as dataset:
         builder = PromptBuilder(spec, dataset.schema.names, CharacterCodec(chat=True))
         [batch] = dataset.select([name]).batches()
     assert [made.token_ids for made in builder.build(batch) if isinstance(made, Prompt)] == [

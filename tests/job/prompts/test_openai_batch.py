@@ -385,7 +385,7 @@ def test_bodies_whose_shape_changes_from_line_to_line_lose_nothing(tmp_path: Pat
     half = {**lines[20], "body": {"messages": [{"role": "user", "content": "\ud83d"}]}}
     path.write_text("".join(json.dumps(each) + "\n" for each in [*lines[:20], half]) + "{torn\n")
     spec = job(path, prompt={})
-    with open_input(str(path), json_text=lambda columns: json_text_columns(spec, columns)) as dataset:
+    with open_input(str(path), kept_as_text=lambda columns: json_text_columns(spec, columns)) as dataset:
         batches = list(dataset.batches())
         builder = PromptBuilder(spec, dataset.schema.names, CharacterCodec(chat=True))
     assert [json.loads(body) for body in batches[0].rows["body"].to_pylist()[:20]] == bodies[:20]

@@ -174,7 +174,7 @@ def test_rows_of_json_lines_keep_the_shapes_that_they_have(tmp_path: Path) -> No
     stops: list[Any] = [["x", "y"]] * 19 + ["z"]
     path = write_jsonl(tmp_path / "in.jsonl", [{"s": s, "schema": o} for s, o in zip(stops, own, strict=True)])
     spec = job(path, sampling={"per_row": {"stop": "s", "structured_outputs": "schema"}})
-    with open_input(str(path), json_text=partial(json_text_columns, spec)) as dataset:
+    with open_input(str(path), kept_as_text=partial(json_text_columns, spec)) as dataset:
         [batch] = dataset.batches()
     overrides = Overrides(spec.sampling, dataset.schema.names)
     sampled = [overrides.of_row(row) for row in batch.rows.to_pylist()]

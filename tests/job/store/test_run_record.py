@@ -18,7 +18,6 @@ from bulkrun.job.store.fingerprint import differences, fingerprint
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record
 from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState
-from bulkrun.job.work.progress import ProgressSnapshot
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
 from tests.job.store.test_workers import ELSEWHERE, Clock, beat
@@ -189,15 +188,16 @@ def test_a_worker_that_was_away_does_not_write_into_the_run_that_replaced_its_ow
     out, rows = tmp_path / "out", make_rows(60, error_every=0, duplicate_every=0)
     new = job(out, temperature=0.5)
 
-    def replace_the_run_after_a_part(snapshot: ProgressSnapshot) -> None:
+    def replace_the_run_after_a_part() -> bool:
         if RunDir(out).committed_shards() and read_record(RunDir(out)).job["sampling"]["temperature"] == 0.0:
             for path in RunDir(out).workers.glob("*.json"):
                 path.unlink()
             move_aside(RunDir(out))
             write_plan(enter(out, new)[0], rows, 10)
+        return False
 
     with pytest.raises(RunError, match="moved aside"):
-        start(out, rows, job(out), engine=FakeEngine(step_s=0.05), on_progress=replace_the_run_after_a_part)
+        start(out, rows, job(out), engine=FakeEngine(step_s=0.05), should_stop=replace_the_run_after_a_part)
     assert not any(path.stat().st_size for path in RunDir(out).journal.iterdir()) and results(out) == []
     start(out, rows, new)
     assert results(out) == oracle(rows, new)

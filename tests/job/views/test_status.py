@@ -50,13 +50,13 @@ def test_an_interrupted_run_counts_its_journals(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
-    def failed() -> None:
-        raise RunError("the planner failed: no such column")
+    def failed() -> bool:
+        raise RunError("the disk failed: it is gone")
 
     with pytest.raises(RunError):
-        start(tmp_path / "out", make_rows(10), job(tmp_path / "out"), check_planner=failed)
+        start(tmp_path / "out", make_rows(10), job(tmp_path / "out"), should_stop=failed)
     status = read_status(RunDir(tmp_path / "out"))
-    assert status.state == "failed" and "no such column" in str(status.message)
+    assert status.state == "failed" and "the disk failed" in str(status.message)
 
 
 def test_the_next_command_has_the_settings_of_the_first(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from bulkrun.data.parts import PartInfo
 from bulkrun.errors import ErrorRateExceeded
-from bulkrun.job.plan.plan_view import PlannedRows, PlanView
+from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.plan.plan_view import PlannedCounts, PlanView
 from bulkrun.job.plan.shard_file import ShardInfo
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.error_rate import ErrorRate
-from bulkrun.job.work.progress import Progress
-from bulkrun.request import EngineStats
+from bulkrun.job.work.progress import WorkerProgress
+from bulkrun.request import Completion, EngineStats
 from tests.job.store.test_workers import Clock
 
 
@@ -24,28 +25,32 @@ def plan_of(path: Path, shards: list[ShardInfo]) -> PlanView:
     return plan
 
 
+def completion(prompt_tokens: int, output_tokens: int) -> Completion:
+    return Completion("r", (), "stop", num_prompt_tokens=prompt_tokens, num_output_tokens=output_tokens)
+
+
 def part(shard: int, rows: int, errors: int = 0) -> PartInfo:
     return PartInfo("r", "p", shard, "a", rows, rows, {"x": errors} if errors else {}, 10 * rows, 5 * rows, {})
 
 
 def test_rows_come_from_parts_and_open_shards_without_counting_any_twice(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, [ShardInfo(number, 0, 10, 100, 0) for number in range(3)])
-    progress = Progress(plan, samples=1, expected_output=8, clock=Clock())
+    progress = WorkerProgress(plan, SamplingSpec(max_tokens=8), Clock())
     progress.committed(0, part(0, 10, errors=2))
     progress.opened(1, already_done=4)
     progress.refused(1, 1)
-    progress.answered(1, 3, failed=False, prompt_tokens=7, completion_tokens=5)
+    progress.answered(1, 3, completion(7, 5))
     snapshot = progress.snapshot()
     assert (snapshot.rows_total, snapshot.rows_done, snapshot.error_rows) == (30, 18, 3)
     assert (snapshot.prompt_tokens, snapshot.completion_tokens) == (100 + 21, 50 + 15)
     progress.committed(1, part(1, 10, errors=1))
-    progress.answered(1, 3, failed=False, prompt_tokens=7, completion_tokens=5)
+    progress.answered(1, 3, completion(7, 5))
     assert progress.snapshot().rows_done == 20
 
 
 def test_rates_forget_what_is_older_than_a_minute(tmp_path: Path) -> None:
     clock = Clock()
-    progress = Progress(plan_of(tmp_path, []), 1, 8, clock)
+    progress = WorkerProgress(plan_of(tmp_path, []), SamplingSpec(max_tokens=8), clock)
     tokens = 0
     for second in range(200):
         tokens += 1000 if second < 100 else 10
@@ -61,7 +66,7 @@ def test_the_eta_of_a_length_sorted_job_is_near_the_truth_all_along(tmp_path: Pa
     clock, rng = Clock(), random.Random(1)
     shards = [ShardInfo(number, 0, 20, 20 * (1000 - 100 * number), 0) for number in range(10)]
     plan = plan_of(tmp_path, shards)
-    progress = Progress(plan, 1, expected_output=50, clock=clock)
+    progress = WorkerProgress(plan, SamplingSpec(max_tokens=50), clock)
     prompt_tokens = output_tokens = 0
     speed, estimates = 500.0, []
     for info in shards:
@@ -70,7 +75,7 @@ def test_the_eta_of_a_length_sorted_job_is_near_the_truth_all_along(tmp_path: Pa
             prompt, output = info.prompt_tokens // info.rows, rng.randint(20, 60)
             prompt_tokens, output_tokens = prompt_tokens + prompt, output_tokens + output
             clock.now += (prompt + output) / speed
-            progress.answered(info.shard, 1, failed=False, prompt_tokens=prompt, completion_tokens=output)
+            progress.answered(info.shard, 1, completion(prompt, output))
             progress.engine(EngineStats(num_prompt_tokens=prompt_tokens, num_output_tokens=output_tokens))
             estimates.append((clock.now, progress.snapshot().eta_s))
         plan.committed.add(info.shard)
@@ -82,20 +87,20 @@ def test_the_eta_of_a_length_sorted_job_is_near_the_truth_all_along(tmp_path: Pa
 def test_hopeless_jobs_are_told_from_unlucky_ones() -> None:
     rate = ErrorRate(0.5)
     rate.ran(99, failed=True)
-    rate.check(PlannedRows(99, 99))
+    rate.check(PlannedCounts(99, 99))
     rate.ran(1000, failed=False)
     rate.ran(500, failed=True)
-    rate.check(PlannedRows(0, 0))
+    rate.check(PlannedCounts(0, 0))
     rate.ran(1, failed=True)
     with pytest.raises(ErrorRateExceeded, match="bulkrun errors"):
-        rate.check(PlannedRows(0, 0))
+        rate.check(PlannedCounts(0, 0))
     with pytest.raises(ErrorRateExceeded, match="60% cannot run at all"):
-        ErrorRate(0.5).check(PlannedRows(100, 60))
+        ErrorRate(0.5).check(PlannedCounts(100, 60))
     both = ErrorRate(0.5)
     both.ran(1000, failed=False)
     both.ran(400, failed=True)
     with pytest.raises(ErrorRateExceeded):
-        both.check(PlannedRows(1000, 200))
+        both.check(PlannedCounts(1000, 200))
     always = ErrorRate(1.0)
     always.ran(1000, failed=True)
-    always.check(PlannedRows(1000, 1000))
+    always.check(PlannedCounts(1000, 1000))

@@ -9,7 +9,7 @@ from bulkrun.data.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.job.work.team import TeamProgress, add_up
+from bulkrun.job.work.team import TeamProgress, sum_snapshots
 
 ONE = ProgressSnapshot(
     rows_total=1000,
@@ -33,21 +33,21 @@ ONE = ProgressSnapshot(
 
 def test_committed_rows_count_once_and_open_rows_add_up() -> None:
     behind = replace(ONE, rows_done=220, rows_done_open=20, error_rows=7, error_rows_open=2, remaining_tokens=11_000)
-    both = add_up([ONE, behind], elapsed_s=9.0)
+    both = sum_snapshots([ONE, behind], elapsed_s=9.0)
     assert (both.rows_total, both.rows_done, both.error_rows) == (1000, 300 + 30 + 20, 10 + 3 + 2)
     assert (both.prompt_tokens, both.completion_tokens) == (3600, 720)
     assert (both.num_running, both.num_waiting, both.kv_cache_usage, both.elapsed_s) == (16, 32, 0.5, 9.0)
 
 
 def test_rates_add_up_and_the_time_left_follows_from_them() -> None:
-    both = add_up([ONE, ONE], elapsed_s=1.0)
+    both = sum_snapshots([ONE, ONE], elapsed_s=1.0)
     assert (both.rows_per_s, both.prompt_tokens_per_s, both.completion_tokens_per_s) == (10.0, 120.0, 80.0)
     assert both.eta_s == 10_000 / 200
-    assert add_up([ProgressSnapshot()], elapsed_s=1.0).eta_s is None
+    assert sum_snapshots([ProgressSnapshot()], elapsed_s=1.0).eta_s is None
 
 
 def test_a_shard_open_twice_never_makes_more_than_all() -> None:
-    assert add_up([replace(ONE, rows_total=340)] * 2, elapsed_s=1.0).rows_done == 340
+    assert sum_snapshots([replace(ONE, rows_total=340)] * 2, elapsed_s=1.0).rows_done == 340
 
 
 def test_only_living_runners_count_whatever_version_they_are(tmp_path: Path) -> None:

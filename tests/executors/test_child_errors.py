@@ -1,0 +1,27 @@
+"""An error that crossed a process is the error it was."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bulkrun.errors import BulkrunError, InputError, JobFileError, RunError
+from bulkrun.executors.child_errors import received
+
+
+@pytest.mark.parametrize("error", [RunError("a\nb"), InputError("x"), JobFileError(["a: one", "b: two"])])
+def test_an_error_comes_back_as_its_own_class_and_whole(error: BulkrunError) -> None:
+    again = received(json.dumps({"error": type(error).__name__, "message": str(error)}))
+    assert type(again) is type(error) and (str(again), vars(again)) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize("name", ["Odd", "annotations", "EXIT_OK", "KeyError"])
+def test_a_name_that_is_no_error_of_ours_still_says_its_message(name: str) -> None:
+    again = received(json.dumps({"error": name, "message": "why"}))
+    assert type(again) is BulkrunError and str(again) == "why"
+
+
+@pytest.mark.parametrize("output", ["", "\n", "Traceback", "[1]", "{}", "7"])
+def test_a_child_that_ended_without_a_word_said_nothing(output: str) -> None:
+    assert received(output) is None
