@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.errors import InputError
+from bulkrun.errors import InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.verify import verify_run
+from bulkrun.launch import nightly
 from bulkrun.launch.preview import plan_job
 from tests.launch.nights import Nights
 
@@ -77,3 +79,44 @@ def test_rows_that_run_limit_leaves_unread_are_not_taken_for_vanished(nights: Ni
     done = nights.submit(run__limit=10)
     assert done.changes == {"new": 0, "changed": 0, "failed": 0, "unchanged": 5, "vanished": 2}
     assert set(nights.results()) == {row["id"] for row in rows[1:]}, "within the limit all of the input was read"
+
+
+def priced(kind: pa.DataType, *prices: int) -> pa.Table:
+    rows = {"id": [f"r{number}" for number in range(len(prices))], "text": [f"text {price}" for price in prices]}
+    return pa.table({**rows, "price": pa.array(prices, pa.int64()).cast(pa.decimal128(30, 2)).cast(kind)})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_whole_numbers_over_decimals_are_refused_before_anything_runs(nights: Nights, nested: bool) -> None:
+    def use(table: pa.Table) -> None:
+        prices = table["price"].combine_chunks()
+        in_list = pa.ListArray.from_arrays(pa.array(range(len(prices) + 1), pa.int32()), prices)
+        use_parquet(nights, table.set_column(2, "price", in_list if nested else prices))
+
+    use(priced(pa.decimal128(20, 2), 1, 2))
+    nights.submit()
+    use(priced(pa.int64(), 1, 2, 3))
+    with pytest.raises(ResumeError, match=r"price: .*decimal128\(20, 2\).* -> .*int64"):
+        nights.submit()
+    assert nights.ran == 0 and not RunDir(nights.out).staged.root.exists()
+    use(priced(pa.decimal128(10, 2), 1, 2, 3))
+    assert nights.submit().totals.rows == 3
+
+
+def test_a_merge_that_an_older_version_let_begin_says_what_to_do(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_parquet(nights, priced(pa.decimal128(20, 2), 1, 2))
+    nights.submit()
+    use_parquet(nights, priced(pa.int64(), 1, 2, 3))
+    with monkeypatch.context() as before:
+        before.setattr(nightly, "check_columns_fit", lambda parts, declared: None)
+        before.setattr(nightly, "fit_results", lambda prepared, dataset: dataset)
+        with pytest.raises(RunError, match="column 'price' is int64"):
+            nights.submit()
+    with pytest.raises(RunError, match=r"next: column 'price' is int64 .*remove this directory, cast the column"):
+        nights.submit(input__sql="SELECT * REPLACE (price::DECIMAL(20, 2) AS price) FROM input")
+    shutil.rmtree(RunDir(nights.out).staged.root)
+    done = nights.submit(input__sql="SELECT * REPLACE (price::DECIMAL(20, 2) AS price) FROM input")
+    assert done.totals.rows == 3 and nights.ran == 1
+    assert verify_run(RunDir(nights.out)).ok
