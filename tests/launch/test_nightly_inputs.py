@@ -120,3 +120,35 @@ def test_a_merge_that_an_older_version_let_begin_says_what_to_do(
     done = nights.submit(input__sql="SELECT * REPLACE (price::DECIMAL(20, 2) AS price) FROM input")
     assert done.totals.rows == 3 and nights.ran == 1
     assert verify_run(RunDir(nights.out)).ok
+
+
+@pytest.mark.parametrize(
+    ("first", "tonight", "kept"),
+    [
+        ([3, "n/a"], [3, 5], ["3", "5"]),
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {}], [{"a": 1}, {"a": None}]),
+        ([1.5, 2.0], [2, 2], [2.0, 2.0]),
+        ([[1.5], [2.0]], [[2], [2]], [[2.0], [2.0]]),
+        ([1, 2], [1.0, 2.0], [1, 2]),
+    ],
+    ids=["text", "object", "double", "in a list", "whole"],
+)
+def test_values_that_would_do_with_another_type_keep_that_of_the_results(
+    nights: Nights, first: list[Any], tonight: list[Any], kept: list[Any]
+) -> None:
+    nights.settings["prompt__template"] = "Say {{ text }} {{ note }}"
+    nights.write([{**row, "note": note} for row, note in zip(TWO, first, strict=True)])
+    nights.submit()
+    nights.write([{**TWO[1], "note": tonight[1]}, {"id": "c", "text": "three", "note": tonight[0]}])
+    same = first[1] == tonight[1]
+    assert nights.submit().changes == {"new": 1, "changed": not same, "failed": 0, "unchanged": same, "vanished": 1}
+    results = nights.results()
+    assert [results["c"]["note"], results["b"]["note"]] == kept
+
+
+def test_a_night_of_empty_objects_alone_has_the_columns_of_the_results(nights: Nights) -> None:
+    nights.write([{**row, "note": {"a": 1}} for row in TWO])
+    nights.submit()
+    nights.write([{"id": "c", "text": "three", "note": {}}])
+    assert nights.submit().exit_code == 0
+    assert nights.results()["c"]["note"] == {"a": None}
