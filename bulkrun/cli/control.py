@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from bulkrun.cli.output import cell_text, json_option, note, print_json
 from bulkrun.cli.run_path import RunPath
+from bulkrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from bulkrun.job.store.run_dir import RunDir
 
 _LOOK_EVERY_S = 1.0
 _run_argument = click.argument("run", type=RunPath())
@@ -18,20 +22,19 @@ _run_argument = click.argument("run", type=RunPath())
 
 @click.command()
 @_run_argument
-def watch(run: Path) -> None:
+def watch(run: RunDir) -> None:
     """Show how RUN goes on, live, until it is finished or nobody works on it. From any terminal or node."""
     from bulkrun.cli.live import make_view
-    from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.views.watch import watch_run
 
     view = make_view(quiet=False)
     try:
-        for snapshot in watch_run(RunDir(run)):
+        for snapshot in watch_run(run):
             view.update(snapshot)
             time.sleep(_LOOK_EVERY_S)
     finally:
         view.close()
-    note(f"nobody works on {run} (any more): `bulkrun status {run}` tells how it stands")
+    note(f"nobody works on {run.root} (any more): `bulkrun status {run.root}` tells how it stands")
 
 
 @click.command()
@@ -39,30 +42,29 @@ def watch(run: Path) -> None:
 @click.option("-n", "--lines", default=20, show_default=True, type=click.IntRange(1), help="Lines of each log.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @json_option
-def logs(run: Path, lines: int, follow: bool, as_json: bool) -> None:
+def logs(run: RunDir, lines: int, follow: bool, as_json: bool) -> None:
     """What happened in RUN and what its workers said.
 
     First its events, then the end of each worker's log.
     """
-    from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.store.run_record import read_record
     from bulkrun.job.views.logs import event_line, follow_events, last_events, worker_logs
 
     if as_json and follow:
-        raise click.UsageError("--json is one object, and --follow has no end: leave one of the two out")
-    read_record(RunDir(run))
+        raise UsageError("--json is one object, and --follow has no end: leave one of the two out")
+    read_record(run)
     if as_json:
-        print_json({"events": last_events(RunDir(run), lines), "logs": dict(worker_logs(RunDir(run), lines))})
+        print_json({"events": last_events(run, lines), "logs": dict(worker_logs(run, lines))})
         return
-    for line in map(event_line, last_events(RunDir(run), lines)):
+    for line in map(event_line, last_events(run, lines)):
         click.echo(cell_text(line))
-    for name, tail in worker_logs(RunDir(run), lines):
+    for name, tail in worker_logs(run, lines):
         click.secho(f"\n{name}", bold=True)
         for line in tail:
             click.echo(cell_text(line))
     if follow:
         with suppress(KeyboardInterrupt):  # its documented end
-            for line in follow_events(RunDir(run)):
+            for line in follow_events(run):
                 click.echo(cell_text(line))
                 sys.stdout.flush()
 
@@ -70,16 +72,15 @@ def logs(run: Path, lines: int, follow: bool, as_json: bool) -> None:
 @click.command()
 @_run_argument
 @json_option
-def cancel(run: Path, as_json: bool) -> None:
+def cancel(run: RunDir, as_json: bool) -> None:
     """Make everybody who works on RUN save and stop.
 
     Reaches all nodes and those that are still starting, and takes its jobs out of Slurm's queue. Nothing that was
     finished is lost; submitting the job again continues it.
     """
-    from bulkrun.job.store.run_dir import RunDir
     from bulkrun.launch.control import cancel_run
 
-    stopped = cancel_run(RunDir(run))
+    stopped = cancel_run(run)
     if as_json:
         print_json(vars(stopped))
         return

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from bulkrun.cli.output import count, note
 from bulkrun.cli.run_path import RunPath
+from bulkrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from bulkrun.job.store.run_dir import RunDir
 
 _FORMATS = ["openai", "jsonl", "csv", "parquet"]
 
@@ -32,7 +36,7 @@ _FORMATS = ["openai", "jsonl", "csv", "parquet"]
 @click.option("--partial", is_flag=True, help="Also when RUN is not finished: what is committed so far.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def export(
-    run: Path,
+    run: RunDir,
     format_: Literal["openai", "jsonl", "csv", "parquet"],
     output: Path,
     errors_path: Path | None,
@@ -45,18 +49,17 @@ def export(
     openai writes the output and error files of OpenAI's batch format. CSV cells that a spreadsheet would take for
     formulas get a quote in front; lists and structs are JSON text there.
     """
-    from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.views.export import export_run
     from bulkrun.job.views.export_target import STDOUT, ExportOptions
 
     options = ExportOptions(format_, output, errors_path, only, partial, force)
     if format_ == "parquet" and output == STDOUT and sys.stdout.isatty():
-        raise click.UsageError("Parquet is not for terminals; name a file with -o")
-    done = export_run(RunDir(run), options, sys.stdout.buffer)
+        raise UsageError("Parquet is not for terminals; name a file with -o")
+    done = export_run(run, options, sys.stdout.buffer)
     sys.stdout.buffer.flush()
     if not done.finished:
         missing = "rows are" if done.missing is None else f"{count(done.missing)} rows are"
-        note(f"{run} is not finished: {missing} missing here (`bulkrun status {run}`)")
+        note(f"{run.root} is not finished: {missing} missing here (`bulkrun status {run.root}`)")
     lines = f": {count(done.output_lines)} output and {count(done.error_lines)} error lines"
     note(f"{count(done.rows)} rows" + (lines if format_ == "openai" else ""))
     for path in options.targets:

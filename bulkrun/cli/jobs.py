@@ -14,10 +14,12 @@ import click
 from bulkrun.cli.output import count, json_option, note, print_facts, print_json, print_table
 from bulkrun.cli.run_path import RunPath
 from bulkrun.cli.summary import counted, print_summary, warn_of_undeclared
+from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanReport
+    from bulkrun.job.store.run_dir import RunDir
     from bulkrun.launch.queue import Queued
     from bulkrun.launch.run import Submitted, View
 
@@ -89,11 +91,11 @@ def submit(
     overrides = (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None))
     spec = _load(job, overrides)
     if full_refresh and not spec.run.incremental:
-        raise click.UsageError("--full-refresh is for jobs with run.incremental: true; --fresh runs this one anew")
+        raise UsageError("--full-refresh is for jobs with run.incremental: true; --fresh runs this one anew")
     if fresh and resume_anyway:
-        raise click.UsageError("--fresh starts anew and --resume-anyway continues; give one of them")
+        raise UsageError("--fresh starts anew and --resume-anyway continues; give one of them")
     if wait and spec.run.executor != "slurm":
-        raise click.UsageError(f"--wait is for Slurm; with run.executor {spec.run.executor} submit stays anyway")
+        raise UsageError(f"--wait is for Slurm; with run.executor {spec.run.executor} submit stays anyway")
     flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
 
     def work(view: View) -> Submitted | Queued:
@@ -106,7 +108,7 @@ def submit(
 @click.command()
 @click.argument("run", type=RunPath())
 @_running_options
-def worker(run: Path, workers: int | None, quiet: bool, as_json: bool) -> None:
+def worker(run: RunDir, workers: int | None, quiet: bool, as_json: bool) -> None:
     """Help with RUN until it is finished, from this or another node.
 
     RUN is the output directory of a job that was submitted; paths in the job are relative to the directory in which
@@ -114,7 +116,7 @@ def worker(run: Path, workers: int | None, quiet: bool, as_json: bool) -> None:
     """
     from bulkrun.launch.run import join
 
-    _run_and_end(lambda view: join(run, workers, view), quiet, as_json)
+    _run_and_end(lambda view: join(run.root, workers, view), quiet, as_json)
 
 
 @click.command()
@@ -127,7 +129,7 @@ def worker(run: Path, workers: int | None, quiet: bool, as_json: bool) -> None:
 @click.option("--discard", is_flag=True, help="Throw away another retry or update that is under way.")
 @_running_options
 def retry(
-    run: Path,
+    run: RunDir,
     failed: bool,
     codes: tuple[str, ...],
     overrides: tuple[str, ...],
@@ -146,7 +148,7 @@ def retry(
     assert failed, "click requires it"
 
     def work(view: View) -> Submitted:
-        return retry_run(run, view, overrides=overrides, codes=codes, begin_anew=discard, workers=workers)
+        return retry_run(run.root, view, overrides=overrides, codes=codes, begin_anew=discard, workers=workers)
 
     _run_and_end(work, quiet, as_json)
 

@@ -1,18 +1,21 @@
-"""RUN on a command line: a run's directory, or the `s3://` URL that its results go to."""
+"""RUN on a command line: a run's directory, or the `s3://` URL that its results go to, as a `RunDir`."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from bulkrun.job.store.run_dir import RunDir
 
-class RunPath(click.ParamType[Path]):
+
+class RunPath(click.ParamType["RunDir"]):
     """The run's directory; that of a URL is looked up (see `bulkrun.job.store.places`)."""
 
     name = "run"
 
-    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> RunDir:
         from bulkrun.job.store.places import find_run
 
-        return find_run(str(value)).root
+        return find_run(value)

@@ -24,6 +24,7 @@ from bulkrun.cli.output import (
     takes_unicode,
 )
 from bulkrun.cli.run_path import RunPath
+from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
     from bulkrun.job.store.run_dir import RunDir
@@ -32,20 +33,14 @@ if TYPE_CHECKING:
 _run_argument = click.argument("run", type=RunPath())
 
 
-def _run_dir(path: Path) -> RunDir:
-    from bulkrun.job.store.run_dir import RunDir
-
-    return RunDir(path)
-
-
 @click.command()
 @_run_argument
 @json_option
-def status(run: Path, as_json: bool) -> None:
+def status(run: RunDir, as_json: bool) -> None:
     """How far RUN is: rows, speed, time left, workers. Reads files only, from any terminal or node."""
     from bulkrun.launch.control import status_with_queue
 
-    found, queue = status_with_queue(_run_dir(run))
+    found, queue = status_with_queue(run)
     if as_json:
         print_json({**asdict(found), "queue": [asdict(job) for job in queue]})
     else:
@@ -87,18 +82,18 @@ def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
 @_run_argument
 @click.option("-n", "--examples", default=3, show_default=True, type=click.IntRange(1), help="Rows to show per code.")
 @json_option
-def errors(run: Path, examples: int, as_json: bool) -> None:
+def errors(run: RunDir, examples: int, as_json: bool) -> None:
     """The error rows of RUN: how many of each code, and some of each."""
     from bulkrun.job.store.run_record import read_record
     from bulkrun.job.views.row_errors import read_row_errors
 
-    read_record(_run_dir(run))
-    report = read_row_errors(_run_dir(run), examples=examples)
+    read_record(run)
+    report = read_row_errors(run, examples=examples)
     if as_json:
         print_json(asdict(report))
         return
     if not report.counts:
-        note(f"{run}: no error rows")
+        note(f"{run.root}: no error rows")
         return
     print_table(["code", "rows"], report.counts.items())
     rows = [(error.row, error.code, error.message) for shown in report.examples.values() for error in shown]
@@ -111,7 +106,7 @@ def errors(run: Path, examples: int, as_json: bool) -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="CSV on stdout.")
 @click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10**9), help="Most rows to show.")
 @json_option
-def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
+def query(run: RunDir, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
     """Ask DuckDB about the results of RUN, also while it runs.
 
     The view is `results`; one SELECT, read-only.
@@ -122,9 +117,9 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
     from bulkrun.job.views.export_schema import schema_without_rows
 
     if as_csv and as_json:
-        raise click.UsageError("--csv or --json, not both")
-    read_record(_run_dir(run))
-    table = run_query(run, sql, limit=limit + 1, schema=schema_without_rows(_run_dir(run)))
+        raise UsageError("--csv or --json, not both")
+    read_record(run)
+    table = run_query(run.root, sql, limit=limit + 1, schema=schema_without_rows(run))
     if table.num_rows > limit:
         note(f"the first {count(limit)} rows; --limit shows more")
         table = table.slice(0, limit)
@@ -146,11 +141,11 @@ def query(run: Path, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
 @click.command()
 @_run_argument
 @json_option
-def verify(run: Path, as_json: bool) -> None:
+def verify(run: RunDir, as_json: bool) -> None:
     """Check RUN: every checksum, every row exactly once, all totals. Exits 1 when something is wrong."""
     from bulkrun.job.views.verify import verify_run
 
-    report = verify_run(_run_dir(run))
+    report = verify_run(run)
     if as_json:
         print_json(asdict(report))
     else:
@@ -158,7 +153,7 @@ def verify(run: Path, as_json: bool) -> None:
             click.echo(cell_text(problem))
         state = "finished" if report.finished else "not finished"
         verdict = f"{len(report.problems)} problems" if report.problems else "all is well"
-        note(f"{run} ({state}): {report.parts} parts, {count(report.rows)} rows read: {verdict}")
+        note(f"{run.root} ({state}): {report.parts} parts, {count(report.rows)} rows read: {verdict}")
     sys.exit(0 if report.ok else 1)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bulkrun.cli.output import print_table
+from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.reference import Key
@@ -33,7 +34,7 @@ def schema(section: str | None, form: str | None) -> None:
     form = form or ("json" if section is None else "table")
     if form == "json":
         if section is not None:
-            raise click.UsageError("--format json is the schema of the whole file; leave SECTION out")
+            raise UsageError("--format json is the schema of the whole file; leave SECTION out")
         click.echo(json.dumps(described, ensure_ascii=False, indent=2))
         return
     keys = keys_below(described, section)

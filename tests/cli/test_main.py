@@ -78,3 +78,17 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     command = f"{sys.executable} -m bulkrun schema | head -c 20 >/dev/null"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["query", "out", "SELECT 1", "--csv", "--json"],
+        ["logs", "out", "--json", "--follow"],
+        ["schema", "run", "--format", "json"],
+    ],
+)
+def test_options_that_do_not_go_together_end_as_every_other_mistake_does(words: list[str]) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert result.output.startswith("error: ") and "Usage" not in result.output

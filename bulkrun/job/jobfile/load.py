@@ -1,6 +1,6 @@
 """From a job file and `--set` options to a `JobSpec`, or to every problem at once as ``file:line:col: key: what``.
 
-Knows files and places. `strict_yaml` knows YAML, `spec` the keys, `spec_problems` the words.
+Knows files and places. `strict_yaml` knows YAML, `spec` the keys, `problems` the words.
 """
 
 from __future__ import annotations

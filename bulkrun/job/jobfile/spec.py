@@ -1,7 +1,8 @@
-"""The job file as types: every key, its default and its one-sentence description live here and nowhere else.
+"""The job file as types: a key, its default and its one-sentence description live in one place.
 
-The models are frozen and strict (`"5"` is not 5); an unknown key is an error. `bulkrun.job.jobfile.load` turns YAML
-into a `JobSpec` and problems into `file:line:col` messages; `bulkrun schema` prints the JSON schema made from this.
+The larger sections have modules of their own: `sampling`, `engine`, and `cluster` for Slurm and Ray. The models are
+frozen and strict (`"5"` is not 5); an unknown key is an error. `bulkrun.job.jobfile.load` turns YAML into a `JobSpec`
+and problems into `file:line:col` messages; `bulkrun schema` prints the JSON schema made from this.
 """
 
 from __future__ import annotations

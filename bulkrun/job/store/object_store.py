@@ -21,8 +21,19 @@ from bulkrun.errors import InputError, RunError
 
 _PIECE_BYTES = 32 * 2**20  # of an upload; two of them are in memory
 _NONCE = "bulkrun-nonce"
-_TRANSIENT = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted")
-_TRANSIENT_TOO = ("ConditionalRequestConflict", "409", "500", "502", "503", "504")
+_TRANSIENT = {
+    "SlowDown",
+    "InternalError",
+    "ServiceUnavailable",
+    "RequestTimeout",
+    "OperationAborted",
+    "ConditionalRequestConflict",
+    "409",
+    "500",
+    "502",
+    "503",
+    "504",
+}
 _EXISTS = ("PreconditionFailed", "412")
 
 
@@ -123,4 +134,4 @@ class ObjectPrefix:
 def is_transient(error: RunError) -> bool:
     """Whether the same request may well succeed later."""
     cause = error.__cause__
-    return cause is not None and (not_reached(cause) or error_code(cause) in _TRANSIENT + _TRANSIENT_TOO)
+    return cause is not None and (not_reached(cause) or error_code(cause) in _TRANSIENT)

@@ -20,6 +20,8 @@
       .bulkrun/tmp/                     files that are not whole yet
       .bulkrun/delivered.json           with results in a bucket: what it holds of them
       .bulkrun/next/                    a whole run of its own: the rows of a retry or an incremental night
+      .bulkrun/next/.bulkrun/input.subset   its input: the rows to run, each with the result row that it answers
+      .bulkrun/next/.bulkrun/update.json    what it changes; merge.json: which of its parts go into the results
       .bulkrun/settling.json            an unfinished incremental run is being ended with the rows it has
 
 Nothing under .bulkrun ends in .parquet (DuckDB's `**` globs enter dot folders), and
@@ -60,6 +62,21 @@ class RunDir:
     def subset(self) -> Path:
         """The input of a staged run."""
         return self.state / "input.subset"
+
+    @property
+    def update(self) -> Path:
+        """Of a staged run: what it changes."""
+        return self.state / "update.json"
+
+    @property
+    def merging(self) -> Path:
+        """Of a staged run: which of its parts go into the results, once they begin to."""
+        return self.state / "merge.json"
+
+    @property
+    def settling(self) -> Path:
+        """The mark of an unfinished run that is being ended with the rows it has."""
+        return self.state / "settling.json"
 
     @property
     def state(self) -> Path:

@@ -23,12 +23,10 @@ from bulkrun.job.update.staging import is_merging
 from bulkrun.job.work.commit import RunIdentity, commit_answered
 from bulkrun.job.work.finish import RunTotals, publish_totals, sum_parts
 
-_MARKER = "settling.json"
-
 
 def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
     """End an unfinished run with the rows that it has; nobody else may be at work in it (`hold`)."""
-    write_new_json(run.state / _MARKER, {"run_id": record.run_id})
+    write_new_json(run.settling, {"run_id": record.run_id})
     _commit_answered(run, record)
     infos = [read_part_info(path) for path in run.parts().values()]
     generation = 1 + max((info.generation for info in infos), default=0)
@@ -56,7 +54,7 @@ def _is_settling(run: RunDir) -> bool:
     and parts were made after the plan's end."""
     if run.success.exists():
         return False
-    return (run.state / _MARKER).exists() or any(read_part_info(path).generation for path in run.parts().values())
+    return (run.settling).exists() or any(read_part_info(path).generation for path in run.parts().values())
 
 
 def _commit_answered(run: RunDir, record: RunRecord) -> None:

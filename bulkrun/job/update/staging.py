@@ -29,8 +29,6 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
 
-_UPDATE, _MERGE = "update.json", "merge.json"
-
 
 @dataclass(frozen=True)
 class Update:
@@ -99,17 +97,17 @@ def close_staging(
         write_input(tmp)
     swap_in(tmp, staged.subset)
     check_input()
-    replace_json(staged.state / _UPDATE, asdict(update))
+    replace_json(staged.update, asdict(update))
 
 
 def read_update(run: RunDir) -> Update | None:
     """What is staged; None when nothing is, or not all of it."""
-    document = read_json(run.staged.state / _UPDATE)
+    document = read_json(run.staged.update)
     try:
         return Update(**document) if document else None
     except TypeError as error:
         raise RunError(
-            f"{run.staged.state / _UPDATE}: not readable by this bulkrun ({error}); "
+            f"{run.staged.update}: not readable by this bulkrun ({error}); "
             f"finish with the version that began it, or remove {run.staged.root}"
         ) from error
 
@@ -122,17 +120,17 @@ def pending_update(run: RunDir, generation: int) -> Update | None:
 
 def begin_merge(run: RunDir) -> list[int]:
     """Fix which staged parts are merged, or read which were. The staged run is not worked on any more."""
-    document = read_json(run.staged.state / _MERGE)
+    document = read_json(run.staged.merging)
     if document is None:
-        write_new_json(run.staged.state / _MERGE, {"shards": sorted(run.staged.committed_shards())})
-        document = read_json(run.staged.state / _MERGE)
+        write_new_json(run.staged.merging, {"shards": sorted(run.staged.committed_shards())})
+        document = read_json(run.staged.merging)
     assert document is not None, "it was just written"
     return list(document["shards"])
 
 
 def is_merging(run: RunDir) -> bool:
     """Whether the results are being changed: a kill may have left some parts new and some old."""
-    return (run.staged.state / _MERGE).exists()
+    return (run.staged.merging).exists()
 
 
 def discard(run: RunDir) -> None:

@@ -190,17 +190,17 @@ class Recorder:
     def _write(self, items: Sequence[_Item]) -> None:
         records: dict[int, list[JournalRecord | PartialRecord]] = {}
         for item in items:
-            if isinstance(item, _Opened):
-                self._journals[item.work.shard] = item.journal
-                self._outstanding[item.work.shard] = item.work.outstanding
-                records[item.work.shard] = [*item.work.refused]
-            elif isinstance(item, _Helped):
-                self._outstanding.pop(item.shard, None)
-                records.setdefault(item.shard, []).extend(item.refused)
-            elif isinstance(item, _Whole):
-                self._whole.add(item.shard)
-            elif isinstance(item, _Saved):
-                records.setdefault(item.shard, []).append(item.partial)
+            match item:
+                case _Opened(work, journal):
+                    self._journals[work.shard], self._outstanding[work.shard] = journal, work.outstanding
+                    records[work.shard] = [*work.refused]
+                case _Helped(shard, refused):
+                    self._outstanding.pop(shard, None)
+                    records.setdefault(shard, []).extend(refused)
+                case _Whole(shard):
+                    self._whole.add(shard)
+                case _Saved(shard, partial):
+                    records.setdefault(shard, []).append(partial)
         answers = [item for item in items if isinstance(item, Answer)]
         for answer, record in zip(answers, self._reader.records(answers), strict=True):
             shard, failed = answer.generation.shard, record.error_code is not None

@@ -83,7 +83,7 @@ def test_a_row_number_that_was_never_given_is_noticed(run: RunDir) -> None:
 
 def test_a_merge_under_way_is_said_and_its_totals_are_not_compared(run: RunDir) -> None:
     run.staged.state.mkdir(parents=True)
-    write_new_json(run.staged.state / "merge.json", {"shards": []})
+    write_new_json(run.staged.merging, {"shards": []})
     report = verify_run(run)
     assert not report.finished
     assert report.problems == [f"{run.staged.root}: rows are being put into the results; the same command finishes it"]
