@@ -18,7 +18,7 @@ def print_summary(done: Submitted, anew: str) -> None:
     `anew` says how this command runs a finished run again, where it can.
     """
     from bulkrun.data.durable import read_json
-    from bulkrun.job.update.staging import read_update
+    from bulkrun.job.update.staging import update_under_way
     from bulkrun.job.views.status import read_status
 
     totals, root = done.totals, shlex.quote(str(done.run.root))
@@ -27,7 +27,7 @@ def print_summary(done: Submitted, anew: str) -> None:
     if not done.worked:
         state = "is finished already" if done.changes is None else "has nothing to run"
         note(f"{root} {state} ({totals.status}); nothing to do.{anew}")
-        if read_update(done.run) is not None:
+        if update_under_way(done.run) is not None:
             note(f"next     {read_status(done.run).next_command} (of a retry or an incremental night under way)")
         return
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"

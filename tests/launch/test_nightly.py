@@ -21,6 +21,7 @@ from bulkrun.errors import ErrorRateExceeded, InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update import merge
+from bulkrun.job.update.compact import compact
 from bulkrun.job.update.settle import settle_run
 from bulkrun.job.update.staging import begin_merge, is_merging
 from bulkrun.job.views.logs import last_events
@@ -398,6 +399,30 @@ def test_status_and_logs_of_a_run_tell_of_an_interrupted_night(nights: Nights, f
     assert status.update.next_command == status.next_command
     assert last_events(run, 100)[before[1]]["event"] == "started"
     assert [path.name for path in nights.out.iterdir()] == before[0]
+
+
+def test_what_a_kill_leaves_of_a_merged_night_is_no_night_under_way(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(5))
+    run, kept, finish = RunDir(nights.out), nights.folder / "kept", merge._finish
+
+    def finish_and_keep(*given: Any) -> RunTotals:
+        totals = finish(*given)
+        shutil.copytree(run.staged.root, kept)
+        return totals
+
+    monkeypatch.setattr(merge, "_finish", finish_and_keep)
+    nights.submit()
+    shutil.copytree(kept, run.staged.root)
+    run.staged.run_json.unlink()  # the removal came as far as this
+    status = read_status(run)
+    assert (status.state, status.update) == ("completed", None)
+    whole(nights)
+    assert compact(run, grace_s=0).rows == 5
+    assert not nights.submit().worked
 
 
 @pytest.mark.parametrize(

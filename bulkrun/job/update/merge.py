@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulkrun.data.casts import can_cast
-from bulkrun.data.durable import publish_new, remove_tree, replace_json, swap_in
+from bulkrun.data.durable import publish_new, replace_json, swap_in
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.subset import Targets, read_targets
 from bulkrun.errors import RunError
@@ -30,7 +30,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document
 from bulkrun.job.update.fitting import fit_table
 from bulkrun.job.update.rewrite import write_again
-from bulkrun.job.update.staging import Update, begin_merge, read_update
+from bulkrun.job.update.staging import Update, begin_merge, read_update, remove_staged
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
 I64 = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ def merge(run: RunDir) -> RunTotals:
     shards = begin_merge(run)
     _Merge(run, update, read_record(run), shards).apply()
     totals = _finish(run, update, totals)
-    remove_tree(run.staged.root)
+    remove_staged(run)
     return totals
 
 

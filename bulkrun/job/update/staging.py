@@ -28,6 +28,7 @@ from bulkrun.data.durable import (
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
+from bulkrun.job.work.finish import read_totals
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,12 @@ def pending_update(run: RunDir, generation: int) -> Update | None:
     return update if update is not None and update.generation > generation else None
 
 
+def update_under_way(run: RunDir) -> Update | None:
+    """The same for one who only looks: what is staged, unless the results have it already."""
+    totals = read_totals(run)
+    return read_update(run) if totals is None else pending_update(run, totals.generation)
+
+
 def begin_merge(run: RunDir) -> list[int]:
     """Fix which staged parts are merged, or read which were. The staged run is not worked on any more."""
     document = read_json(run.staged.merging)
@@ -130,10 +137,16 @@ def begin_merge(run: RunDir) -> list[int]:
 
 def is_merging(run: RunDir) -> bool:
     """Whether the results are being changed: a kill may have left some parts new and some old."""
-    return (run.staged.merging).exists()
+    return run.staged.merging.exists() and update_under_way(run) is not None
 
 
 def discard(run: RunDir) -> None:
     """Throw the staged run away. What is being merged cannot be: finish it first."""
     assert not is_merging(run), "parts may be changed already"
+    remove_staged(run)
+
+
+def remove_staged(run: RunDir) -> None:
+    """Remove the staged run; first what it is for, so that after a kill nobody takes the rest of it for a whole one."""
+    run.staged.update.unlink(missing_ok=True)
     remove_tree(run.staged.root)

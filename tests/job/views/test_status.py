@@ -16,7 +16,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
 from bulkrun.job.store.workers import Heartbeat, Worker, WorkerState, read_workers
-from bulkrun.job.update.staging import begin_merge
+from bulkrun.job.update.staging import Update, begin_merge
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.listing import find_runs, statuses
 from bulkrun.job.views.row_errors import read_row_errors
@@ -83,7 +83,10 @@ def test_while_an_update_is_merged_the_parts_are_between_two_totals(tmp_path: Pa
     run = RunDir(tmp_path / "out")
     start(run.root, make_rows(30), job(run.root))
     run.part(0).unlink()
-    run.staged.state.mkdir(parents=True)
+    enter(run.staged.root, job(run.staged.root))
+    request = {"kind": "retry", "set": [], "codes": []}
+    update = Update(request, generation=1, rows=0, first_row=30, next_row=30, first_part=9)
+    replace_json(run.staged.update, asdict(update))
     begin_merge(run)
     assert read_status(RunDir(run.root)).state == "completed_with_errors"
 
