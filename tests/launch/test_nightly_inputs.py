@@ -152,3 +152,17 @@ def test_a_night_of_empty_objects_alone_has_the_columns_of_the_results(nights: N
     nights.write([{"id": "c", "text": "three", "note": {}}])
     assert nights.submit().exit_code == 0
     assert nights.results()["c"]["note"] == {"a": None}
+
+
+def test_an_id_of_bytes_that_are_no_text_is_its_rows_error(nights: Nights) -> None:
+    def named(*ids: bytes) -> pa.Table:
+        return pa.table({"id": pa.array(ids, pa.binary()), "text": [f"text {id_!r}" for id_ in ids]})
+
+    use_parquet(nights, named(b"a", b"\xff"))
+    assert nights.submit().totals.errors == {"bad_input": 1}
+    assert "column 'id' holds bytes that are no UTF-8 text" in nights.results()[b"\xff"]["error_message"]
+    use_parquet(nights, named(b"a", b"\xff", b"c"))
+    assert nights.submit().changes == {"new": 1, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 0}
+    assert verify_run(RunDir(nights.out)).ok
+    plain = Nights(nights.folder / "plain", {"input__path": nights.settings["input__path"]})
+    assert plain.submit(run__incremental=False).totals.errors == {"bad_input": 1}, "not just a row without an id"
