@@ -322,8 +322,9 @@ def test_a_merge_that_met_a_value_without_a_place_goes_on(nights: Nights, monkey
     whole(nights)
 
 
+@pytest.mark.parametrize("left", [5, 2])
 def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
-    nights: Nights, monkeypatch: pytest.MonkeyPatch
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     nights.write(rows_of(3))
     nights.submit()
@@ -331,7 +332,7 @@ def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
 
     def compare_then_change(*args: Any, **options: Any) -> Any:
         changes = compare(*args, **options)
-        nights.write(rows_of(5, start=1))
+        nights.write(rows_of(left, start=1))
         return changes
 
     compare = nightly.compare
@@ -339,6 +340,7 @@ def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
         meanwhile.setattr(nightly, "compare", compare_then_change)
         nights.submit()
     assert nights.ran == 0
+    nights.write(rows_of(5, start=1))
     assert nights.submit().changes == {"new": 3, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 1}
     whole(nights)
 

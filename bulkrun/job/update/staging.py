@@ -25,7 +25,7 @@ from bulkrun.data.durable import (
     temporary,
     write_new_json,
 )
-from bulkrun.errors import RunError
+from bulkrun.errors import InputError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
 from bulkrun.job.work.finish import read_totals
@@ -94,8 +94,12 @@ def close_staging(
     """
     staged = run.staged
     tmp = temporary(staged.subset)
-    with disk_errors("writing the rows to run", staged.subset):
-        write_input(tmp)
+    try:
+        with disk_errors("writing the rows to run", staged.subset):
+            write_input(tmp)
+    except InputError:
+        check_input()  # says more, where the input is not what it was
+        raise
     swap_in(tmp, staged.subset)
     check_input()
     replace_json(staged.update, asdict(update))
