@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -233,6 +236,25 @@ def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
         damaged.message
     )
     assert (whole.root, whole.state) == (tmp_path / "b", "interrupted")
+
+
+def test_a_run_of_somebody_else_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mine", "theirs"):
+        enter(tmp_path / name, job(tmp_path / name))
+
+    def only_mine(real: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        def look(path: Path) -> Any:
+            if path.is_relative_to(RunDir(tmp_path / "theirs").state):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path)
+
+        return look
+
+    for look in ("is_file", "read_bytes"):  # what a test as root cannot take from itself
+        monkeypatch.setattr(Path, look, only_mine(getattr(Path, look)))
+    mine, theirs = statuses(tmp_path)
+    assert (mine.state, theirs.state) == ("interrupted", "unreadable")
+    assert str(theirs.message).endswith("theirs/.bulkrun/run.json: Permission denied")
 
 
 def test_a_worker_file_holds_live_numbers_until_its_goodbye(tmp_path: Path) -> None:
