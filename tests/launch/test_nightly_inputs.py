@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data import subset
 from bulkrun.errors import InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.update import staging
 from bulkrun.job.views.verify import verify_run
 from bulkrun.launch import nightly
 from bulkrun.launch.preview import plan_job
@@ -166,3 +168,27 @@ def test_an_id_of_bytes_that_are_no_text_is_its_rows_error(nights: Nights) -> No
     assert verify_run(RunDir(nights.out)).ok
     plain = Nights(nights.folder / "plain", {"input__path": nights.settings["input__path"]})
     assert plain.submit(run__incremental=False).totals.errors == {"bad_input": 1}, "not just a row without an id"
+
+
+def test_a_night_that_failed_is_closed_before_it_is_removed_and_says_why_it_failed(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(TWO)
+    nights.submit()
+    nights.write([*TWO, {"id": "c", "text": "three"}])
+    held: list[str] = []
+
+    def fail(*_: Any) -> pa.RecordBatch:
+        raise InputError("what is wrong with the input")
+
+    def remove(path: Path) -> None:
+        if path.exists():
+            held.extend(str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists())
+            shutil.rmtree(path)
+            raise RunError(f"{path}: removing failed: Device or resource busy")  # NFS, of a file that is held open
+
+    monkeypatch.setattr(subset, "_stored", fail)
+    monkeypatch.setattr(staging, "remove_tree", remove)
+    with pytest.raises(InputError, match="what is wrong with the input"):
+        nights.submit()
+    assert held and not [path for path in held if str(nights.out) in path]

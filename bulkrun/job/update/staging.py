@@ -11,9 +11,10 @@ Planner and workers know nothing of all this: to them it is a run. Knows no inpu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any
 
 from bulkrun.data.durable import (
@@ -77,11 +78,16 @@ def open_staging(run: RunDir, record: RunRecord) -> RunDir:
 
 @contextmanager
 def removed_on_failure(run: RunDir) -> Iterator[None]:
-    """Stage in the body. Where that fails nothing of it stays: most failures are a full disk."""
+    """Stage in the body. Where that fails nothing of it stays: most failures are a full disk.
+
+    Where that fails too it is not said: the first failure is the one to mend, and the next staging removes the rest.
+    """
     try:
         yield
-    except BaseException:
-        remove_tree(run.staged.root)
+    except BaseException as error:
+        clear_frames(error.__traceback__)  # readers in there hold files open, which NFS does not remove
+        with suppress(RunError):
+            remove_tree(run.staged.root)
         raise
 
 
