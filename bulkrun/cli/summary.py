@@ -18,18 +18,18 @@ def print_summary(done: Submitted, anew: str) -> None:
     `anew` says how this command runs a finished run again, where it can.
     """
     from bulkrun.data.durable import read_json
-    from bulkrun.job.update.staging import read_update
+    from bulkrun.job.update.staging import update_under_way
     from bulkrun.job.views.status import read_status
 
     totals, root = done.totals, shlex.quote(str(done.run.root))
     if done.changes:
-        note(f"rows: {', '.join(f'{count(rows)} {name}' for name, rows in done.changes.items())}")
+        note(f"rows: {counted(done.changes)}")
     if not done.worked:
         said = "is finished already, nothing to do" if done.changes is None else "has nothing to run"
         note(f"{root} {said} ({totals.status}).{anew}")
         if "unchanged" in (done.changes or {}) and (failed := sum(totals.errors.values())):
             note(f"  {count(failed)} of the results are errors that wait for a changed row: bulkrun errors {root}")
-        if read_update(done.run) is not None:
+        if update_under_way(done.run) is not None:
             note(f"next     {read_status(done.run).next_command} (of a retry or an incremental night under way)")
         return
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
@@ -52,6 +52,11 @@ def print_summary(done: Submitted, anew: str) -> None:
     deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
     note(f"results  {shlex.quote(_results_place(done))}/{deep}*.parquet ({totals.parts} parts)")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def counted(changes: dict[str, int]) -> str:
+    """How an input differs from the results, as in '2 new, 0 changed'."""
+    return ", ".join(f"{count(rows)} {name.replace('_', ' ')}" for name, rows in changes.items())
 
 
 def warn_of_duplicates(found: dict[str, Any]) -> None:

@@ -3,8 +3,9 @@
 Numbers that are sometimes whole and sometimes not are doubles, unless some are integers that no double holds and few
 have a fraction: those few are errors then, and not the ids. Objects and lists become Arrow structs and lists when
 the sample agrees on their inside. A column whose values have no one type is kept as text: strings as they are,
-everything else as its JSON. So is a column that the sample knows nothing about (all null, all empty lists), unless its
-type is known from elsewhere.
+everything else as its JSON. So is a column that the sample knows nothing about (all null, all empty lists or objects),
+unless its type is known from elsewhere. What is known decides too where a sample would do with less: whole numbers in a
+column of doubles, numbers alone in one that was text.
 """
 
 from __future__ import annotations
@@ -115,17 +116,24 @@ class Shape:
 
     def resolve(self, known: JsonType | None = None) -> JsonType:
         """The column's type. `known` is what it has elsewhere, for what the sample does not tell."""
-        if self._majority() == "list" and not _known(self.item):
-            return known if known and known.kind == "list" else TEXT
-        if not _known(self):  # a column of strings elsewhere may be one of text
-            return known if known and known.kind != "string" else TEXT
+        if known and known.kind == "string":  # which may be one of text
+            return TEXT
+        if not _known(self):
+            return known or TEXT
+        if self._is_hollow() and not (known and known.nested):
+            return TEXT
         return self._resolve(known) or TEXT
 
     def _resolve(self, known: JsonType | None) -> JsonType | None:
         """The type of this place; None when the values in it do not agree on one."""
         if not _known(self):
             return known or JsonType("string")
+        if known and known.nested and self._is_hollow():
+            return known
         kind = self._majority()
+        exact = {"float": not self.beyond_doubles, "int": not self.fractions}
+        if known and kind in ("int", "float") and exact.get(known.kind):
+            return known
         if kind == "list":
             item = (self.item or Shape())._resolve(known.item if known else None)
             return JsonType("list", item=item) if item else None
@@ -139,6 +147,11 @@ class Shape:
         fields = {name: shape._resolve(known.get(name)) for name, shape in self.fields.items()}
         agreed = {name: inner for name, inner in fields.items() if inner is not None}
         return JsonType("object", fields=agreed) if len(agreed) == len(fields) else None
+
+    def _is_hollow(self) -> bool:
+        """Whether the values are lists or objects with nothing in them that would tell a type."""
+        kind = self._majority()
+        return (kind == "list" and not _known(self.item)) or (kind == "object" and not self.fields)
 
     def _majority(self) -> Kind | None:
         """The kind that all values but a small minority have."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, InputBatch, Position, blank_rows, joined, record_batch
+from bulkrun.data.casts import can_cast
 from bulkrun.data.files import InputFile
 from bulkrun.data.known_types import KnownTypes, with_known
 from bulkrun.data.remote import RemotePath
@@ -292,9 +293,7 @@ def _check_casts(file: InputFile, footer: _Footer, fields: Sequence[pa.Field]) -
     for field in fields:
         if field.name in there:
             here = footer.schema.field(field.name).type
-            try:
-                pa.nulls(0, here).cast(field.type)
-            except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
+            if not can_cast(here, field.type):
                 raise InputError(
                     f"{file.path}: column {field.name!r} has the type {here}, which cannot be read as {field.type}"
-                ) from None
+                )

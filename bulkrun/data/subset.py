@@ -17,6 +17,7 @@ import pyarrow as pa
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position
 from bulkrun.data.durable import new_file
 from bulkrun.data.reader import Dataset
+from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
 _NUM_ROWS = b"bulkrun.subset.rows"
@@ -105,7 +106,8 @@ def write_subset(
     """Write the picked rows of an input to the new file `path` and fsync it.
 
     `batches` is the whole input in order, of `schema`; `picks` (of `PICK_SCHEMA`, ordered by position) says which
-    `num_rows` rows of it to take. Raises OSError or RunError; the input's own errors pass through.
+    `num_rows` rows of it to take. Raises OSError or RunError, and InputError where the input has fewer rows than when
+    they were picked; its own errors pass through.
     """
     stored = pa.schema([*schema, *_HIDDEN], metadata={_NUM_ROWS: json.dumps(num_rows).encode()})
     options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
@@ -114,7 +116,11 @@ def write_subset(
         for table in _gathered(_picked(batches, picks, stored)):
             writer.write_table(table, max_chunksize=MAX_BATCH_ROWS)
             written += table.num_rows
-    assert written == num_rows, f"{num_rows} rows were picked, the input gave {written} of them"
+    if written != num_rows:
+        raise InputError(
+            f"input.path: changed while it was read: of {num_rows} rows to run only {written} are still there; run the "
+            "same command again when the input is whole"
+        )
 
 
 def _picked(

@@ -97,10 +97,8 @@ def _night(
         view.phase("comparing the input with the results")
         with removed_on_failure(run):
             changes = _stage(record, prepared, wanted, totals, request, view)
-        if not changes.rows and not changes.dropped:
+        if (update := read_update(run)) is None:
             return Submitted(run, totals, worked=False, changes=changes.counts)
-        update = read_update(run)
-        assert update is not None, "it was just staged"
     open_run(run.staged, _staged(run, record, wanted, update.counts["failed"]), resume_anyway=True)
     return finish_update(run, view, drain)
 
@@ -113,20 +111,24 @@ def _stage(
     request: dict[str, object],
     view: View,
 ) -> Changes:
-    """Compare, and stage what is to run; where nothing is, nothing is left behind."""
+    """Compare, and stage what is to run; where nothing is, nothing is left behind.
+
+    New settings are a change of their own, though no row has another key for them: the record takes them in a merge.
+    """
     run = prepared.run
     staged = open_staging(run, _staged(run, record, wanted))
     with prepared.open_dataset(staged.sql_snapshot) as dataset:
         salt = wanted.key_salt
         assert salt is not None, "the job is incremental"
         # After a change of settings keys tell which rows a refresh has run that did not fit into one night.
-        everything = bool(request["full_refresh"]) and not settings_changed(record, wanted)
+        renewed = settings_changed(record, wanted)
+        everything = bool(request["full_refresh"]) and not renewed
         asked = Wanted(everything=everything, drop_vanished=request["on_vanished"] == "drop")
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, salt, asked, staged.tmp)
         for line in undeclared_lines(source.dataset.undeclared_columns):
             view.phase(line)
-        if not changes.rows and not changes.dropped:
+        if not (changes.rows or changes.dropped or renewed):
             remove_tree(staged.root)
             return changes
         update = new_update(run, totals, request, changes.rows, changes.new, changes.counts)
@@ -175,13 +177,15 @@ def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted
 
     Raises InputError where an input of no rows would drop all results: that is what a failed export looks like.
     """
-    if wanted.drop_vanished and source.dataset.is_void:
-        raise InputError(
-            "input.path: holds no rows at all, and run.on_vanished: drop would drop every result; mend the input, or "
-            "keep them with --set run.on_vanished=keep"
-        )
     with disk_errors("comparing the input with the results", folder):
-        return find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
+        changes = find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
+    if wanted.drop_vanished and changes.vanished and not changes.rows_today:
+        where = "input.path: holds" if source.spec.input.sql is None else "input.sql: gives"
+        raise InputError(
+            f"{where} no rows at all, and run.on_vanished: drop would drop every result; mend the input, or keep them "
+            "with --set run.on_vanished=keep"
+        )
+    return changes
 
 
 def first_row(totals: RunTotals) -> int:

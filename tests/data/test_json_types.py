@@ -81,8 +81,23 @@ def test_a_column_without_one_type_is_text(values: list[Any]) -> None:
         ),
         ([None], pa.timestamp("us"), pa.string()),
         ([None], pa.list_(pa.date32()), pa.string()),
-        ([1], pa.string(), pa.int64()),
         (["a"], pa.int64(), pa.string()),
+        ([1, 2], pa.string(), pa.string()),
+        ([{"a": 1}], pa.string(), pa.string()),
+        ([{}], pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int64())])),
+        ([[]], pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int64())])),
+        ([{}], pa.list_(pa.int64()), pa.list_(pa.int64())),
+        (
+            [{"b": {}}],
+            pa.struct([("b", pa.struct([("c", pa.bool_())]))]),
+            pa.struct([("b", pa.struct([("c", pa.bool_())]))]),
+        ),
+        ([1, 2], pa.float64(), pa.float64()),
+        ([1, 2**53 + 1], pa.float64(), pa.int64()),
+        ([[1]], pa.list_(pa.float64()), pa.list_(pa.float64())),
+        ([{"a": [2]}], pa.struct([("a", pa.list_(pa.float64()))]), pa.struct([("a", pa.list_(pa.float64()))])),
+        ([1.0, 2.0], pa.int64(), pa.int64()),
+        ([1.0, 2.5], pa.int64(), pa.float64()),
     ],
 )
 def test_where_the_sample_tells_nothing_the_type_is_the_known_one(
@@ -91,8 +106,9 @@ def test_where_the_sample_tells_nothing_the_type_is_the_known_one(
     assert resolved(values, json_type(known)).arrow() == arrow
 
 
-def test_a_column_that_is_known_as_strings_may_still_be_one_of_text() -> None:
-    assert resolved([None], json_type(pa.string())).kind == "text"
+@pytest.mark.parametrize("values", [[None], ["a"], [1]])
+def test_a_column_that_is_known_as_strings_may_still_be_one_of_text(values: list[Any]) -> None:
+    assert resolved(values, json_type(pa.string())).kind == "text"
 
 
 def test_a_mismatch_names_the_place_inside_the_column() -> None:

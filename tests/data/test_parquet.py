@@ -95,6 +95,13 @@ def test_a_type_conflict_names_both_files_the_column_and_the_types(tmp_path: Pat
     assert all(word in str(caught.value) for word in ("1.parquet", "2.parquet", "'a'", "int64", "string"))
 
 
+def test_whole_numbers_among_decimals_that_do_not_hold_them_all_are_refused_by_name(tmp_path: Path) -> None:
+    for name, kind in (("a", pa.decimal128(20, 2)), ("b", pa.int64())):
+        pq.write_table(pa.table({"price": pa.nulls(1, kind)}), tmp_path / f"{name}.parquet")
+    with pytest.raises(InputError, match=r"b.parquet: column 'price' has the type int64"):
+        open_input(str(tmp_path))
+
+
 def test_encodings_are_read_as_plain_types(tmp_path: Path) -> None:
     columns = {
         "category": pa.array(["x", "y", None, "x"]).dictionary_encode(),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bulkrun.data.batch import InputBatch, Position
 from bulkrun.data.subset import PICK_SCHEMA, _gathered, open_subset, read_targets, write_subset
+from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
 SCHEMA = pa.schema(
@@ -83,5 +84,5 @@ def test_reading_goes_on_from_any_position_and_with_any_columns(tmp_path: Path) 
 
 
 def test_an_input_that_lacks_picked_rows_is_noticed(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="the input gave 5"):
+    with pytest.raises(InputError, match="of 6 rows to run only 5 are still there"):
         write_subset(tmp_path / "s", SCHEMA, batches(5, 5, set()), picks([0, 1, 2, 3, 4, 9], 10), 6)

@@ -21,6 +21,7 @@ from bulkrun.errors import ErrorRateExceeded, InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update import merge
+from bulkrun.job.update.compact import compact
 from bulkrun.job.update.settle import settle_run
 from bulkrun.job.update.staging import begin_merge, is_merging
 from bulkrun.job.views.logs import last_events
@@ -327,8 +328,9 @@ def test_a_merge_that_met_a_value_without_a_place_goes_on(nights: Nights, monkey
     whole(nights)
 
 
+@pytest.mark.parametrize("left", [5, 2])
 def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
-    nights: Nights, monkeypatch: pytest.MonkeyPatch
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     nights.write(rows_of(3))
     nights.submit()
@@ -336,7 +338,7 @@ def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
 
     def compare_then_change(*args: Any, **options: Any) -> Any:
         changes = compare(*args, **options)
-        nights.write(rows_of(5, start=1))
+        nights.write(rows_of(left, start=1))
         return changes
 
     compare = nightly.compare
@@ -344,6 +346,7 @@ def test_an_input_that_changes_between_its_comparison_and_its_copy_is_noticed(
         meanwhile.setattr(nightly, "compare", compare_then_change)
         nights.submit()
     assert nights.ran == 0
+    nights.write(rows_of(5, start=1))
     assert nights.submit().changes == {"new": 3, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 1}
     whole(nights)
 
@@ -404,6 +407,30 @@ def test_status_and_logs_of_a_run_tell_of_an_interrupted_night(nights: Nights, f
     assert status.update.next_command == status.next_command
     assert last_events(run, 100)[before[1]]["event"] == "started"
     assert [path.name for path in nights.out.iterdir()] == before[0]
+
+
+def test_what_a_kill_leaves_of_a_merged_night_is_no_night_under_way(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.write(rows_of(5))
+    run, kept, finish = RunDir(nights.out), nights.folder / "kept", merge._finish
+
+    def finish_and_keep(*given: Any) -> RunTotals:
+        totals = finish(*given)
+        shutil.copytree(run.staged.root, kept)
+        return totals
+
+    monkeypatch.setattr(merge, "_finish", finish_and_keep)
+    nights.submit()
+    shutil.copytree(kept, run.staged.root)
+    run.staged.run_json.unlink()  # the removal came as far as this
+    status = read_status(run)
+    assert (status.state, status.update) == ("completed", None)
+    whole(nights)
+    assert compact(run, grace_s=0).rows == 5
+    assert not nights.submit().worked
 
 
 @pytest.mark.parametrize(
@@ -492,6 +519,20 @@ def test_a_full_refresh_with_the_same_settings_runs_every_row(nights: Nights) ->
     nights.write(rows_of(9))
     nights.submit()
     assert nights.submit(flags={"full_refresh": True}).worked and nights.ran == 9
+
+
+def test_a_full_refresh_that_has_nothing_to_run_takes_the_new_settings(nights: Nights) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    changed = {"run__on_too_long": "truncate_left"}  # nothing is too long today
+    with pytest.raises(ResumeError, match="--full-refresh"):
+        nights.submit(**changed)
+    nights.submit(flags={"full_refresh": True}, **changed)
+    assert nights.ran == 0
+    assert not nights.submit(**changed).worked, "the settings are those of the results now"
+    nights.write(rows_of(4))
+    assert nights.submit(**changed).totals.rows == 4 and nights.ran == 1
+    whole(nights)
 
 
 def test_a_full_refresh_with_another_model_is_continued_by_the_same_command(nights: Nights) -> None:

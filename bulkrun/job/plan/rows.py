@@ -52,7 +52,7 @@ class PlannedRows:
 class RowMaker:
     """Makes the shard rows of one job: `sizes` measures them, `id_column` names them (None: their number).
 
-    With `needs_ids` a row whose id is null is an error row.
+    A row whose id is no text is an error row; with `needs_ids` so is one whose id is null.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class RowMaker:
         """The rows of `batch`, the first of which is row `first_row` of the input."""
         fitted = [fit_prompt(self._fitter, prompt) for prompt in prompts]
         ids = None if self._id_column is None else id_texts(batch.rows.column(self._id_column), self._id_column)
-        if self._needs_ids and ids is not None and None in ids:
-            fitted = [self._nameless(prompt) if ids[k] is None else prompt for k, prompt in enumerate(fitted)]
+        if ids is not None and None in ids:
+            given = batch.rows.column(self._id_column).is_valid().to_pylist()
+            fitted = [self._named(*row) for row in zip(fitted, ids, given, strict=True)]
         ranked = self._priorities.of(batch.rows)
         fitted = [p if isinstance(p, RowError) else ranked.errors.get(row, p) for row, p in enumerate(fitted)]
         tokens, lengths = _flat([prompt.token_ids if isinstance(prompt, Prompt) else [] for prompt in fitted])
@@ -102,10 +103,12 @@ class RowMaker:
             priorities=ranked.values,
         )
 
-    def _nameless(self, prompt: Prompt | RowError) -> RowError:
-        if isinstance(prompt, RowError):
+    def _named(self, prompt: Prompt | RowError, name: str | None, given: bool) -> Prompt | RowError:
+        """The prompt of a row that is called `name`, or why it has no name; `given` where its id is not null."""
+        if isinstance(prompt, RowError) or name is not None or not (given or self._needs_ids):
             return prompt
-        return RowError("bad_input", f"column {self._id_column!r} is null; run.incremental needs an id in every row")
+        what = "holds bytes that are no UTF-8 text" if given else "is null; run.incremental needs an id in every row"
+        return RowError("bad_input", f"column {self._id_column!r} {what}")
 
     def _expected_output(self, prompt: Prompt | RowError) -> int:
         if isinstance(prompt, RowError):
@@ -175,14 +178,30 @@ def check_id_column(name: str | None, schema: pa.Schema) -> None:
 
 
 def id_texts(column: pa.Array, name: str) -> list[str | None]:
-    """The ids of a batch as text, None where null. Raises InputError for a column whose values have no plain text."""
+    """The ids of a batch as text, None where null or no UTF-8.
+
+    Raises InputError for a column whose values have no plain text.
+    """
     try:
         texts: list[str | None] = pc.cast(column, pa.string()).to_pylist()
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        if any(is_bytes(column.type) for is_bytes in _BYTES):
+            return [_utf8(value) for value in column.to_pylist()]
         raise InputError(
             f"input.id: column {name!r} is {column.type}, which cannot name a row; use text or numbers"
         ) from None
     return texts
+
+
+# Text that its writer did not declare as such; arrow casts all values of an array or none.
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+
+
+def _utf8(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _struct(rows: pa.RecordBatch, passthrough: pa.Schema) -> pa.StructArray:

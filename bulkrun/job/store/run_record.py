@@ -230,9 +230,11 @@ def _refuse_lost_totals(run: RunDir) -> None:
 
 
 def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
-    """A run in which nothing was planned (its first start failed) holds nothing to protect: it takes the mended job."""
+    """A run without a shard (its first start failed, or its input was empty) holds nothing to protect: it takes the
+    mended job. The plan of no rows goes before the old record does, so that no kill leaves it to the new one."""
     refuse_live_workers(run)
-    run.sql_snapshot.unlink(missing_ok=True)
+    for stale in (run.plan_complete, run.sql_snapshot):
+        stale.unlink(missing_ok=True)
     replace_json(run.run_json, record_document(wanted))
     return wanted
 

@@ -38,7 +38,7 @@ from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.rewrite import write_again
-from bulkrun.job.update.staging import is_merging, read_update
+from bulkrun.job.update.staging import update_under_way
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
@@ -91,7 +91,7 @@ def _refuse_unfit(run: RunDir, shown: Path) -> RunTotals:
     totals = read_totals(run)
     if totals is None:
         raise RunError(f"{shown}: not finished; submit its job again first: only a finished run can be compacted")
-    if read_update(run) is not None or is_merging(run):
+    if update_under_way(run) is not None:
         raise RunError(
             f"{shown}: a retry or an incremental update is under way (.bulkrun/next); finish it with its own command"
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bulkrun.data.casts import can_cast
 from bulkrun.data.parts import read_part_schema
 from bulkrun.errors import ResumeError
 from bulkrun.job.store.fingerprint import HARMLESS, differences
@@ -84,7 +85,6 @@ def _fits(new: pa.Field, old: pa.Field) -> bool:
         return True
     try:
         united = pa.unify_schemas([pa.schema([old]), pa.schema([new])], promote_options="permissive")
-        pa.nulls(0, new.type).cast(old.type)
     except (pa.ArrowTypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
-    return bool(united.field(0).type == old.type)
+    return bool(united.field(0).type == old.type) and can_cast(new.type, old.type)

@@ -52,13 +52,18 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Changes:
-    """How an input differs from the results. `picks` is a Parquet file of `PICK_SCHEMA`; `dropped` are result rows."""
+    """How an input differs from the results. `picks` is a Parquet file of `PICK_SCHEMA`; `dropped` are result rows.
+
+    `beyond_limit` are results that no row of the input was found for while `run.limit` kept some of it unread: what
+    became of them is not known, so they are not `vanished` and none of them is dropped.
+    """
 
     new: int
     changed: int
     failed: int
     unchanged: int
     vanished: int
+    beyond_limit: int
     dropped: list[int]
     picks: Path
 
@@ -68,9 +73,15 @@ class Changes:
         return self.new + self.changed + self.failed
 
     @property
+    def rows_today(self) -> int:
+        """How many rows the input holds."""
+        return self.rows + self.unchanged
+
+    @property
     def counts(self) -> dict[str, int]:
         names = ("new", "changed", "failed", "unchanged", "vanished")
-        return {name: getattr(self, name) for name in names}
+        beyond = {"beyond_limit": self.beyond_limit} if self.beyond_limit else {}
+        return {name: getattr(self, name) for name in names} | beyond
 
     def read_picks(self) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(self.picks) as file:
@@ -95,7 +106,7 @@ def find_changes(
         try:
             _load(connection, today, results)
             _refuse_duplicates(connection, id_column, source)
-            return _compare(connection, wanted, first_row, folder / "picks.tmp")
+            return _compare(connection, wanted, source.spec.run.limit, first_row, folder / "picks.tmp")
         except (duckdb.IOException, duckdb.OutOfMemoryException) as error:  # of the files it spills to
             raise OSError(str(error)) from error
         finally:
@@ -186,19 +197,23 @@ def _refuse_duplicates(connection: duckdb.DuckDBPyConnection, id_column: str, so
         )
 
 
-def _compare(connection: duckdb.DuckDBPyConnection, wanted: Wanted, first_row: int, picks: Path) -> Changes:
+def _compare(
+    connection: duckdb.DuckDBPyConnection, wanted: Wanted, limit: int | None, first_row: int, picks: Path
+) -> Changes:
     connection.execute(
         f"CREATE TEMP TABLE found AS SELECT position, row, today.key AS key, {_kind(wanted)} AS kind, "
         "today.key IS NOT DISTINCT FROM results.key AS same FROM today LEFT JOIN results USING (who)",
         [list(wanted.codes)] if wanted.failed_only else [],
     )
     counts = dict(connection.execute("SELECT kind, count(*) FROM found GROUP BY kind").fetchall())
-    # What vanished and has no id is a broken line of an earlier night: no result is lost with it.
     gone = connection.execute("SELECT row, id IS NULL FROM results ANTI JOIN today USING (who) ORDER BY row").fetchall()
+    unread = limit is not None and sum(counts.values()) >= limit
+    gone, beyond_limit = ([], len(gone)) if unread else (gone, 0)
+    # What vanished and has no id is a broken line of an earlier night: no result is lost with it.
     dropped = [row for row, nameless in gone if not wanted.failed_only and (nameless or wanted.drop_vanished)]
     _write_picks(connection, first_row, picks)
     new, changed, failed, same = (counts.get(name, 0) for name in ("new", "changed", "failed", "unchanged"))
-    return Changes(new, changed, failed, same, len(gone), dropped, picks)
+    return Changes(new, changed, failed, same, len(gone), beyond_limit, dropped, picks)
 
 
 def _kind(wanted: Wanted) -> str:

@@ -11,9 +11,10 @@ Planner and workers know nothing of all this: to them it is a run. Knows no inpu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any
 
 from bulkrun.data.durable import (
@@ -25,9 +26,10 @@ from bulkrun.data.durable import (
     temporary,
     write_new_json,
 )
-from bulkrun.errors import RunError
+from bulkrun.errors import InputError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
+from bulkrun.job.work.finish import read_totals
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,16 @@ def open_staging(run: RunDir, record: RunRecord) -> RunDir:
 
 @contextmanager
 def removed_on_failure(run: RunDir) -> Iterator[None]:
-    """Stage in the body. Where that fails nothing of it stays: most failures are a full disk."""
+    """Stage in the body. Where that fails nothing of it stays: most failures are a full disk.
+
+    Where that fails too it is not said: the first failure is the one to mend, and the next staging removes the rest.
+    """
     try:
         yield
-    except BaseException:
-        remove_tree(run.staged.root)
+    except BaseException as error:
+        clear_frames(error.__traceback__)  # readers in there hold files open, which NFS does not remove
+        with suppress(RunError):
+            remove_tree(run.staged.root)
         raise
 
 
@@ -93,8 +100,12 @@ def close_staging(
     """
     staged = run.staged
     tmp = temporary(staged.subset)
-    with disk_errors("writing the rows to run", staged.subset):
-        write_input(tmp)
+    try:
+        with disk_errors("writing the rows to run", staged.subset):
+            write_input(tmp)
+    except InputError:
+        check_input()  # says more, where the input is not what it was
+        raise
     swap_in(tmp, staged.subset)
     check_input()
     replace_json(staged.update, asdict(update))
@@ -118,6 +129,12 @@ def pending_update(run: RunDir, generation: int) -> Update | None:
     return update if update is not None and update.generation > generation else None
 
 
+def update_under_way(run: RunDir) -> Update | None:
+    """The same for one who only looks: what is staged, unless the results have it already."""
+    totals = read_totals(run)
+    return read_update(run) if totals is None else pending_update(run, totals.generation)
+
+
 def begin_merge(run: RunDir) -> list[int]:
     """Fix which staged parts are merged, or read which were. The staged run is not worked on any more."""
     document = read_json(run.staged.merging)
@@ -130,10 +147,16 @@ def begin_merge(run: RunDir) -> list[int]:
 
 def is_merging(run: RunDir) -> bool:
     """Whether the results are being changed: a kill may have left some parts new and some old."""
-    return (run.staged.merging).exists()
+    return run.staged.merging.exists() and update_under_way(run) is not None
 
 
 def discard(run: RunDir) -> None:
     """Throw the staged run away. What is being merged cannot be: finish it first."""
     assert not is_merging(run), "parts may be changed already"
+    remove_staged(run)
+
+
+def remove_staged(run: RunDir) -> None:
+    """Remove the staged run; first what it is for, so that after a kill nobody takes the rest of it for a whole one."""
+    run.staged.update.unlink(missing_ok=True)
     remove_tree(run.staged.root)

@@ -14,11 +14,11 @@ from bulkrun.job.views.status import RunStatus, read_status
 
 @dataclass(frozen=True)
 class DamagedRun:
-    """A run whose files do not say how it stands; the others are listed all the same."""
+    """A run whose files do not say how it stands, or only to somebody else; the others are listed all the same."""
 
     root: Path
     message: str
-    state: Literal["damaged"] = "damaged"
+    state: Literal["damaged", "unreadable"] = "damaged"
 
 
 def statuses(below: Path) -> list[RunStatus | DamagedRun]:
@@ -29,6 +29,8 @@ def statuses(below: Path) -> list[RunStatus | DamagedRun]:
 def _status(run: RunDir) -> RunStatus | DamagedRun:
     try:
         return read_status(run)
+    except PermissionError as error:
+        return DamagedRun(run.root, f"{error.filename}: {error.strerror}", "unreadable")
     except (BulkrunError, OSError) as error:
         return DamagedRun(run.root, str(error))
 
@@ -41,8 +43,16 @@ def find_runs(below: Path) -> list[RunDir]:
     runs = []
     for folder, names, _ in os.walk(below):
         run = RunDir(Path(folder))
-        if run.run_json.is_file():
+        if _is_run(run):
             runs.append(run)
             names.clear()
         names[:] = [name for name in names if not name.startswith(".")]
     return sorted(runs, key=lambda run: run.root)
+
+
+def _is_run(run: RunDir) -> bool:
+    """Whether a directory holds a run, maybe one of somebody else: a run's state is its owner's alone."""
+    try:
+        return run.run_json.is_file()
+    except PermissionError:
+        return os.access(run.root, os.X_OK)  # so it is the state that is closed

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bulkrun.data.parts import PartInfo, read_part_info
+from bulkrun.errors import RunError
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
-from bulkrun.job.update.staging import Update, read_update
+from bulkrun.job.update.staging import Update, update_under_way
 from bulkrun.job.views.finished import lost_rows
 from bulkrun.job.work.finish import RunTotals, read_totals
 
@@ -111,10 +112,15 @@ def read_status(run: RunDir) -> RunStatus:
 
 def _read_update(run: RunDir, record: RunRecord) -> RunStatus | None:
     """The retry or night under way in a run; what continues it is a command on the run."""
-    update = read_update(run)
+    update = update_under_way(run)
     if update is None:
         return None
-    staged = read_status(run.staged)
+    try:
+        staged = read_status(run.staged)
+    except RunError:
+        if run.staged.run_json.exists():
+            raise
+        return None  # it was merged just now
     return replace(staged, next_command=_update_command(run, record, update, staged.state))
 
 

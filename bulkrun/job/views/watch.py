@@ -17,15 +17,17 @@ _PATIENCE_S = 10.0  # between two workers (a restart, a requeue) nobody is there
 def watch_run(run: RunDir, clock: Callable[[], float] = time.monotonic) -> Iterator[ProgressSnapshot]:
     """Snapshots, as often as the caller asks, until the run is finished or nobody works on it.
 
+    While a retry or an incremental night is under way they are of that: its workers work in the staged run.
     Raises RunError when the directory is no run.
     """
     read_record(run)
-    team, seen_at, latest = TeamProgress(run, clock), clock(), ProgressSnapshot()
+    teams = TeamProgress(run.staged, clock), TeamProgress(run, clock)
+    seen_at, latest = clock(), ProgressSnapshot()
     while read_totals(run) is None or run.staged.state.is_dir():
-        snapshot = team.snapshot()
+        snapshot = next(filter(None, (team.snapshot() for team in teams)), None)
         if snapshot is not None:
             seen_at, latest = clock(), snapshot
-        elif team.is_there():
+        elif any(team.is_there() for team in teams):
             seen_at = clock()
         elif clock() - seen_at > _PATIENCE_S:
             return

@@ -148,6 +148,15 @@ def test_a_run_that_never_planned_anything_takes_the_mended_job(tmp_path: Path) 
     assert not run.sql_snapshot.exists()
 
 
+def test_the_plan_of_an_input_that_was_empty_is_not_that_of_the_filled_one(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    open_run(run, wanted(run.root))
+    replace_json(run.plan_complete, {"rows": 0, "shards": 0})  # and a kill before _SUCCESS
+    filled = open_run(run, wanted(run.root, bytes=11))
+    assert read_record(run) == filled
+    assert not run.plan_complete.exists(), "what the planner of the new rows would take for its own"
+
+
 def test_a_run_whose_planner_is_at_work_does_not_take_another_job(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "out")
     open_run(run, wanted(run.root))

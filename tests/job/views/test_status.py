@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
 from bulkrun.job.store.workers import Heartbeat, Worker, WorkerState, read_workers
-from bulkrun.job.update.staging import begin_merge
+from bulkrun.job.update.staging import Update, begin_merge
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.listing import find_runs, statuses
 from bulkrun.job.views.row_errors import read_row_errors
@@ -83,7 +86,10 @@ def test_while_an_update_is_merged_the_parts_are_between_two_totals(tmp_path: Pa
     run = RunDir(tmp_path / "out")
     start(run.root, make_rows(30), job(run.root))
     run.part(0).unlink()
-    run.staged.state.mkdir(parents=True)
+    enter(run.staged.root, job(run.staged.root))
+    request = {"kind": "retry", "set": [], "codes": []}
+    update = Update(request, generation=1, rows=0, first_row=30, next_row=30, first_part=9)
+    replace_json(run.staged.update, asdict(update))
     begin_merge(run)
     assert read_status(RunDir(run.root)).state == "completed_with_errors"
 
@@ -250,6 +256,25 @@ def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
         damaged.message
     )
     assert (whole.root, whole.state) == (tmp_path / "b", "interrupted")
+
+
+def test_a_run_of_somebody_else_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mine", "theirs"):
+        enter(tmp_path / name, job(tmp_path / name))
+
+    def only_mine(real: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        def look(path: Path) -> Any:
+            if path.is_relative_to(RunDir(tmp_path / "theirs").state):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path)
+
+        return look
+
+    for look in ("is_file", "read_bytes"):  # what a test as root cannot take from itself
+        monkeypatch.setattr(Path, look, only_mine(getattr(Path, look)))
+    mine, theirs = statuses(tmp_path)
+    assert (mine.state, theirs.state) == ("interrupted", "unreadable")
+    assert str(theirs.message).endswith("theirs/.bulkrun/run.json: Permission denied")
 
 
 def test_a_worker_file_holds_live_numbers_until_its_goodbye(tmp_path: Path) -> None:
