@@ -19,6 +19,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.update_claim import hold
+from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.job.work.shard_work import row_seed
@@ -131,3 +132,26 @@ def after(other: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Calla
             yield worker
 
     return wait
+
+
+def rows_of(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"id": f"r{number}", "text": f"text {number}"} for number in range(start, start + count)]
+
+
+def whole(nights: Nights) -> None:
+    report = verify_run(RunDir(nights.out))
+    assert report.ok, report.problems
+
+
+def stop_at(nights: Nights, generations: int) -> None:
+    """Interrupt the fake engine after so many requests have ended."""
+    seen: list[str] = []
+
+    def refuse(request: Request) -> bool:
+        if request.request_id not in seen:
+            seen.append(request.request_id)
+        if len(seen) > generations:
+            raise KeyboardInterrupt
+        return False
+
+    nights.refuse = refuse

@@ -90,9 +90,9 @@ class JobRunner:
         self._uploads = Uploads(run, record, self._worker.id)
         self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
         self._error_rate = ErrorRate(run, record, spec.run.max_error_rate)
-        self._closing = Deadline(deadline)
+        self._deadline = Deadline(deadline)
         flight = FlightLog(run, self._worker.id)
-        self._room = EngineRunner(engine, rebuild_engine, flight, self._closing, self._engine_failed)
+        self._engine = EngineRunner(engine, rebuild_engine, flight, self._deadline, self._engine_failed)
         self._tail = Tail(run, self._worker.id, self._life, self._read_shard)
         self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
         self._counted: set[int] = set()  # committed shards that the progress knows of
@@ -116,9 +116,9 @@ class JobRunner:
                 self._log("engine_lost")
             raise
         except BaseException as error:
-            self._say_goodbye("failed", f"{type(error).__name__}: {error}" if isinstance(error, BulkrunError) else None)
+            self._record_end("failed", f"{type(error).__name__}: {error}" if isinstance(error, BulkrunError) else None)
             raise
-        self._say_goodbye(outcome.state, None)
+        self._record_end(outcome.state, None)
         return outcome
 
     def _work_unless_replaced(self) -> RunOutcome:
@@ -137,9 +137,9 @@ class JobRunner:
         try:
             self._loop()
         finally:
-            self._recorder.save_partials(self._room.partials(at_least=1))
+            self._recorder.save_partials(self._engine.partials(at_least=1))
             self._recorder.close()
-            self._room.close()
+            self._engine.close()
             self._uploads.stop()
         self._housekeep()
         if not self._plan.finished:
@@ -157,40 +157,40 @@ class JobRunner:
         return RunOutcome(totals.status, self._latest, totals)
 
     def _loop(self) -> None:
-        while not self._should_stop() and not self._closing.over:
+        while not self._should_stop() and not self._deadline.over:
             self._housekeep_now_and_then()
             self._top_up()
-            if self._room.in_flight:
-                self._record_answers(self._room.step())
-                self._progress.engine(self._room.stats)
-            elif not self._finish_suspects() and (self._plan.finished or self._closing.left_some):
+            if self._engine.in_flight:
+                self._record_answers(self._engine.step())
+                self._progress.engine(self._engine.stats)
+            elif not self._finish_suspects() and (self._plan.finished or self._deadline.left_some):
                 break
-            elif not self._room.in_flight:
+            elif not self._engine.in_flight:
                 time.sleep(_IDLE_S)
 
     def _top_up(self) -> None:
         """Keep as many requests waiting as can run at once; suspects of a crash run alone."""
-        if self._room.isolation.active:
-            if not self._room.in_flight:
-                self._room.admit(self._room.isolation.next_group())
+        if self._engine.isolation.active:
+            if not self._engine.in_flight:
+                self._engine.admit(self._engine.isolation.next_group())
             return
         generations: list[Generation] = []
-        places = 2 * self._room.max_num_seqs - len(self._room.in_flight)
-        while len(generations) < places and not self._room.isolation.active and (generation := self._feed.next()):
+        places = 2 * self._engine.max_num_seqs - len(self._engine.in_flight)
+        while len(generations) < places and not self._engine.isolation.active and (generation := self._feed.next()):
             if key_of(generation) not in self._elsewhere and self._fits(generation):
                 generations.append(generation)
-        if not generations and len(self._room.in_flight) < self._room.max_num_seqs:
+        if not generations and len(self._engine.in_flight) < self._engine.max_num_seqs:
             generations = self._help(places)
-        self._room.admit(generations)
+        self._engine.admit(generations)
 
     def _help(self, places: int) -> list[Generation]:
         """Nothing is left to claim: what others will not get to for a while, about once a second."""
         now = time.monotonic()
         idle = self._recorder.idle and bool(self._plan.open_shards)
-        if now < self._next_help or self._room.isolation.undecided or not idle:
+        if now < self._next_help or self._engine.isolation.undecided or not idle:
             return []
         self._next_help = now + _HELP_EVERY_S
-        found = self._tail.look(self._plan.open_shards, set(map(key_of, self._room.in_flight.values())), places)
+        found = self._tail.look(self._plan.open_shards, set(map(key_of, self._engine.in_flight.values())), places)
         if found is None:
             return []
         if found.whole:
@@ -200,13 +200,13 @@ class JobRunner:
         self._recorder.help(found.shard, found.refused)
         self._progress.helps(found.shard)
         if found.aside is not None:
-            self._mind_the_dead(found.shard, found.aside)
+            self._reclaim_from_dead(found.shard, found.aside)
         return [generation for generation in found.generations if self._fits(generation)]
 
     def _fits(self, generation: Generation) -> bool:
         """Whether it can finish before this worker's end; if not, the next start finds it as it is."""
         tokens = min(generation.request.sampling.max_tokens, self._progress.mean_output)
-        return self._closing.fits(tokens - len(generation.request.output_token_ids))
+        return self._deadline.fits(tokens - len(generation.request.output_token_ids))
 
     def _engine_failed(self, kind: str, in_flight: int) -> None:
         self._log("engine_failed", error=kind, in_flight=in_flight)
@@ -220,7 +220,7 @@ class JobRunner:
 
     def _finish_suspects(self) -> bool:
         """With nothing left to run, rows that crashed the engine alone are error rows. Whether there were any."""
-        answers = [] if self._room.isolation.active else self._room.convicted()
+        answers = [] if self._engine.isolation.active else self._engine.convicted()
         self._record_answers(answers)
         return bool(answers)
 
@@ -236,12 +236,12 @@ class JobRunner:
             self._log("journal_damaged", journal=journal, lines=len(lines))
         self._recorder.open(work)
         aside = set_aside(work, suspicion(self._run, shard, self._life))
-        self._mind_the_dead(shard, aside)
+        self._reclaim_from_dead(shard, aside)
         return aside.work
 
-    def _mind_the_dead(self, shard: int, aside: SetAside) -> None:
+    def _reclaim_from_dead(self, shard: int, aside: SetAside) -> None:
         """What was in the engine of a process that died runs alone, or not at all if it is the cause."""
-        self._room.isolation.suspect(aside.groups)
+        self._engine.isolation.suspect(aside.groups)
         answers = [engine_error(generation, f"the engine process die: {how}") for generation, how in aside.convicted]
         if answers:
             self._log("rows_convicted", shard=shard, rows=len(answers))
@@ -250,7 +250,7 @@ class JobRunner:
     def _housekeep_now_and_then(self) -> None:
         self._recorder.check()
         now = time.monotonic()
-        if now >= self._next_housekeeping or not self._room.in_flight:
+        if now >= self._next_housekeeping or not self._engine.in_flight:
             self._housekeep()
             self._elsewhere |= self._tail.elsewhere(self._feed.shard)
             self._check_world()
@@ -259,7 +259,7 @@ class JobRunner:
             self._next_housekeeping = now + max(_HOUSEKEEPING_S, _HOUSEKEEPING_PAUSE * took)
         if now >= self._next_partials:
             self._next_partials = now + _SAVE_PARTIALS_S
-            self._recorder.save_partials(self._room.partials(at_least=_LONG_OUTPUT))
+            self._recorder.save_partials(self._engine.partials(at_least=_LONG_OUTPUT))
 
     def _housekeep(self) -> None:
         """See what was committed, here and by others, and publish the progress."""
@@ -273,7 +273,7 @@ class JobRunner:
             self._log("committed", shard=shard, rows=info.rows, errors=info.error_rows)
         for shard in self._plan.committed - self._counted:
             self._counted.add(shard)
-            self._room.drop(shard)
+            self._engine.drop(shard)
             self._progress.committed(shard, read_part_info(self._run.part(shard)))
         self._latest = self._progress.snapshot()
 
@@ -284,11 +284,11 @@ class JobRunner:
         if not self._latest.all_done:
             self._error_rate.check(self._plan.planned)
 
-    def _say_goodbye(self, ended: str, message: str | None) -> None:
+    def _record_end(self, ended: str, message: str | None) -> None:
         """On a disk that fails nothing can be said; the error that stopped the run matters more."""
         with suppress(BulkrunError):
             self._heartbeat.stop(ended, message)
-            stats = self._room.stats
+            stats = self._engine.stats
             computed = {
                 "computed_prompt_tokens": stats.num_prompt_tokens,
                 "computed_output_tokens": stats.num_output_tokens,

@@ -1,0 +1,70 @@
+"""--full-refresh: every row once with the settings of today, and what was finished stays finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulkrun.errors import ResumeError
+from tests.launch.nights import Nights, rows_of, stop_at, whole
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> Nights:
+    return Nights(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["sampling__max_tokens", "prompt__template"])
+def test_a_full_refresh_of_many_nights_runs_each_row_once_whatever_the_input_does(nights: Nights, key: str) -> None:
+    changed: dict[str, Any] = {key: {"sampling__max_tokens": 5, "prompt__template": "Say  {{ text }}"}[key]}
+    nights.write(rows_of(60))
+    nights.submit()
+    for night in range(1, 4):
+        nights.write(rows_of(60 + night))
+        stop_at(nights, 15)
+        with pytest.raises(KeyboardInterrupt):
+            nights.submit(flags={"full_refresh": True}, **changed)
+    with pytest.raises(ResumeError, match="--full-refresh runs every row with these"):
+        nights.submit(**changed)
+    nights.refuse = lambda request: False
+    nights.submit(flags={"full_refresh": True}, **changed)
+    assert 0 < nights.ran <= 63 - 3 * (15 - 5), "of each night but what a kill finds in the engine"
+    assert set(nights.results()) == {row["id"] for row in rows_of(63)}
+    assert not nights.submit(**changed).worked
+    whole(nights)
+
+
+def test_a_full_refresh_with_the_same_settings_runs_every_row(nights: Nights) -> None:
+    nights.write(rows_of(9))
+    nights.submit()
+    assert nights.submit(flags={"full_refresh": True}).worked and nights.ran == 9
+
+
+def test_a_full_refresh_that_has_nothing_to_run_takes_the_new_settings(nights: Nights) -> None:
+    nights.write(rows_of(3))
+    nights.submit()
+    changed = {"run__on_too_long": "truncate_left"}  # nothing is too long today
+    with pytest.raises(ResumeError, match="--full-refresh"):
+        nights.submit(**changed)
+    nights.submit(flags={"full_refresh": True}, **changed)
+    assert nights.ran == 0
+    assert not nights.submit(**changed).worked, "the settings are those of the results now"
+    nights.write(rows_of(4))
+    assert nights.submit(**changed).totals.rows == 4 and nights.ran == 1
+    whole(nights)
+
+
+def test_a_full_refresh_with_another_model_is_continued_by_the_same_command(nights: Nights) -> None:
+    nights.write(rows_of(60))
+    nights.submit()
+    stop_at(nights, 30)
+    with pytest.raises(KeyboardInterrupt):
+        nights.submit(flags={"full_refresh": True}, engine__load_format="dummy")
+    nights.refuse = lambda request: False
+    done = nights.submit(flags={"full_refresh": True}, engine__load_format="dummy")
+    assert done.changes is not None and done.changes["changed"] == 60
+    assert 0 < nights.ran <= 35
+    assert not nights.submit(engine__load_format="dummy").worked
+    whole(nights)
