@@ -3,8 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# two processes: tests that start processes of their own in one, all others in the other
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: setup test demo check format clean
+.PHONY: setup test demo lint check format clean
 
 setup: $(VENV)/.installed
 
@@ -15,7 +17,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 data/functions.parquet: | setup
 	$(BIN)/python examples/extract_functions.py --out $@
@@ -26,11 +28,12 @@ demo: setup data/functions.parquet
 	$(BIN)/bulkrun query out/summaries "SELECT module, name, response FROM results USING SAMPLE reservoir(12 ROWS) REPEATABLE (7)"
 	$(BIN)/bulkrun query out/summaries "SELECT count(*) AS rows, count(error_code) AS errors, round(avg(prompt_tokens), 1) AS prompt_tokens, round(avg(completion_tokens), 1) AS completion_tokens FROM results"
 
-check: setup
+lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+
+check: lint test
 
 format: setup
 	$(BIN)/ruff format .

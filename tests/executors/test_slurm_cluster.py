@@ -137,7 +137,7 @@ def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
     cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
 ) -> None:
     job = write_job(folder, "cancelled")
-    out = submit_and_begin(cluster, job, "--workers", "2")
+    out = submit_and_begin(cluster, job, "--workers", "1")  # two could be through before the cancel
     again = bulkrun("submit", str(job), "--executor", "slurm", environment=cluster.environment)
     assert again.returncode == 0 and "was in the queue already" in again.stderr
     status = bulkrun("status", str(out), "--json", environment=cluster.environment)
