@@ -3,8 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# two processes: tests that start processes of their own in one, all others in the other
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: setup test demo lint check format clean
 
@@ -16,8 +14,9 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+# In two processes: tests that start processes of their own in one, all others in the other.
 test: setup
-	$(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 data/functions.parquet: | setup
 	$(BIN)/python examples/extract_functions.py --out $@
