@@ -14,9 +14,8 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-# In two processes: tests that start processes of their own in one, all others in the other.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest
 
 data/functions.parquet: | setup
 	$(BIN)/python examples/extract_functions.py --out $@

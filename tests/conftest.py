@@ -20,15 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
 
 
-# Whose tests start processes, kill them and wait: in one of the two that `make test` runs side by side.
-_PROCESSES = ("tests/campaigns/", "tests/cli/", "tests/executors/", "tests/launch/", "tests/test_")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.nodeid.startswith(_PROCESSES):
-                item.add_marker(pytest.mark.xdist_group("processes"))
     if config.getoption("--slow"):
         return
     for item in items:
