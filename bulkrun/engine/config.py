@@ -109,18 +109,6 @@ class EngineConfig:
         return _with_pool(draft, max(pool_bytes, 0), block_bytes, max_model_len or MIN_MODEL_LEN, explanation)
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one. Raises UsageError for a GPU that torch cannot use."""
-    usable = torch.cuda.is_available()
-    if name == "cuda" and not usable:
-        built = "is built without CUDA" if torch.version.cuda is None and torch.version.hip is None else "sees no GPU"
-        raise UsageError(
-            f"engine.device: cuda, but torch {torch.__version__} {built} here; `bulkrun doctor` shows what there is, "
-            "engine.device: cpu runs without one"
-        )
-    return torch.device("cuda" if usable and name == "auto" else "cpu" if name == "auto" else name)
-
-
 def _batch_sizes(device: torch.device, num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
     for name, value in (("max_num_seqs", num_seqs), ("max_num_batched_tokens", num_tokens)):
         if value is not None and value < 1:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bulkrun.engine.config import EngineConfig, resolve_device
+from bulkrun.engine.config import EngineConfig
+from bulkrun.engine.device import refuse_gpu_without_kernels, resolve_device
 from bulkrun.engine.memory_probe import measure_cuda
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.language_model import LanguageModel
@@ -43,6 +44,8 @@ def ready_model(
     model that cannot be used and UsageError for settings that cannot work.
     """
     torch_device = resolve_device(device)
+    if torch_device.type == "cuda":
+        refuse_gpu_without_kernels()
     model_config = ModelConfig.from_dir(path)
     torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
     model = load_model(

@@ -94,8 +94,11 @@ def _memory() -> Check:
 def _gpu() -> Check:
     import torch
 
+    from bulkrun.engine.device import refuse_gpu_without_kernels
+
     if not torch.cuda.is_available():
         return Check("gpu", "warn", "none that torch can use: runs go on the CPU (small models only)")
+    refuse_gpu_without_kernels()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     free, total = torch.cuda.mem_get_info(0)
     return Check("gpu", "ok", f"{', '.join(names)}; {free / 2**30:.0f} of {total / 2**30:.0f} GiB free on the first")

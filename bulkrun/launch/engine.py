@@ -38,7 +38,7 @@ def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> En
 def check_device(engine: EngineSpec) -> None:
     """Raise UsageError where a GPU is asked for that is not there. Imports torch then, and only then."""
     if engine.device == "cuda":
-        from bulkrun.engine.config import resolve_device
+        from bulkrun.engine.device import resolve_device
 
         resolve_device(engine.device)
 

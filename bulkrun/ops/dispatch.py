@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 def uses_triton(tensor: torch.Tensor) -> bool:
     """Whether ops over this tensor go through Triton."""
-    return tensor.is_cuda and _has_triton()
+    return tensor.is_cuda and has_triton()
 
 
 def uses_compiled(tensor: torch.Tensor) -> bool:
@@ -71,5 +71,6 @@ def cpu_module(reference: Callable[..., object]) -> str | None:
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether ops over CUDA tensors have kernels at all; without Triton the references run there."""
     return find_spec("triton") is not None

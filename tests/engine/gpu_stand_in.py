@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
+from bulkrun.engine import device as engine_device
+
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _UNINITIALIZED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -253,6 +255,7 @@ def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
         for name, stand_in in replaced.items():
             patch.setattr(torch.cuda, name, stand_in)
         patch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+        patch.setattr(engine_device, "_triton_problem", lambda: None)
         patch.setattr(
             GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch_kernel(executor, args, kwargs)
         )

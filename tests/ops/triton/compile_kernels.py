@@ -31,11 +31,14 @@ from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case
 
 
-class HopperDriver:
+class CompilingDriver:
     """As much of a driver as compiling asks for."""
 
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return self._target
 
     def get_current_device(self) -> int:
         return 0
@@ -44,8 +47,9 @@ class HopperDriver:
         return 0
 
 
-def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
+def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
     """One call of each op that reaches each of its kernels, in each of their kinds."""
+    kv_dtypes = (dtype, FP8) if has_fp8 else (dtype,)
     rows, index = torch.zeros(4, 4096, dtype=dtype), torch.zeros(4, dtype=torch.int64)
     ops.rms_norm(rows, rows[0].float(), 1e-6)
     ops.add_rms_norm(rows, rows, rows[0], 1e-6)
@@ -58,8 +62,9 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
     k_cache, v_cache = torch.zeros(2, 3, 16, 2, head_dim, dtype=dtype)
     for weight in (qkv_TND[0, :10].contiguous(), None):
         ops.norm_rotary_store(qkv_TND, weight, 1e-6, angles, angles, k_cache, v_cache, index)
-    ops.norm_rotary_store(qkv_TND, None, 1e-6, angles, angles, k_cache.to(FP8), v_cache.to(FP8), index)
-    ops.quantize_rows(rows)
+    if has_fp8:
+        ops.norm_rotary_store(qkv_TND, None, 1e-6, angles, angles, k_cache.to(FP8), v_cache.to(FP8), index)
+        ops.quantize_rows(rows)
     for num_outputs in (4096, 14336):
         ops.invariant_linear(rows, [torch.zeros(num_outputs, 4096, dtype=dtype)], None, None)
     logits_SV = torch.zeros(4, 128_256)
@@ -77,7 +82,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
     for query_lens, contexts in (([1, 1, 60], [600, 700, 60]), ([1, 1], [90, 80])):
         case = make_case(query_lens, contexts, (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu")
         for window, soft_cap in ((None, None), (128, 30.0)):
-            for kv_dtype in (dtype, FP8):
+            for kv_dtype in kv_dtypes:
                 k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
                 for attention in (ops.paged_attention, ops.invariant_attention):
                     attention(
@@ -85,7 +90,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype) -> None:
                     )
     case = make_case([1, 1], [600, 700], (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu", shared_blocks=33)
     meta = replace(case.meta, shared_prefixes=prefixes_of([([0, 1], 512)], 2, "cpu"))
-    for kv_dtype in (dtype, FP8):
+    for kv_dtype in kv_dtypes:
         k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
         ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
 
@@ -113,8 +118,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--capability", type=int, default=90, help="80: A100, 86: A10, 89: L4, 90: H100, 100: B200")
     args = parser.parse_args()
-    driver.set_active(HopperDriver())
+    driver.set_active(CompilingDriver(args.capability))
     dispatch.uses_triton = lambda tensor: True
     compiled: dict[int, Any] = {}
     run = JITFunction.run
@@ -125,7 +131,7 @@ def main() -> None:
         return kernel
 
     JITFunction.run = compile_only
-    call_every_op(args.head_dim, getattr(torch, args.dtype))
+    call_every_op(args.head_dim, getattr(torch, args.dtype), has_fp8=args.capability >= 89)
     for kernel in compiled.values():
         print(json.dumps(needs(kernel)))
 
