@@ -64,7 +64,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         with self._lock:
             self._start_clock()
             try:
-                return self.from_string(source)
+                template = self.from_string(source)
+                template.globals = dict(template.globals)  # copied for every render: four times as slow of a ChainMap
+                return template
             except RecursionError:
                 raise TemplateFailed("the template is nested too deeply") from None
 
