@@ -192,7 +192,7 @@ def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) ->
     """
     created = datetime.fromisoformat(record.created).astimezone()
     if root is not None:
-        spec = spec.model_copy(update={"output": spec.output.model_copy(update={"path": str(root)})})
+        spec = spec.with_keys(output={"path": str(root)})
     return prepare(spec, now=lambda: created)
 
 
