@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bulkrun.errors import ExecutorError, Interrupted, RunError
-from bulkrun.executors.slurm import SlurmRefused, queued_jobs, submit_array
+from bulkrun.executors.slurm import queued_jobs, submit_array
+from bulkrun.executors.slurm_program import SlurmRefused
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
