@@ -23,6 +23,8 @@ from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_f
 from bulkrun.job.update.staging import Update, update_under_way
 from bulkrun.job.views.finished import lost_rows
 from bulkrun.job.work.finish import RunTotals, read_totals
+from bulkrun.job.work.progress import ProgressSnapshot
+from bulkrun.job.work.team import snapshot_of, sum_snapshots
 
 State = Literal[
     "queued", "planning", "running", "interrupted", "completed", "completed_with_errors", "failed", "stalled"
@@ -175,13 +177,11 @@ def _silent_but_there(worker: WorkerStatus) -> bool:
 
 
 def _speed(workers: list[WorkerStatus]) -> dict[str, Any]:
-    """All live workers together; the time left from the tokens left, which every worker estimates for the whole run."""
+    """All live workers together, by the sums that `watch` shows."""
     reports = [worker.progress for worker in workers if worker.alive and worker.progress]
-    rows = sum(report.get("rows_per_s", 0.0) for report in reports)
-    names = ("prompt_tokens_per_s", "completion_tokens_per_s")
-    tokens = sum(report.get(name, 0.0) for report in reports for name in names)
-    remaining = min((report.get("remaining_tokens", 0) for report in reports), default=0)
-    return {"rows_per_s": rows, "tokens_per_s": tokens, "eta_s": remaining / tokens if tokens > 0 else None}
+    team = sum_snapshots([snapshot_of(report) for report in reports], elapsed_s=0.0) if reports else ProgressSnapshot()
+    tokens = team.prompt_tokens_per_s + team.completion_tokens_per_s
+    return {"rows_per_s": team.rows_per_s, "tokens_per_s": tokens, "eta_s": team.eta_s}
 
 
 def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
