@@ -72,6 +72,11 @@ class RunRecord:
         """Outputs generated per row, of which `samples` are kept."""
         return int(self.job["sampling"].get("best_of") or self.samples)
 
+    def bucket(self) -> ObjectPrefix | None:
+        """Where the results go beside the run's directory; None for most runs."""
+        url = str(self.job["output"]["path"])
+        return ObjectPrefix(url) if is_remote(url) else None
+
     def id_column(self, columns: Sequence[str]) -> str | None:
         """The one of the results' columns that names rows: the job's own, or that of an OpenAI batch."""
         wanted = self.job["input"]["id"] or "custom_id"
@@ -141,22 +146,19 @@ def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyw
     Raises ResumeError (with a readable difference) when the job or its input changed, UsageError when the directory
     holds something else, RunError when `fresh` meets a live worker. The same holds for the bucket that results go to.
     """
-    bucket = _bucket(wanted)
+    bucket = wanted.bucket()
     if fresh:
-        refuse_fresh(bucket) if bucket else None
+        if bucket:
+            refuse_fresh(bucket)
         move_aside(run)
     if not run.run_json.exists():
         _refuse_foreign_files(run)
-        refuse_used_prefix(bucket) if bucket else None
+        if bucket:
+            refuse_used_prefix(bucket)
     record = _create_or_continue(run, wanted, resume_anyway)
     if bucket and not run.success.exists():
         own_prefix(bucket, record.run_id, run.root)
     return record
-
-
-def _bucket(record: RunRecord) -> ObjectPrefix | None:
-    url = str(record.job["output"]["path"])
-    return ObjectPrefix(url) if is_remote(url) else None
 
 
 def _create_or_continue(run: RunDir, wanted: RunRecord, resume_anyway: bool) -> RunRecord:
@@ -246,7 +248,7 @@ def forget_start(run: RunDir, record: RunRecord, *, with_root: bool) -> None:
     its owner. The record goes first: without it the rest is nothing.
     """
     begun = run.planned_shards() or run.committed_shards() or any(run.journal.glob("shard-*"))
-    if begun or _bucket(record) or read_record(run).run_id != record.run_id:
+    if begun or record.bucket() or read_record(run).run_id != record.run_id:
         return
     life = LifeWatch(run)
     if any(life.alive(state.worker) for state in read_workers(run)):
