@@ -67,11 +67,6 @@ class RunRecord:
         """What the row keys of an incremental run have in common; None where rows have no keys."""
         return key_salt(self.identity) if self.job["run"].get("incremental") else None
 
-    @property
-    def generations(self) -> int:
-        """Outputs generated per row, of which `samples` are kept."""
-        return int(self.job["sampling"].get("best_of") or self.samples)
-
     def bucket(self) -> ObjectPrefix | None:
         """Where the results go beside the run's directory; None for most runs."""
         url = str(self.job["output"]["path"])

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from bulkrun.data.parts import PartInfo, read_part_info
 from bulkrun.errors import RunError
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
@@ -141,7 +142,8 @@ def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int
         done += len(records)
         failed += sum(record.error_code is not None for record in records)
     # Of best_of outputs a row keeps n; which ones is known when all are there.
-    return done * record.samples // record.generations, failed * record.samples // record.generations
+    sampling = JobSpec.model_validate(record.job).sampling
+    return done * sampling.n // sampling.generations, failed * sampling.n // sampling.generations
 
 
 def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:
