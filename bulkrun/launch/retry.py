@@ -33,6 +33,7 @@ from bulkrun.job.update.staging import (
     staged_record,
 )
 from bulkrun.job.update.update_claim import hold
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
@@ -76,7 +77,7 @@ def retry(
 def _finished(run: RunDir, codes: Sequence[str]) -> RunTotals:
     """The totals of a run whose rows can be retried. Raises RunError and UsageError where there are none."""
     read_record(run)  # says so where the directory is no run
-    totals = read_totals(run)
+    totals = finished_totals(run)
     if totals is None:
         raise UsageError(f"{run.root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
     _refuse_unknown(codes, totals)
