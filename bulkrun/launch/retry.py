@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -176,10 +177,14 @@ def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
 def _by_id(
     prepared: PreparedJob, record: RunRecord, dataset: Dataset, totals: RunTotals, codes: tuple[str, ...]
 ) -> _Picks:
-    """In an incremental run a row's number is not its place in today's input: its id finds it there."""
+    """In an incremental run a row's number is not its place in today's input: its id finds it there.
+
+    All of the input is looked at: `run.limit` is how much the last night read, not how many rows have failed.
+    """
     assert record.key_salt is not None, "the run is incremental"
     wanted = Wanted(failed_only=True, codes=codes)
-    source = night_input(prepared, dataset)
+    whole = prepared.spec.model_copy(update={"run": prepared.spec.run.model_copy(update={"limit": None})})
+    source = night_input(replace(prepared, spec=whole), dataset)
     changes = compare(source, prepared.run, totals, record.key_salt, wanted, prepared.run.staged.tmp)
     return _Picks(changes.rows, changes.read_picks)
 

@@ -291,6 +291,19 @@ def test_an_incremental_run_finds_its_failed_rows_by_id_and_the_night_after_leav
     whole(nights)
 
 
+def test_a_retry_runs_all_failed_rows_after_a_night_that_read_a_few(nights: Nights) -> None:
+    nights.settings |= {"run__incremental": True}
+    nights.write(rows_of(10))
+    nights.refuse = lambda request: True
+    nights.submit()
+    nights.refuse = lambda request: False
+    assert nights.submit(run__limit=2).totals.errors == {"nan_logits": 8}
+    done = nights.retry()
+    assert (nights.ran, done.totals.errors, done.exit_code) == (8, {}, 0)
+    assert nights.results()["r9"]["response"] == nights.expected("r9", "text 9")
+    whole(nights)
+
+
 @pytest.mark.parametrize("on_vanished", ["keep", "drop"])
 def test_large_parts_are_put_together_by_reference(
     nights: Nights, monkeypatch: pytest.MonkeyPatch, on_vanished: str
