@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from bulkrun.data.durable import disk_errors, remove_tree
+from bulkrun.data.durable import disk_errors
 from bulkrun.data.parts import read_part_info, read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
@@ -29,6 +29,7 @@ from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import (
     Update,
     close_staging,
+    discard,
     open_staging,
     pending_update,
     read_update,
@@ -131,7 +132,7 @@ def _stage(
         for line in undeclared_lines(source.dataset.undeclared_columns):
             view.phase(line)
         if not (changes.rows or changes.dropped or renewed):
-            remove_tree(staged.root)
+            discard(run)
             return changes
         update = new_update(run, totals, request, changes.rows, changes.new, changes.counts)
         close_staging(

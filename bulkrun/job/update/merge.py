@@ -31,6 +31,7 @@ from bulkrun.job.store.run_record import RunRecord, read_record, record_document
 from bulkrun.job.update.fitting import fit_table
 from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update, remove_staged
+from bulkrun.job.update.update_claim import lost_hold, refuse_lost_hold
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
 I64 = npt.NDArray[np.int64]
@@ -38,7 +39,11 @@ _COPIED_BYTES = 2**30
 
 
 def merge(run: RunDir) -> RunTotals:
-    """Put what is staged into the results; the new totals. Raises RunError on a bad disk or a damaged part."""
+    """Put what is staged into the results; the new totals. For the process that holds the run (`hold`).
+
+    Raises RunError on a bad disk or a damaged part, and where another process took over.
+    """
+    refuse_lost_hold(run)
     update = read_update(run)
     assert update is not None, "there is something staged"
     totals = read_totals(run)
@@ -49,6 +54,14 @@ def merge(run: RunDir) -> RunTotals:
     totals = _finish(run, update, totals, fresh)
     remove_staged(run)
     return totals
+
+
+def _refuse_late(run: RunDir, update: Update) -> None:
+    """Raise RunError where another process has the run by now, or has merged this update or a later one."""
+    refuse_lost_hold(run)
+    totals = read_totals(run)
+    if totals is None or totals.generation >= update.generation:
+        raise lost_hold(run)
 
 
 def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotals:
@@ -62,6 +75,7 @@ def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotal
     record, whole = read_record(run), not update.rows or read_totals(run.staged) is not None
     if update.record is not None and whole:
         record = replace(RunRecord(**update.record), run_id=record.run_id, created=record.created)
+        _refuse_late(run, update)
         if run.staged.sql_snapshot.exists():
             swap_in(run.staged.sql_snapshot, run.sql_snapshot)
         replace_json(run.run_json, record_document(record))
@@ -73,6 +87,7 @@ def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotal
         duplicate_ids=old.duplicate_ids,
         updates=[*old.updates, {**history, **update.request}],
     )
+    _refuse_late(run, update)
     replace_json(run.success, totals_document(totals))
     log_event(run, "-", "updated", kind=str(update.request["kind"]), **history)
     return totals
@@ -176,13 +191,17 @@ class _Merge:
         fresh = staged.filter(pc.greater_equal(staged["row"], self.update.first_row))
         if fresh.num_rows and number not in self.run.committed_shards():
             info = replace(read_part_info(self.run.staged.part(shard)), shard=number, run_id=self.record.run_id)
-            publish_new(self._write(fresh, replace(info, plan_hash=self.record.plan_hash)), self.run.part(number))
+            tmp = self._write(fresh, replace(info, plan_hash=self.record.plan_hash))
+            _refuse_late(self.run, self.update)
+            publish_new(tmp, self.run.part(number))
         return int(fresh.num_rows) // self.record.samples
 
     def _swap(self, number: int, fresh: pa.Table, keep_success: npt.NDArray[np.bool_]) -> None:
         path = self.run.part(number)
         old = pa.concat_tables(read_part_columns(path))
-        swap_in(self._write(_replaced(old, fresh, keep_success, self.update.dropped), read_part_info(path)), path)
+        tmp = self._write(_replaced(old, fresh, keep_success, self.update.dropped), read_part_info(path))
+        _refuse_late(self.run, self.update)
+        swap_in(tmp, path)
 
     def _write(self, table: pa.Table, like: PartInfo) -> Path:
         """The rows as a part of the new generation, under a temporary name beside the staged run."""
