@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from bulkrun.data.durable import disk_errors, remove_tree
+from bulkrun.data.durable import disk_errors
 from bulkrun.data.parts import read_part_info, read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
@@ -29,6 +29,7 @@ from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import (
     Update,
     close_staging,
+    discard,
     open_staging,
     pending_update,
     read_update,
@@ -36,6 +37,7 @@ from bulkrun.job.update.staging import (
     staged_record,
 )
 from bulkrun.job.update.update_claim import hold
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.prepare import PreparedJob, prepare_as_of
@@ -55,7 +57,8 @@ def submit_again(
 ) -> Submitted | None:
     """The night's work on a run that has results; None when there is no run yet, or its first one goes on as usual.
 
-    Raises ResumeError (with the difference) when settings changed and `full_refresh` does not ask for all rows.
+    Raises ResumeError (with the difference) when settings changed and `full_refresh` does not ask for all rows,
+    RunError when results are lost: a night would write new totals over the loss.
     """
     run = prepared.run
     if not run.run_json.exists():
@@ -79,7 +82,7 @@ def submit_again(
 def _night(
     record: RunRecord, prepared: PreparedJob, wanted: RunRecord, view: View, drain: DrainOnSignal, full_refresh: bool
 ) -> Submitted:
-    run, totals = prepared.run, read_totals(prepared.run)
+    run, totals = prepared.run, finished_totals(prepared.run)
     assert totals is not None, "the first run is finished"
     on_vanished = prepared.spec.run.on_vanished
     request = {
@@ -129,7 +132,7 @@ def _stage(
         for line in undeclared_lines(source.dataset.undeclared_columns):
             view.phase(line)
         if not (changes.rows or changes.dropped or renewed):
-            remove_tree(staged.root)
+            discard(run)
             return changes
         update = new_update(run, totals, request, changes.rows, changes.new, changes.counts)
         close_staging(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from bulkrun.job.update.staging import (
     staged_record,
 )
 from bulkrun.job.update.update_claim import hold
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
@@ -76,7 +78,7 @@ def retry(
 def _finished(run: RunDir, codes: Sequence[str]) -> RunTotals:
     """The totals of a run whose rows can be retried. Raises RunError and UsageError where there are none."""
     read_record(run)  # says so where the directory is no run
-    totals = read_totals(run)
+    totals = finished_totals(run)
     if totals is None:
         raise UsageError(f"{run.root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
     _refuse_unknown(codes, totals)
@@ -175,10 +177,14 @@ def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
 def _by_id(
     prepared: PreparedJob, record: RunRecord, dataset: Dataset, totals: RunTotals, codes: tuple[str, ...]
 ) -> _Picks:
-    """In an incremental run a row's number is not its place in today's input: its id finds it there."""
+    """In an incremental run a row's number is not its place in today's input: its id finds it there.
+
+    All of the input is looked at: `run.limit` is how much the last night read, not how many rows have failed.
+    """
     assert record.key_salt is not None, "the run is incremental"
     wanted = Wanted(failed_only=True, codes=codes)
-    source = night_input(prepared, dataset)
+    whole = prepared.spec.model_copy(update={"run": prepared.spec.run.model_copy(update={"limit": None})})
+    source = night_input(replace(prepared, spec=whole), dataset)
     changes = compare(source, prepared.run, totals, record.key_salt, wanted, prepared.run.staged.tmp)
     return _Picks(changes.rows, changes.read_picks)
 

@@ -229,6 +229,23 @@ def test_a_retry_after_success_was_lost_and_found_again_by_the_plan_keeps_its_an
     whole(nights)
 
 
+def test_a_retry_over_a_lost_part_is_refused_before_anything_runs(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    fail_requests(nights, "3:0", "11:0")
+    nights.submit()
+    fail_requests(nights)
+    success = (nights.out / "_SUCCESS").read_bytes()
+    min(nights.out.glob("part-*.parquet")).unlink()
+    with pytest.raises(RunError, match=r"_SUCCESS says 20 rows, .* delete .*_SUCCESS and submit the job again"):
+        nights.retry()
+    assert nights.ran == 0 and (nights.out / "_SUCCESS").read_bytes() == success
+    (nights.out / "_SUCCESS").unlink()
+    nights.submit()
+    assert set(nights.results()) == {row["id"] for row in rows_of(20)}
+    nights.retry()
+    whole(nights)
+
+
 def test_two_writers_on_one_run_the_second_is_told_who_holds_it(nights: Nights) -> None:
     nights.write([*rows_of(1), {"id": "empty", "text": None}])
     nights.submit()
@@ -271,6 +288,19 @@ def test_an_incremental_run_finds_its_failed_rows_by_id_and_the_night_after_leav
     assert nights.retry("sampling.max_tokens=4").exit_code == 0
     assert nights.results()["r3"]["response"] == nights.expected("r3", "text 3", sampling__max_tokens=4)
     assert not nights.submit().worked
+    whole(nights)
+
+
+def test_a_retry_runs_all_failed_rows_after_a_night_that_read_a_few(nights: Nights) -> None:
+    nights.settings |= {"run__incremental": True}
+    nights.write(rows_of(10))
+    nights.refuse = lambda request: True
+    nights.submit()
+    nights.refuse = lambda request: False
+    assert nights.submit(run__limit=2).totals.errors == {"nan_logits": 8}
+    done = nights.retry()
+    assert (nights.ran, done.totals.errors, done.exit_code) == (8, {}, 0)
+    assert nights.results()["r9"]["response"] == nights.expected("r9", "text 9")
     whole(nights)
 
 

@@ -29,6 +29,7 @@ from bulkrun.data.durable import (
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run
+from bulkrun.job.update.update_claim import refuse_lost_hold
 from bulkrun.job.work.finish import read_totals
 
 
@@ -71,23 +72,25 @@ def staged_record(
 
 def open_staging(run: RunDir, record: RunRecord) -> RunDir:
     """An empty staged run; one that never became whole is removed, and what a kill left of one that is merged."""
+    refuse_lost_hold(run)
     remove_tree(run.staged.root)
     open_run(run.staged, record)
     return run.staged
 
 
 @contextmanager
-def removed_on_failure(run: RunDir) -> Iterator[None]:
-    """Stage in the body. Where that fails nothing of it stays: most failures are a full disk.
+def removed_on_failure(run: RunDir, remove: Callable[[RunDir], None] | None = None) -> Iterator[None]:
+    """Stage in the body. Where that fails nothing of it stays (`remove`): most failures are a full disk.
 
-    Where that fails too it is not said: the first failure is the one to mend, and the next staging removes the rest.
+    Where that fails too it is not said: the first failure is the one to fix, and the next attempt removes the rest.
     """
     try:
         yield
     except BaseException as error:
         clear_frames(error.__traceback__)  # readers in there hold files open, which NFS does not remove
-        with suppress(RunError):
-            remove_tree(run.staged.root)
+        with suppress(RunError, OSError):
+            refuse_lost_hold(run)  # what is there by now may be another process's
+            (remove or remove_staged)(run)
         raise
 
 
@@ -106,8 +109,10 @@ def close_staging(
     except InputError:
         check_input()  # says more, where the input is not what it was
         raise
+    refuse_lost_hold(run)
     swap_in(tmp, staged.subset)
     check_input()
+    refuse_lost_hold(run)
     replace_json(staged.update, asdict(update))
 
 
@@ -158,5 +163,6 @@ def discard(run: RunDir) -> None:
 
 def remove_staged(run: RunDir) -> None:
     """Remove the staged run; first what it is for, so that after a kill nobody takes the rest of it for a whole one."""
+    refuse_lost_hold(run)
     run.staged.update.unlink(missing_ok=True)
     remove_tree(run.staged.root)
