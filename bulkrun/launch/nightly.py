@@ -22,6 +22,7 @@ from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.update.cause import Cause, Night
 from bulkrun.job.update.compatibility import check_columns_fit, check_settings, settings_changed
 from bulkrun.job.update.diff import Changes, Wanted, find_changes
 from bulkrun.job.update.fitting import fit_dataset
@@ -84,22 +85,16 @@ def _night(
 ) -> Submitted:
     run, totals = prepared.run, finished_totals(prepared.run)
     assert totals is not None, "the first run is finished"
-    on_vanished = prepared.spec.run.on_vanished
-    request = {
-        "kind": "incremental",
-        "job": wanted.plan_hash,
-        "full_refresh": full_refresh,
-        "on_vanished": on_vanished,
-    }
+    night = Night(wanted.plan_hash, full_refresh, prepared.spec.run.on_vanished)
     update = pending_update(run, totals.generation)
-    if update is not None and update.request != request:
+    if update is not None and update.cause != night:
         view.phase("merging what an earlier night or retry finished")
         totals, update = settle_update(run), None
         check_settings(run, read_record(run), wanted, full_refresh=full_refresh)  # of what was merged
     if update is None:
         view.phase("comparing the input with the results")
         with removed_on_failure(run):
-            changes = _stage(record, prepared, wanted, totals, request, view)
+            changes = _stage(record, prepared, wanted, totals, night, view)
         if (update := read_update(run)) is None:
             return Submitted(run, totals, worked=False, changes=changes.counts)
     open_run(run.staged, _staged(run, record, wanted, update.counts["failed"]), resume_anyway=True)
@@ -111,7 +106,7 @@ def _stage(
     prepared: PreparedJob,
     wanted: RunRecord,
     totals: RunTotals,
-    request: dict[str, object],
+    night: Night,
     view: View,
 ) -> Changes:
     """Compare, and stage what is to run; where nothing is, nothing is left behind.
@@ -125,8 +120,8 @@ def _stage(
         assert salt is not None, "the job is incremental"
         # After a change of settings keys tell which rows a refresh has run that did not fit into one night.
         renewed = settings_changed(record, wanted)
-        everything = bool(request["full_refresh"]) and not renewed
-        asked = Wanted(everything=everything, drop_vanished=request["on_vanished"] == "drop")
+        everything = night.full_refresh and not renewed
+        asked = Wanted(everything=everything, drop_vanished=night.on_vanished == "drop")
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, salt, asked, staged.tmp)
         for line in undeclared_lines(source.dataset.undeclared_columns):
@@ -134,7 +129,7 @@ def _stage(
         if not (changes.rows or changes.dropped or renewed):
             discard(run)
             return changes
-        update = new_update(run, totals, request, changes.rows, changes.new, changes.counts)
+        update = new_update(run, totals, night, changes.rows, changes.new, changes.counts)
         close_staging(
             run,
             replace(update, dropped=changes.dropped, record=asdict(wanted)),
@@ -196,9 +191,7 @@ def first_row(totals: RunTotals) -> int:
     return totals.rows if totals.next_row is None else totals.next_row
 
 
-def new_update(
-    run: RunDir, totals: RunTotals, request: dict[str, object], rows: int, new: int, counts: dict[str, int]
-) -> Update:
+def new_update(run: RunDir, totals: RunTotals, cause: Cause, rows: int, new: int, counts: dict[str, int]) -> Update:
     """The next generation of a run: `rows` to run, `new` of which are new.
 
     Raises RunError before any work where the totals are not those of the parts, as of a `_SUCCESS` from a backup.
@@ -211,7 +204,7 @@ def new_update(
             )
     begin = first_row(totals)
     first_part = max(run.committed_shards(), default=-1) + 1
-    return Update(request, totals.generation + 1, rows, begin, begin + new, first_part, counts)
+    return Update(cause, totals.generation + 1, rows, begin, begin + new, first_part, counts)
 
 
 def write_input(dataset: Dataset, changes: Changes, path: Path, *, limit: int | None = None) -> None:

@@ -19,6 +19,7 @@ from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
+from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.diff import Wanted
 from bulkrun.job.update.failed import failed_rows, picks_of, refuse_blank_lines
 from bulkrun.job.update.merge import merge
@@ -64,11 +65,11 @@ def retry(
     with drain_on_signal() as drain:
         run = RunDir(root)
         drain.cancelled = CancelWatch(run)
-        request: dict[str, object] = {"kind": "retry", "set": list(overrides), "codes": sorted(codes)}
+        asked = Retry(tuple(overrides), tuple(sorted(codes)))
         _finished(run, codes)  # before what may take half a minute
         with hold(run):
             totals = _finished(run, codes)
-            if not _stage_or_resume(run, totals, request, view, begin_anew):
+            if not _stage_or_resume(run, totals, asked, view, begin_anew):
                 deliver(run, read_record(run), drain.should_stop)  # which a kill may have come before
                 merged = read_totals(run) or totals  # of another change, which may just have ended
                 return Submitted(run, merged, worked=False, changes={"failed": 0})
@@ -95,16 +96,16 @@ def _refuse_unknown(codes: Sequence[str], totals: RunTotals) -> None:
             raise UsageError(f"--code {code}: no such error code{hint} (in this run: {here})")
 
 
-def _stage_or_resume(run: RunDir, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool) -> bool:
+def _stage_or_resume(run: RunDir, totals: RunTotals, asked: Retry, view: View, begin_anew: bool) -> bool:
     """Stage the failed rows unless that was done before; another change under way is ended. Whether there are rows."""
     update = pending_update(run, totals.generation)
-    if update is not None and update.request != request:
+    if update is not None and update.cause != asked:
         totals, update = _end_other(run, totals, update, begin_anew), None
     if update is not None:
         return True
     view.phase("finding the rows that failed")
     with removed_on_failure(run):
-        return _stage(run, read_record(run), totals, request)
+        return _stage(run, read_record(run), totals, asked)
 
 
 def _end_other(run: RunDir, totals: RunTotals, update: Update, begin_anew: bool) -> RunTotals:
@@ -115,33 +116,26 @@ def _end_other(run: RunDir, totals: RunTotals, update: Update, begin_anew: bool)
         discard(run)
         return totals
     raise UsageError(
-        f"{run.root}: {_described(update)} is under way; the same command again finishes it, "
-        "--discard throws its rows away and begins this one"
+        f"{run.root}: another update is under way: `{update.command(run)}` finishes it, "
+        "--discard throws its rows away and begins this retry"
     )
 
 
-def _described(update: Update) -> str:
-    if update.request["kind"] != "retry":
-        return "an incremental update (bulkrun submit)"
-    options = [f"--set {value}" for value in update.request["set"]]
-    options += [f"--code {code}" for code in update.request["codes"]]
-    return f"a retry ({' '.join(['--failed', *options])})"
-
-
-def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str, object]) -> bool:
+def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> bool:
     """Stage the failed rows; whether there are any."""
-    overrides, codes = _texts(request["set"]), _texts(request["codes"])
     as_it_was = prepare_as_of(record, JobSpec.model_validate(record.job), run.root)
     _refuse_other_facts(run, record, as_it_was)
-    again = prepare_as_of(record, retry_job(record.job, overrides), run.root)
-    own_rate = any(key.startswith("run.max_error_rate") for key in overrides)
+    again = prepare_as_of(record, retry_job(record.job, asked.overrides), run.root)
+    own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
     wanted = again.record(None)
     staged = open_staging(run, staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0))
     incremental = as_it_was.spec.run.incremental
     with as_it_was.open_dataset(staged.sql_snapshot if incremental else run.sql_snapshot) as dataset:
-        picks = _by_id(as_it_was, record, dataset, totals, codes) if incremental else _by_position(run, codes)
+        picks = (
+            _by_id(as_it_was, record, dataset, totals, asked.codes) if incremental else _by_position(run, asked.codes)
+        )
         if picks.rows:
-            update = new_update(run, totals, request, picks.rows, 0, {"failed": picks.rows})
+            update = new_update(run, totals, asked, picks.rows, 0, {"failed": picks.rows})
             close_staging(
                 run,
                 update,
@@ -198,8 +192,3 @@ def _refuse_other_facts(run: RunDir, record: RunRecord, prepared: PreparedJob) -
     if changed:
         lines = [f"{run.root}: the run was made of something else, so a retry would not answer the same rows:"]
         raise ResumeError("\n".join([*lines, *difference_lines(changed), "Bring it back, or run the job anew."]))
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    assert isinstance(value, list)
-    return tuple(map(str, value))

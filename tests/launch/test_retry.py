@@ -71,7 +71,7 @@ def test_an_override_mends_what_the_plan_refused_and_is_recorded(nights: Nights)
     assert (done.exit_code, nights.ran) == (0, 1)
     assert 0 < len(nights.results()["long"]["response"]) <= 3
     recorded = json.loads((nights.out / "_SUCCESS").read_text())["updates"]
-    assert recorded[-1]["set"] == ["run.on_too_long=truncate_right", "sampling.max_tokens=3"]
+    assert recorded[-1]["overrides"] == ["run.on_too_long=truncate_right", "sampling.max_tokens=3"]
     assert [event["kind"] for event in read_events(RunDir(nights.out)) if event["event"] == "updated"] == ["retry"] * 2
     whole(nights)
 

@@ -28,6 +28,7 @@ from bulkrun.job.plan.spool import Spool
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document
+from bulkrun.job.update.cause import cause_document
 from bulkrun.job.update.fitting import fit_table
 from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update, remove_staged
@@ -85,11 +86,11 @@ def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotal
         generation=update.generation,
         next_row=update.next_row,
         duplicate_ids=old.duplicate_ids,
-        updates=[*old.updates, {**history, **update.request}],
+        updates=[*old.updates, {**history, **cause_document(update.cause)}],
     )
     _refuse_late(run, update)
     replace_json(run.success, totals_document(totals))
-    log_event(run, "-", "updated", kind=str(update.request["kind"]), **history)
+    log_event(run, "-", "updated", kind=update.cause.kind, **history)
     return totals
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,8 @@ from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
-from bulkrun.job.update.staging import Update, update_under_way
+from bulkrun.job.update.cause import submit_command
+from bulkrun.job.update.staging import update_under_way
 from bulkrun.job.views.finished import lost_rows
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.progress import ProgressSnapshot
@@ -124,7 +124,8 @@ def _read_update(run: RunDir, record: RunRecord) -> RunStatus | None:
         if run.staged.run_json.exists():
             raise
         return None  # it was merged just now
-    return replace(staged, next_command=_update_command(run, record, update, staged.state))
+    at_work = staged.state in _AT_WORK
+    return replace(staged, next_command=next_command(run, record, staged.state) if at_work else update.command(run))
 
 
 def _rows_total(record: RunRecord, totals: RunTotals | None, plan: PlanView) -> int | None:
@@ -202,23 +203,4 @@ def next_command(run: RunDir, record: RunRecord, state: State) -> str:
         return f"bulkrun errors {root}"
     if read_totals(run) is not None:
         return f"bulkrun verify {root}"
-    return _submit_command(record)
-
-
-def _submit_command(record: RunRecord) -> str:
-    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}{_options('--set', record.overrides)}"
-
-
-def _update_command(run: RunDir, record: RunRecord, update: Update, state: State) -> str:
-    """The command that began the update continues it."""
-    if state in _AT_WORK:
-        return next_command(run, record, state)
-    if update.request["kind"] == "retry":
-        options = _options("--set", update.request["set"]) + _options("--code", update.request["codes"])
-        return f"bulkrun retry {shlex.quote(str(run.root))} --failed{options}"
-    refresh = " --full-refresh" if update.request["full_refresh"] else ""
-    return _submit_command(RunRecord(**update.record) if update.record else record) + refresh
-
-
-def _options(name: str, values: Sequence[str]) -> str:
-    return "".join(f" {name} {shlex.quote(value)}" for value in values)
+    return submit_command(record)

@@ -25,6 +25,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update import compact as compact_module
 from bulkrun.job.update import rewrite
+from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.compact import compact
 from bulkrun.job.update.staging import Update, close_staging, discard, open_staging, staged_record
 from bulkrun.job.update.update_claim import hold
@@ -184,7 +185,7 @@ def test_a_run_with_an_update_under_way_or_a_live_worker_is_refused(
     run = finished(tmp_path)
     record, totals = read_record(run), read_totals(run)
     assert totals is not None
-    update = Update({"kind": "retry"}, totals.generation + 1, 1, COUNT, COUNT, len(run.parts()))
+    update = Update(Retry(), totals.generation + 1, 1, COUNT, COUNT, len(run.parts()))
     with hold(run):
         open_staging(run, staged_record(run, record, record.job))
         close_staging(run, update, lambda path: path.touch(), lambda: None)
