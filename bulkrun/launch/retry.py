@@ -21,7 +21,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
 from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.diff import Wanted
-from bulkrun.job.update.failed import failed_rows, picks_of, refuse_blank_lines
+from bulkrun.job.update.failed import failed_rows, picks_of
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.retry_job import retry_job
 from bulkrun.job.update.staging import (
@@ -162,8 +162,6 @@ def _write_input(prepared: PreparedJob, dataset: Dataset, picks: _Picks, path: P
 
 
 def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
-    if not run.sql_snapshot.exists():  # which has fixed the numbers
-        refuse_blank_lines(run)
     rows = failed_rows(run, codes)
     return _Picks(len(rows), partial(picks_of, rows))
 

@@ -8,11 +8,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.parts import read_part_info, write_part
 from bulkrun.errors import JobFileError, ResumeError, RunError, UsageError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
@@ -388,16 +385,3 @@ def kill(*_: object) -> None:
 
 def interrupt(request: Request) -> bool:
     raise KeyboardInterrupt
-
-
-def test_results_with_rows_of_blank_lines_are_not_mixed_with_other_numbers(nights: Nights) -> None:
-    nights.write([*rows_of(2), '{"id": "torn'])
-    nights.submit()
-    [path] = nights.out.glob("*.parquet")
-    table, info = pq.read_table(path), read_part_info(path)
-    path.unlink()
-    column = table.schema.get_field_index("error_message")
-    message = pa.array([None, None, "rows.jsonl:3: blank line"])
-    write_part(path, table.set_column(column, table.schema.field(column), message), info)
-    with pytest.raises(RunError, match=r"rows of blank lines.*--fresh"):
-        nights.retry()

@@ -31,7 +31,7 @@ from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, read_workers
 
-FORMAT = 1
+FORMAT = 2
 _SHOWN_CHARS = 63  # of each value in a difference
 _CONTEXT_CHARS = 20  # before the place where two long values part
 
@@ -94,7 +94,7 @@ def new_record(
 
 
 def read_record(run: RunDir) -> RunRecord:
-    """The record of an existing run. Raises RunError when the directory is no run, or of a newer bulkrun."""
+    """The record of an existing run. Raises RunError when the directory is no run, or of another bulkrun."""
     document = read_json(run.run_json)
     if document is None:
         raise RunError(f"{run.root}: not a run: it has no .bulkrun/run.json; RUN is the output.path of a job")
@@ -102,7 +102,8 @@ def read_record(run: RunDir) -> RunRecord:
     document.pop("fingerprints", None)
     if found != FORMAT:
         raise RunError(
-            f"{run.run_json}: has format {found}, this bulkrun knows {FORMAT}; use the version it was made with"
+            f"{run.run_json}: has format {found}, this bulkrun knows {FORMAT}; use the version it was made with, or "
+            "start anew with --fresh, which moves it aside"
         )
     return from_document(RunRecord, document, run.run_json, "a run record")
 

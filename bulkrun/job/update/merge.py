@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.casts import can_cast
 from bulkrun.data.durable import publish_new, replace_json, swap_in
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.subset import Targets, read_targets
@@ -118,7 +117,6 @@ class _Merge:
         targets = read_targets(self.run.staged.subset)
         keepers = _Keepers.of(targets)
         schema = self._schema()
-        self._refuse_other_types(schema)
         parts = self._parts_to_change(targets.rows.to_numpy())
         with Spool(self.run.staged.tmp, schema) as spool:
             place_of_row = []
@@ -138,18 +136,6 @@ class _Merge:
         """The columns of the results; where there are none yet, those of the staged run."""
         paths = sorted(self.run.parts().values()) or [self.run.staged.part(shard) for shard in self.shards[:1]]
         return read_part_schema(paths[0]) if paths else pa.schema([])
-
-    def _refuse_other_types(self, schema: pa.Schema) -> None:
-        """Raise RunError before a part is changed: an older version let columns in that no cast makes fit."""
-        staged = read_part_schema(self.run.staged.part(self.shards[0])) if self.shards else schema
-        for there in schema:
-            computed = staged.field(there.name).type if there.name in staged.names else there.type
-            if not can_cast(computed, there.type):
-                raise RunError(
-                    f"{self.run.staged.root}: column {there.name!r} is {computed} in the rows to merge, which the "
-                    f"{there.type} of the results cannot hold; no result was changed yet: remove this directory, cast "
-                    "the column in input.sql, and submit the job again"
-                )
 
     def _parts_to_change(self, rows: I64) -> _Parts:
         """Which parts hold rows that are replaced or dropped, those left out that were swapped in already.
