@@ -24,7 +24,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
 from bulkrun.job.update.cause import Cause, Night
 from bulkrun.job.update.compatibility import check_columns_fit, check_settings, settings_changed
-from bulkrun.job.update.diff import Changes, Wanted, find_changes
+from bulkrun.job.update.diff import Changes, Reasons, find_changes
 from bulkrun.job.update.fitting import fit_dataset
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import (
@@ -121,9 +121,9 @@ def _stage(
         # After a change of settings keys tell which rows a refresh has run that did not fit into one night.
         renewed = settings_changed(record, wanted)
         everything = night.full_refresh and not renewed
-        asked = Wanted(everything=everything, drop_vanished=night.on_vanished == "drop")
+        reasons = Reasons(everything=everything, drop_vanished=night.on_vanished == "drop")
         source = night_input(prepared, dataset)
-        changes = compare(source, run, totals, salt, asked, staged.tmp)
+        changes = compare(source, run, totals, salt, reasons, staged.tmp)
         for line in undeclared_lines(source.dataset.undeclared_columns):
             view.phase(line)
         if not (changes.rows or changes.dropped or renewed):
@@ -170,14 +170,14 @@ def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
     return fit_dataset(dataset, named, read_part_schema(parts[min(parts)]))
 
 
-def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted: Wanted, folder: Path) -> Changes:
+def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, reasons: Reasons, folder: Path) -> Changes:
     """How the input differs from the results of the run; `folder` is for temporary files.
 
     Raises InputError where an input of no rows would drop all results: that is what a failed export looks like.
     """
     with disk_errors("comparing the input with the results", folder):
-        changes = find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
-    if wanted.drop_vanished and changes.vanished and not changes.rows_today:
+        changes = find_changes(source, list(run.parts().values()), salt, first_row(totals), reasons, folder)
+    if reasons.drop_vanished and changes.vanished and not changes.rows_today:
         where = "input.path: holds" if source.spec.input.sql is None else "input.sql: gives"
         raise InputError(
             f"{where} no rows at all, and run.on_vanished: drop would drop every result; mend the input, or keep them "

@@ -20,7 +20,7 @@ from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
 from bulkrun.job.update.cause import Retry
-from bulkrun.job.update.diff import Wanted
+from bulkrun.job.update.diff import Reasons
 from bulkrun.job.update.failed import failed_rows, picks_of
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.retry_job import retry_job
@@ -174,10 +174,10 @@ def _by_id(
     All of the input is looked at: `run.limit` is how much the last night read, not how many rows have failed.
     """
     assert record.key_salt is not None, "the run is incremental"
-    wanted = Wanted(failed_only=True, codes=codes)
+    reasons = Reasons(failed_only=True, codes=codes)
     whole = prepared.spec.model_copy(update={"run": prepared.spec.run.model_copy(update={"limit": None})})
     source = night_input(replace(prepared, spec=whole), dataset)
-    changes = compare(source, prepared.run, totals, record.key_salt, wanted, prepared.run.staged.tmp)
+    changes = compare(source, prepared.run, totals, record.key_salt, reasons, prepared.run.staged.tmp)
     return _Picks(changes.rows, changes.read_picks)
 
 
