@@ -36,6 +36,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bulkrun.data.durable import make_dirs
 from bulkrun.data.partitions import PART_NAME, find_parts
 from bulkrun.errors import JobFileError, RunError
 
@@ -215,6 +216,12 @@ def _numbers(folder: Path, pattern: re.Pattern[str]) -> set[int]:
     if not folder.is_dir():
         return set()
     return {int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
+
+
+def make_state_dirs(run: RunDir) -> None:
+    """The folders of the state. A finished run has empty ones, which many a copy (object stores, git) leaves out."""
+    for folder in (run.plan, run.claims, run.journal, run.workers, run.tmp):
+        make_dirs(folder)
 
 
 def check_place(run: RunDir) -> None:
