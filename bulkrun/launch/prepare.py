@@ -31,7 +31,7 @@ from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.prompts.overrides import sampling_value
 from bulkrun.job.store.places import run_dir_of
-from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir, refuse_place_of_staged
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record
 from bulkrun.launch.structured_output import check_thinking, with_schema
 from bulkrun.launch.variables import refuse_variables
@@ -108,7 +108,11 @@ class PreparedJob:
             raise _changed(next((file.path for file, now, before in pairs if now != before), "the list of files"))
 
     def enter(self, wanted: RunRecord, *, fresh: bool, resume_anyway: bool) -> RunRecord:
-        """Enter the run of `wanted`. Raises what `open_run` raises; a ResumeError names the files that are others."""
+        """Enter the run of `wanted`. Raises what `open_run` raises; a ResumeError names the files that are others.
+
+        Raises JobFileError for an output.path where no job's results can be.
+        """
+        refuse_place_of_staged(self.run)
         try:
             return open_run(self.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
         except ResumeError as error:

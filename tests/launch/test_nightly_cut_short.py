@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update import merge
+from bulkrun.job.update.compact import compact
 from bulkrun.job.update.settle import settle_run
 from bulkrun.job.update.staging import begin_merge
 from bulkrun.job.views.logs import last_events
@@ -257,6 +259,41 @@ def test_totals_of_another_night_are_refused_before_anything_runs(
     (nights.out / "_SUCCESS").unlink()
     nights.submit()
     is_up_to_date(nights, rows)
+
+
+def test_a_copy_without_its_empty_folders_goes_on_like_the_run_itself(nights: Nights) -> None:
+    def drop_empty_folders() -> None:
+        for folder in sorted((nights.out / ".bulkrun").rglob("*"), reverse=True):  # the inner ones first
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    nights.write(rows_of(20))
+    nights.refuse = lambda request: request.request_id == "3:0"
+    nights.submit()
+    run = RunDir(nights.out)
+    drop_empty_folders()
+    assert not run.claims.exists() and not run.tmp.exists()
+    nights.write(edited(21, "a"))
+    assert nights.submit().totals.rows == 21
+    nights.refuse = lambda request: False
+    drop_empty_folders()
+    assert nights.retry().totals.errors == {}
+    drop_empty_folders()
+    compact(run, 5, grace_s=0)
+    whole(nights)
+
+
+def test_a_first_run_whose_copy_lacks_its_empty_folders_is_continued(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    stop_at(nights, 0)
+    with pytest.raises(KeyboardInterrupt):
+        nights.submit()
+    nights.refuse = lambda request: False
+    run = RunDir(nights.out)
+    for folder in (run.claims, run.journal, run.tmp):
+        shutil.rmtree(folder)
+    assert nights.submit().totals.rows == 20
+    whole(nights)
 
 
 def part_with_row(run: RunDir, row: int) -> Path:

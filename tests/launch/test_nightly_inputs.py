@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,23 @@ def test_whole_numbers_over_decimals_are_refused_before_anything_runs(nights: Ni
     assert nights.ran == 0 and not RunDir(nights.out).staged.root.exists()
     use(priced(pa.decimal128(10, 2), 1, 2, 3))
     assert nights.submit().totals.rows == 3
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_decimals_over_floats_are_refused_as_they_would_be_rounded(nights: Nights, nested: bool) -> None:
+    def use(kind: pa.DataType, *prices: Any) -> None:
+        column = pa.array([{"all": [price]} for price in prices], pa.struct({"all": pa.list_(kind)}))
+        rows = {"id": [f"r{number}" for number in range(len(prices))], "text": ["text"] * len(prices)}
+        use_parquet(nights, pa.table({**rows, "price": column if nested else pa.array(prices, kind)}))
+
+    use(pa.float64(), 1.5)
+    nights.submit()
+    use(pa.decimal128(20, 4), Decimal("1.5"), Decimal("1234567890123456.7891"))
+    with pytest.raises(ResumeError, match=r"price: .*double.* -> .*decimal128\(20, 4\)(.|\n)*cast them in input\.sql"):
+        nights.submit()
+    assert nights.ran == 0 and not RunDir(nights.out).staged.root.exists()
+    use(pa.float32(), 1.5, 2.5)
+    assert nights.submit().totals.rows == 2
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bulkrun.errors import JobFileError, ResumeError, RunError, UsageError
+from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
@@ -198,6 +202,39 @@ def test_another_retry_under_way_is_named_and_the_same_one_goes_on(nights: Night
     assert nights.retry("sampling.max_tokens=4").exit_code == 0
     assert nights.results()["r2"]["response"] == nights.expected("r2", "text 2", sampling__max_tokens=4)
     whole(nights)
+
+
+def test_the_plan_of_a_retry_is_that_of_the_run_where_it_lies_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stage_retry(text: str) -> None:
+        folder = tmp_path / "now"
+        folder.mkdir()
+        nights = Nights(folder, {"run__incremental": False})
+        nights.write([{"id": f"{text}{number}", "text": text} for number in range(6)])
+        nights.refuse = lambda request: True
+        nights.submit()
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr(Nights, "_run", interrupted)
+            nights.retry()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    stage_retry("mine")
+    moved = (tmp_path / "now").rename(tmp_path / "moved")
+    stage_retry("other")  # where the first one was
+    staged = RunDir(moved / "out").staged
+    command = [sys.executable, "-m", "bulkrun.launch.planner", str(staged.root), read_record(staged).run_id]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    planned = [ids for shard in staged.planned_shards() for ids in planned_ids(staged.shard(shard))]
+    assert sorted(planned) == [f"mine{number}" for number in range(6)]
+
+
+def planned_ids(shard: Path) -> list[str]:
+    _, table = read_shard(shard)
+    return [row["id"] for row in table["passthrough"].to_pylist()]
 
 
 def test_discard_begins_another_retry(nights: Nights) -> None:

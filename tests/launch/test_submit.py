@@ -234,6 +234,18 @@ def test_a_planner_that_dies_without_a_word_is_noticed(tmp_path: Path) -> None:
         planner.check()
 
 
+def test_below_a_folder_that_is_named_like_a_state_a_run_is_one_like_any_other(folder: Path) -> None:
+    assert submit("output.path=.bulkrun/out").exit_code == 0
+    assert pq.read_table(folder / ".bulkrun/out/part-00000.parquet").num_rows == 6
+
+
+@pytest.mark.parametrize("command", ["submit", "validate"])
+def test_the_place_of_what_is_staged_in_a_run_is_refused(folder: Path, command: str) -> None:
+    result = CliRunner().invoke(main, [command, "job.yaml", "--set", "output.path=.bulkrun/next"])
+    assert result.exit_code == 2 and "output.path: .bulkrun/next is where bulkrun keeps" in result.stderr
+    assert not (folder / ".bulkrun").exists()
+
+
 def test_a_home_directory_in_output_path_is_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder / "home"))
     assert submit("output.path=~/results").exit_code == 0

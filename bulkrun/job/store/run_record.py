@@ -28,7 +28,7 @@ from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used
 from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, job_key, key_salt
 from bulkrun.job.store.object_store import ObjectPrefix
-from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import LifeWatch, read_workers
 
 FORMAT = 2
@@ -166,8 +166,7 @@ def _create_or_continue(run: RunDir, wanted: RunRecord, resume_anyway: bool) -> 
 def _create(run: RunDir, wanted: RunRecord) -> bool:
     make_dirs(run.root)
     make_dirs(run.state, mode=0o700)
-    for folder in (run.plan, run.claims, run.journal, run.workers, run.tmp):
-        make_dirs(folder)
+    make_state_dirs(run)
     return write_new_json(run.run_json, record_document(wanted))
 
 
@@ -194,6 +193,7 @@ def _refuse_foreign_files(run: RunDir) -> None:
 
 def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: bool) -> RunRecord:
     _refuse_other_bucket(run, old, wanted)
+    make_state_dirs(run)
     changed = differences(old.identity, wanted.identity)
     if changed and not (run.planned_shards() or run.committed_shards()):
         return _begin_again(run, wanted)

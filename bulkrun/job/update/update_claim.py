@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from bulkrun.errors import RunError
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
-from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, read_workers
 
 _CLAIM = "update"
@@ -26,6 +26,7 @@ def hold(
 ) -> Iterator[Worker]:
     """Be the only one that changes this run. Raises RunError, naming the process, when a worker or another
     changer is alive in it; takes up to half a minute where one died on another host, or before a reboot."""
+    make_state_dirs(run)
     worker, life = Worker.this_process(), life or LifeWatch(run)
     claims = Claims(run, worker, life)
     _take(claims, run, life, sleep)
