@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+
+from bulkrun.errors import ExecutorError
+from bulkrun.executors.slurm_program import slurm
 
 _PATIENCE_S = 15.0
 
@@ -56,13 +59,9 @@ def _requeues_itself() -> bool:
 
 def _say(program: str, *arguments: str) -> str | None:
     """What one of Slurm's programs prints, None when it cannot be asked."""
-    try:
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    with suppress(ExecutorError):
+        return slurm(program, *arguments, patience_s=_PATIENCE_S)
+    return None
 
 
 def deadline_of(allocation: Allocation | None, walltime_s: float | None) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +17,12 @@ from pathlib import Path
 
 from bulkrun.data.durable import append_line, make_dirs, write_file
 from bulkrun.errors import ExecutorError
+from bulkrun.executors.slurm_program import slurm
 from bulkrun.job.jobfile.cluster import SlurmSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
 
-_PATIENCE_S = 60.0
 _KEYS = ("partition", "account", "qos", "time", "mem", "constraint")
-
-
-class SlurmRefused(ExecutorError):
-    """Slurm's program is not there, or ended with an error."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def submit_array(run: RunDir, spec: JobSpec) -> str:
     script = run.slurm / f"{datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}.sh"
     text = batch_script(run, spec.name, spec.slurm, spec.slurm.array or spec.run.workers, command)
     write_file(script, text.encode())
-    job_id = _job_id(_slurm("sbatch", "--parsable", str(script)))
+    job_id = _job_id(slurm("sbatch", "--parsable", str(script)))
     append_line(run.slurm_jobs, json.dumps({"job_id": job_id, "script": script.name}).encode())
     return job_id
 
@@ -120,7 +115,7 @@ def own_queue() -> list[tuple[set[str], QueuedJob]]:
 
     One id that Slurm has forgotten would make squeue fail for all, so it is asked for no ids.
     """
-    lines = _slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r").splitlines()
+    lines = slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r").splitlines()
     rows = [line.split("|", 5) for line in lines if line.count("|") >= 5]
     return [({row[0], row[1]}, QueuedJob(row[2], row[3], row[4], row[5])) for row in rows]
 
@@ -136,19 +131,5 @@ def cancel_jobs(run: RunDir) -> list[str]:
     queued = queued_jobs(run)
     ids = sorted({job.job_id.split("_")[0] for job in queued})
     if ids:
-        _slurm("scancel", *ids)
+        slurm("scancel", *ids)
     return ids
-
-
-def _slurm(program: str, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
-        )
-    except FileNotFoundError:
-        raise SlurmRefused(f"{program}: not found; is this a machine of a Slurm cluster?") from None
-    except subprocess.TimeoutExpired:
-        raise ExecutorError(f"{program}: no answer in {_PATIENCE_S:.0f} s; is its controller down?") from None
-    if done.returncode != 0:
-        raise SlurmRefused(f"{program}: {done.stderr.strip() or f'exit status {done.returncode}'}")
-    return done.stdout

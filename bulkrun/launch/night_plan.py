@@ -11,7 +11,7 @@ from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.compatibility import check_settings
-from bulkrun.job.update.diff import Wanted
+from bulkrun.job.update.diff import Reasons
 from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.nightly import compare, night_input, write_input
 from bulkrun.launch.prepare import PreparedJob, prepare_as_of
@@ -34,7 +34,7 @@ def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | Non
     with tempfile.TemporaryDirectory(prefix="bulkrun-") as name, prepared.open_dataset() as dataset:
         folder = Path(name)
         source = night_input(prepared, dataset)
-        changes = compare(source, run, totals, wanted.key_salt, Wanted(drop_vanished=drop), folder)
+        changes = compare(source, run, totals, wanted.key_salt, Reasons(drop_vanished=drop), folder)
         subset = folder / "input.subset"
         with disk_errors("writing the rows to plan", subset):
             write_input(source.dataset, changes, subset)

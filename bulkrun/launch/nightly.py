@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from bulkrun.data.durable import disk_errors, remove_tree
+from bulkrun.data.durable import disk_errors
 from bulkrun.data.parts import read_part_info, read_part_schema
 from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import output_schema
@@ -22,13 +22,15 @@ from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.update.cause import Cause, Night
 from bulkrun.job.update.compatibility import check_columns_fit, check_settings, settings_changed
-from bulkrun.job.update.diff import Changes, Wanted, find_changes
+from bulkrun.job.update.diff import Changes, Reasons, find_changes
 from bulkrun.job.update.fitting import fit_dataset
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import (
     Update,
     close_staging,
+    discard,
     open_staging,
     pending_update,
     read_update,
@@ -36,6 +38,7 @@ from bulkrun.job.update.staging import (
     staged_record,
 )
 from bulkrun.job.update.update_claim import hold
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.error_rate import MIN_ROWS
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.prepare import PreparedJob, prepare_as_of
@@ -55,7 +58,8 @@ def submit_again(
 ) -> Submitted | None:
     """The night's work on a run that has results; None when there is no run yet, or its first one goes on as usual.
 
-    Raises ResumeError (with the difference) when settings changed and `full_refresh` does not ask for all rows.
+    Raises ResumeError (with the difference) when settings changed and `full_refresh` does not ask for all rows,
+    RunError when results are lost: a night would write new totals over the loss.
     """
     run = prepared.run
     if not run.run_json.exists():
@@ -79,24 +83,18 @@ def submit_again(
 def _night(
     record: RunRecord, prepared: PreparedJob, wanted: RunRecord, view: View, drain: DrainOnSignal, full_refresh: bool
 ) -> Submitted:
-    run, totals = prepared.run, read_totals(prepared.run)
+    run, totals = prepared.run, finished_totals(prepared.run)
     assert totals is not None, "the first run is finished"
-    on_vanished = prepared.spec.run.on_vanished
-    request = {
-        "kind": "incremental",
-        "job": wanted.plan_hash,
-        "full_refresh": full_refresh,
-        "on_vanished": on_vanished,
-    }
+    night = Night(wanted.plan_hash, full_refresh, prepared.spec.run.on_vanished)
     update = pending_update(run, totals.generation)
-    if update is not None and update.request != request:
+    if update is not None and update.cause != night:
         view.phase("merging what an earlier night or retry finished")
         totals, update = settle_update(run), None
         check_settings(run, read_record(run), wanted, full_refresh=full_refresh)  # of what was merged
     if update is None:
         view.phase("comparing the input with the results")
         with removed_on_failure(run):
-            changes = _stage(record, prepared, wanted, totals, request, view)
+            changes = _stage(record, prepared, wanted, totals, night, view)
         if (update := read_update(run)) is None:
             return Submitted(run, totals, worked=False, changes=changes.counts)
     open_run(run.staged, _staged(run, record, wanted, update.counts["failed"]), resume_anyway=True)
@@ -108,7 +106,7 @@ def _stage(
     prepared: PreparedJob,
     wanted: RunRecord,
     totals: RunTotals,
-    request: dict[str, object],
+    night: Night,
     view: View,
 ) -> Changes:
     """Compare, and stage what is to run; where nothing is, nothing is left behind.
@@ -122,16 +120,16 @@ def _stage(
         assert salt is not None, "the job is incremental"
         # After a change of settings keys tell which rows a refresh has run that did not fit into one night.
         renewed = settings_changed(record, wanted)
-        everything = bool(request["full_refresh"]) and not renewed
-        asked = Wanted(everything=everything, drop_vanished=request["on_vanished"] == "drop")
+        everything = night.full_refresh and not renewed
+        reasons = Reasons(everything=everything, drop_vanished=night.on_vanished == "drop")
         source = night_input(prepared, dataset)
-        changes = compare(source, run, totals, salt, asked, staged.tmp)
+        changes = compare(source, run, totals, salt, reasons, staged.tmp)
         for line in undeclared_lines(source.dataset.undeclared_columns):
             view.phase(line)
         if not (changes.rows or changes.dropped or renewed):
-            remove_tree(staged.root)
+            discard(run)
             return changes
-        update = new_update(run, totals, request, changes.rows, changes.new, changes.counts)
+        update = new_update(run, totals, night, changes.rows, changes.new, changes.counts)
         close_staging(
             run,
             replace(update, dropped=changes.dropped, record=asdict(wanted)),
@@ -172,14 +170,14 @@ def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
     return fit_dataset(dataset, named, read_part_schema(parts[min(parts)]))
 
 
-def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, wanted: Wanted, folder: Path) -> Changes:
+def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, reasons: Reasons, folder: Path) -> Changes:
     """How the input differs from the results of the run; `folder` is for temporary files.
 
     Raises InputError where an input of no rows would drop all results: that is what a failed export looks like.
     """
     with disk_errors("comparing the input with the results", folder):
-        changes = find_changes(source, list(run.parts().values()), salt, first_row(totals), wanted, folder)
-    if wanted.drop_vanished and changes.vanished and not changes.rows_today:
+        changes = find_changes(source, list(run.parts().values()), salt, first_row(totals), reasons, folder)
+    if reasons.drop_vanished and changes.vanished and not changes.rows_today:
         where = "input.path: holds" if source.spec.input.sql is None else "input.sql: gives"
         raise InputError(
             f"{where} no rows at all, and run.on_vanished: drop would drop every result; mend the input, or keep them "
@@ -193,9 +191,7 @@ def first_row(totals: RunTotals) -> int:
     return totals.rows if totals.next_row is None else totals.next_row
 
 
-def new_update(
-    run: RunDir, totals: RunTotals, request: dict[str, object], rows: int, new: int, counts: dict[str, int]
-) -> Update:
+def new_update(run: RunDir, totals: RunTotals, cause: Cause, rows: int, new: int, counts: dict[str, int]) -> Update:
     """The next generation of a run: `rows` to run, `new` of which are new.
 
     Raises RunError before any work where the totals are not those of the parts, as of a `_SUCCESS` from a backup.
@@ -208,7 +204,7 @@ def new_update(
             )
     begin = first_row(totals)
     first_part = max(run.committed_shards(), default=-1) + 1
-    return Update(request, totals.generation + 1, rows, begin, begin + new, first_part, counts)
+    return Update(cause, totals.generation + 1, rows, begin, begin + new, first_part, counts)
 
 
 def write_input(dataset: Dataset, changes: Changes, path: Path, *, limit: int | None = None) -> None:

@@ -94,7 +94,8 @@ def main(root: Path, run_id: str) -> None:
         record = read_own_record(run, run_id)
         worker = Worker.this_process()
         with present(run, worker, "planner"):
-            prepared = prepare_as_of(record, JobSpec.model_validate(record.job))
+            # The path in the job may lead elsewhere by now, even to the rows of another run.
+            prepared = prepare_as_of(record, JobSpec.model_validate(record.job), root)
             prepared.check_input(record)
             plan_run(run, record, prepared, worker)
     except BulkrunError as error:

@@ -17,13 +17,14 @@ from typing import Any
 import pyarrow as pa
 
 import bulkrun
+from bulkrun.data.durable import encode_json
 from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.parts import read_part_schema
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.data.remote import RemotePath
 from bulkrun.data.schema import RESULT_NAMES
 from bulkrun.data.subset import open_subset
-from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError
+from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError, UsageError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import extra_fields
@@ -31,8 +32,8 @@ from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.prompts.overrides import sampling_value
 from bulkrun.job.store.places import run_dir_of
-from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record
+from bulkrun.job.store.run_dir import RunDir, refuse_place_of_staged
+from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record, record_document
 from bulkrun.launch.structured_output import check_thinking, with_schema
 from bulkrun.launch.variables import refuse_variables
 from bulkrun.models.config import ModelConfig
@@ -108,7 +109,11 @@ class PreparedJob:
             raise _changed(next((file.path for file, now, before in pairs if now != before), "the list of files"))
 
     def enter(self, wanted: RunRecord, *, fresh: bool, resume_anyway: bool) -> RunRecord:
-        """Enter the run of `wanted`. Raises what `open_run` raises; a ResumeError names the files that are others."""
+        """Enter the run of `wanted`. Raises what `open_run` raises; a ResumeError names the files that are others.
+
+        Raises JobFileError for an output.path where no job's results can be.
+        """
+        refuse_place_of_staged(self.run)
         try:
             return open_run(self.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
         except ResumeError as error:
@@ -136,7 +141,7 @@ class PreparedJob:
 
     def record(self, job_file: Path | None, overrides: Sequence[str] = ()) -> RunRecord:
         """What a new run of this job would be recorded as; file and `--set` values are those of the command."""
-        return new_record(
+        made = new_record(
             self.spec.model_dump(mode="json"),
             input_facts=self.input_facts(),
             model_facts=self._model_facts(),
@@ -144,6 +149,8 @@ class PreparedJob:
             job_file=str(job_file) if job_file else None,
             overrides=overrides,
         )
+        _refuse_odd_names(made)
+        return made
 
     def _model_facts(self) -> dict[str, Any]:
         """What the results come from: random or 8-bit numbers are another model, which is no matter of the engine."""
@@ -192,7 +199,7 @@ def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) ->
     """
     created = datetime.fromisoformat(record.created).astimezone()
     if root is not None:
-        spec = spec.model_copy(update={"output": spec.output.model_copy(update={"path": str(root)})})
+        spec = spec.with_keys(output={"path": str(root)})
     return prepare(spec, now=lambda: created)
 
 
@@ -237,6 +244,15 @@ def _default(key: str, value: Any, file: str) -> Any:
         what = str(problem).removeprefix(f"{key}: ")
         raise ModelError(f"{file}: {name}: {what}; mend it, or set sampling.{key} in the job file") from None
     return typed
+
+
+def _refuse_odd_names(record: RunRecord) -> None:
+    """Raise UsageError for a record that JSON cannot hold, before anything is made for it."""
+    try:
+        encode_json(record_document(record))
+    except UnicodeEncodeError as error:
+        shown = ascii(error.object[max(0, error.start - 40) : error.end])
+        raise UsageError(f"{shown}: a file name or value that is not UTF-8; rename the file, or write it so") from None
 
 
 def versions() -> dict[str, str]:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from bulkrun.data.batch import InputBatch
 from bulkrun.data.remote import is_remote
-from bulkrun.data.schema import output_schema, passthrough_schema
+from bulkrun.data.schema import output_schema
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.partitions import Partitions
-from bulkrun.job.plan.planner import PlanInput, dry_plan
-from bulkrun.job.plan.priorities import Priorities
+from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import extra_fields
-from bulkrun.job.plan.rows import check_id_column, fit_prompt, id_texts
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder
-from bulkrun.job.prompts.detect import describe_prompt, detected_job
-from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.run_dir import check_place
 from bulkrun.job.work.answers import Answer, AnswerReader
-from bulkrun.job.work.shard_work import Generation, row_seed
+from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.night_plan import plan_night
 from bulkrun.launch.prepare import PreparedJob, prepare
-from bulkrun.request import Completion, Request, RowError
+from bulkrun.request import Completion, Request
 
 
 class PreviewedRow(NamedTuple):
@@ -45,19 +37,13 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     if spec.run.executor == "local":
         check_device(spec.engine)
     with prepared.open_dataset() as dataset:
-        PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
-        id_column = detected_job(spec, dataset.schema.names).input.id
-        check_id_column(id_column, dataset.schema)
-        extra = extra_fields(prepared.spec)
-        passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra, id_column)
-        Partitions(spec.output.partition_by, passthrough)
-        Priorities(spec.input.priority, dataset.schema.names)
-        declared = output_schema(passthrough, extra)
+        source = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
+        declared = output_schema(source.passthrough, extra_fields(prepared.spec))
     return {
         "job": spec.name,
         "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
         "input files": len(prepared.files),
-        "prompt": describe_prompt(spec, dataset.schema.names),
+        "prompt": source.prompt,
         "input columns": ", ".join(f"{field.name} {field.type}" for field in dataset.schema),
         "output columns": ", ".join(declared.names),
         "output": spec.output.path if is_remote(spec.output.path) else str(prepared.run.root),
@@ -80,50 +66,41 @@ def plan_job(spec: JobSpec) -> tuple[PlanReport, dict[str, int] | None]:
 def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
     """Run the first rows, one sample each."""
     prepared = prepare(spec)
+    rows = _planned_rows(prepared, num_rows)
+    requests = {row["row"]: _request(row, prepared.spec) for row in rows if row["error_code"] is None}
+    done = _generate(prepared, requests.values())
+    reader = AnswerReader(prepared.tokenizer.decode_batch, extra_fields(prepared.spec))
+    return [
+        _shown(prepared, row["row_id"], requests[row["row"]], done[str(row["row"])], reader)
+        if row["row"] in requests
+        else PreviewedRow(row["row_id"], None, None, f"{row['error_code']}: {row['error_message']}")
+        for row in rows
+    ]
+
+
+def _planned_rows(prepared: PreparedJob, num_rows: int) -> list[dict[str, Any]]:
+    """The first rows of the input as a plan makes them: the columns of a shard."""
+    spec = prepared.spec.with_keys(run={"limit": num_rows, "window_rows": num_rows})
+    rows: list[dict[str, Any]] = []
     with prepared.open_dataset() as dataset:
-        builder = PromptBuilder(prepared.spec, dataset.schema.names, prepared.tokenizer)
-        used = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len).dataset
-        batches = list(used.batches(limit=num_rows))
-        id_column = detected_job(spec, dataset.schema.names).input.id
-        fitter = fitter_of(prepared.spec, prepared.max_model_len)
-    prompts = [fit_prompt(fitter, prompt) for batch in batches for prompt in builder.build(batch)]
-    return _generate(prepared, _row_ids(batches, id_column), prompts)
+        source = PlanInput(spec, dataset, prepared.tokenizer, prepared.max_model_len)
+        source.read_window(PlanPoint(), lambda batch: rows.extend(batch.drop_columns(["passthrough"]).to_pylist()))
+    return rows
 
 
-def _row_ids(batches: list[InputBatch], column: str | None) -> list[str]:
-    """As in the plan: the id column's value as text, the row's number where there is none."""
-    if column is None:
-        return [str(row) for row in range(sum(batch.rows.num_rows for batch in batches))]
-    values = [value for batch in batches for value in id_texts(batch.rows.column(column), column)]
-    return [str(row) if value is None else value for row, value in enumerate(values)]
+def _request(row: Mapping[str, Any], spec: JobSpec) -> Request:
+    sampling, job_seed = row_sampling(spec.sampling, spec.run.row_timeout, row["overrides"])
+    return Request(str(row["row"]), row["token_ids"], sampling, row_seed(job_seed, row["row_id"], sample=0))
 
 
-def _generate(prepared: PreparedJob, row_ids: list[str], prompts: list[Prompt | RowError]) -> list[PreviewedRow]:
+def _generate(prepared: PreparedJob, requests: Iterable[Request]) -> dict[str, Completion]:
     engine = engine_factory(prepared)()
-    requests = {
-        index: _request(str(index), row_ids[index], prompt, prepared.spec)
-        for index, prompt in enumerate(prompts)
-        if isinstance(prompt, Prompt)
-    }
-    for request in requests.values():
+    for request in requests:
         engine.add_request(request)
     done: dict[str, Completion] = {}
     while engine.has_unfinished():
         done |= {completion.request_id: completion for completion in engine.step()}
-    reader = AnswerReader(prepared.tokenizer.decode_batch, extra_fields(prepared.spec))
-    return [
-        PreviewedRow(row_id, None, None, f"{prompt.code}: {prompt.message}")
-        if isinstance(prompt, RowError)
-        else _shown(prepared, row_id, requests[index], done[str(index)], reader)
-        for index, (row_id, prompt) in enumerate(zip(row_ids, prompts, strict=True))
-    ]
-
-
-def _request(request_id: str, row_id: str, prompt: Prompt, spec: JobSpec) -> Request:
-    own = json.loads(prompt.sampling.overrides or "{}")
-    seed = row_seed(own.get("seed", spec.sampling.seed), row_id, sample=0)
-    sampling = replace(spec.sampling.to_params(own), timeout_s=spec.run.row_timeout)
-    return Request(request_id, prompt.token_ids, sampling, seed)
+    return done
 
 
 def _shown(

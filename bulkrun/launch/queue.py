@@ -6,16 +6,18 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bulkrun.errors import ExecutorError, Interrupted, RunError
-from bulkrun.executors.slurm import SlurmRefused, queued_jobs, submit_array
+from bulkrun.executors.slurm import queued_jobs, submit_array
+from bulkrun.executors.slurm_program import SlurmRefused
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, forget_start, read_record
+from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.finish import read_totals
@@ -78,12 +80,11 @@ def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None
     """Raise ExecutorError where the submit is a night: it changes results, which array elements cannot."""
     if not run.run_json.exists() or not (run.success.exists() or must_settle(run, read_record(run), wanted)):
         return
-    settings = [f"--set={override}" for override in wanted.overrides if not override.startswith("run.executor=")]
-    refresh = ["--full-refresh"] if full_refresh else []
-    command = ["bulkrun", "submit", wanted.job_file or "JOB", *settings, *refresh, "--executor", "local"]
+    settings = [override for override in wanted.overrides if not override.startswith("run.executor=")]
+    command = submit_command(replace(wanted, overrides=settings)) + (" --full-refresh" if full_refresh else "")
     raise ExecutorError(
         f"{run.root}: of an incremental job only the first run can be an array, a night runs where it is started; "
-        f"start it in the queue: sbatch --wrap {shlex.quote(shlex.join(command))}"
+        f"start it in the queue: sbatch --wrap {shlex.quote(f'{command} --executor local')}"
     )
 
 

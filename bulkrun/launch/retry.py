@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +19,9 @@ from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
-from bulkrun.job.update.diff import Wanted
-from bulkrun.job.update.failed import failed_rows, picks_of, refuse_blank_lines
+from bulkrun.job.update.cause import Retry
+from bulkrun.job.update.diff import Reasons
+from bulkrun.job.update.failed import failed_rows, picks_of
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.retry_job import retry_job
 from bulkrun.job.update.staging import (
@@ -33,6 +35,7 @@ from bulkrun.job.update.staging import (
     staged_record,
 )
 from bulkrun.job.update.update_claim import hold
+from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
@@ -62,11 +65,11 @@ def retry(
     with drain_on_signal() as drain:
         run = RunDir(root)
         drain.cancelled = CancelWatch(run)
-        request: dict[str, object] = {"kind": "retry", "set": list(overrides), "codes": sorted(codes)}
+        asked = Retry(tuple(overrides), tuple(sorted(codes)))
         _finished(run, codes)  # before what may take half a minute
         with hold(run):
             totals = _finished(run, codes)
-            if not _stage_or_resume(run, totals, request, view, begin_anew):
+            if not _stage_or_resume(run, totals, asked, view, begin_anew):
                 deliver(run, read_record(run), drain.should_stop)  # which a kill may have come before
                 merged = read_totals(run) or totals  # of another change, which may just have ended
                 return Submitted(run, merged, worked=False, changes={"failed": 0})
@@ -76,7 +79,7 @@ def retry(
 def _finished(run: RunDir, codes: Sequence[str]) -> RunTotals:
     """The totals of a run whose rows can be retried. Raises RunError and UsageError where there are none."""
     read_record(run)  # says so where the directory is no run
-    totals = read_totals(run)
+    totals = finished_totals(run)
     if totals is None:
         raise UsageError(f"{run.root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")
     _refuse_unknown(codes, totals)
@@ -93,16 +96,16 @@ def _refuse_unknown(codes: Sequence[str], totals: RunTotals) -> None:
             raise UsageError(f"--code {code}: no such error code{hint} (in this run: {here})")
 
 
-def _stage_or_resume(run: RunDir, totals: RunTotals, request: dict[str, object], view: View, begin_anew: bool) -> bool:
+def _stage_or_resume(run: RunDir, totals: RunTotals, asked: Retry, view: View, begin_anew: bool) -> bool:
     """Stage the failed rows unless that was done before; another change under way is ended. Whether there are rows."""
     update = pending_update(run, totals.generation)
-    if update is not None and update.request != request:
+    if update is not None and update.cause != asked:
         totals, update = _end_other(run, totals, update, begin_anew), None
     if update is not None:
         return True
     view.phase("finding the rows that failed")
     with removed_on_failure(run):
-        return _stage(run, read_record(run), totals, request)
+        return _stage(run, read_record(run), totals, asked)
 
 
 def _end_other(run: RunDir, totals: RunTotals, update: Update, begin_anew: bool) -> RunTotals:
@@ -113,33 +116,26 @@ def _end_other(run: RunDir, totals: RunTotals, update: Update, begin_anew: bool)
         discard(run)
         return totals
     raise UsageError(
-        f"{run.root}: {_described(update)} is under way; the same command again finishes it, "
-        "--discard throws its rows away and begins this one"
+        f"{run.root}: another update is under way: `{update.command(run)}` finishes it, "
+        "--discard throws its rows away and begins this retry"
     )
 
 
-def _described(update: Update) -> str:
-    if update.request["kind"] != "retry":
-        return "an incremental update (bulkrun submit)"
-    options = [f"--set {value}" for value in update.request["set"]]
-    options += [f"--code {code}" for code in update.request["codes"]]
-    return f"a retry ({' '.join(['--failed', *options])})"
-
-
-def _stage(run: RunDir, record: RunRecord, totals: RunTotals, request: dict[str, object]) -> bool:
+def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> bool:
     """Stage the failed rows; whether there are any."""
-    overrides, codes = _texts(request["set"]), _texts(request["codes"])
     as_it_was = prepare_as_of(record, JobSpec.model_validate(record.job), run.root)
     _refuse_other_facts(run, record, as_it_was)
-    again = prepare_as_of(record, retry_job(record.job, overrides), run.root)
-    own_rate = any(key.startswith("run.max_error_rate") for key in overrides)
+    again = prepare_as_of(record, retry_job(record.job, asked.overrides), run.root)
+    own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
     wanted = again.record(None)
     staged = open_staging(run, staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0))
     incremental = as_it_was.spec.run.incremental
     with as_it_was.open_dataset(staged.sql_snapshot if incremental else run.sql_snapshot) as dataset:
-        picks = _by_id(as_it_was, record, dataset, totals, codes) if incremental else _by_position(run, codes)
+        picks = (
+            _by_id(as_it_was, record, dataset, totals, asked.codes) if incremental else _by_position(run, asked.codes)
+        )
         if picks.rows:
-            update = new_update(run, totals, request, picks.rows, 0, {"failed": picks.rows})
+            update = new_update(run, totals, asked, picks.rows, 0, {"failed": picks.rows})
             close_staging(
                 run,
                 update,
@@ -166,8 +162,6 @@ def _write_input(prepared: PreparedJob, dataset: Dataset, picks: _Picks, path: P
 
 
 def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
-    if not run.sql_snapshot.exists():  # which has fixed the numbers
-        refuse_blank_lines(run)
     rows = failed_rows(run, codes)
     return _Picks(len(rows), partial(picks_of, rows))
 
@@ -175,11 +169,15 @@ def _by_position(run: RunDir, codes: tuple[str, ...]) -> _Picks:
 def _by_id(
     prepared: PreparedJob, record: RunRecord, dataset: Dataset, totals: RunTotals, codes: tuple[str, ...]
 ) -> _Picks:
-    """In an incremental run a row's number is not its place in today's input: its id finds it there."""
+    """In an incremental run a row's number is not its place in today's input: its id finds it there.
+
+    All of the input is looked at: `run.limit` is how much the last night read, not how many rows have failed.
+    """
     assert record.key_salt is not None, "the run is incremental"
-    wanted = Wanted(failed_only=True, codes=codes)
-    source = night_input(prepared, dataset)
-    changes = compare(source, prepared.run, totals, record.key_salt, wanted, prepared.run.staged.tmp)
+    reasons = Reasons(failed_only=True, codes=codes)
+    whole = prepared.spec.model_copy(update={"run": prepared.spec.run.model_copy(update={"limit": None})})
+    source = night_input(replace(prepared, spec=whole), dataset)
+    changes = compare(source, prepared.run, totals, record.key_salt, reasons, prepared.run.staged.tmp)
     return _Picks(changes.rows, changes.read_picks)
 
 
@@ -192,8 +190,3 @@ def _refuse_other_facts(run: RunDir, record: RunRecord, prepared: PreparedJob) -
     if changed:
         lines = [f"{run.root}: the run was made of something else, so a retry would not answer the same rows:"]
         raise ResumeError("\n".join([*lines, *difference_lines(changed), "Bring it back, or run the job anew."]))
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    assert isinstance(value, list)
-    return tuple(map(str, value))

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
 from bulkrun.executors.allocation import current_allocation
@@ -93,10 +93,8 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
             return Submitted(run, totals, worked=False)
         view.phase("checking the input and the model")
         spec = JobSpec.model_validate(record.job)
-        changed: dict[str, Any] = {"output": spec.output.model_copy(update={"path": str(root)})}
-        if workers is not None:
-            changed["run"] = spec.run.model_copy(update={"workers": workers})
-        return run_to_end(prepare(spec.model_copy(update=changed)), record, view, drain)
+        asked = {} if workers is None else {"workers": workers}
+        return run_to_end(prepare(spec.with_keys(output={"path": str(root)}, run=asked)), record, view, drain)
 
 
 def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: DrainOnSignal) -> Submitted:

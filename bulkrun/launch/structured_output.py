@@ -33,8 +33,7 @@ def with_schema(spec: JobSpec) -> JobSpec:
         schema = _read_schema(user_path(structured.json_schema))
         structured = structured.model_copy(update={"json_schema": schema})
     _check(structured)
-    sampling = spec.sampling.model_copy(update={"structured_outputs": structured})
-    return spec.model_copy(update={"sampling": sampling})
+    return spec.with_keys(sampling={"structured_outputs": structured})
 
 
 def check_thinking(spec: JobSpec, tokenizer: Tokenizer) -> None:

@@ -49,9 +49,7 @@ def submit_job(
 def _as_one_element(spec: JobSpec) -> JobSpec:
     """Inside a Slurm job: work right here. `run.workers` counts array elements; one of them has its GPUs' workers."""
     workers = len(visible_gpus()) if spec.engine.device != "cpu" else 1
-    return spec.model_copy(
-        update={"run": spec.run.model_copy(update={"executor": "local", "workers": max(1, workers)})}
-    )
+    return spec.with_keys(run={"executor": "local", "workers": max(1, workers)})
 
 
 def submit(

@@ -24,7 +24,7 @@ def finish_update(run: RunDir, view: View, drain: DrainOnSignal, *, workers: int
         record = read_record(run.staged)
         spec = JobSpec.model_validate(record.job)
         if workers is not None:
-            spec = spec.model_copy(update={"run": spec.run.model_copy(update={"workers": workers})})
+            spec = spec.with_keys(run={"workers": workers})
         run_to_end(prepare_as_of(record, spec, run.staged.root), record, view, drain)
     view.phase("putting the rows into the results")
     totals = merge(run)

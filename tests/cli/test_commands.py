@@ -284,6 +284,27 @@ def test_an_unknown_model_says_what_was_tried(folder: Path) -> None:
     assert not (folder / "other").exists()
 
 
+@pytest.mark.parametrize("command", ["validate", "plan", "preview", "submit"])
+def test_an_incremental_job_whose_id_is_named_like_a_result_is_refused_by_every_command(
+    folder: Path, command: str
+) -> None:
+    (folder / "answered.jsonl").write_text('{"response": "r1", "text": "x"}\n')
+    job = "name: n\nmodel: bundled:tiny\ninput: {path: answered.jsonl, id: response, columns: [text]}\n"
+    (folder / "nightly.yaml").write_text(job + "output: {path: nightly}\nrun: {incremental: true}\n")
+    result = bulkrun(command, "nightly.yaml")
+    assert result.exit_code == 2
+    assert "input.id: 'response' is a result column's name" in result.stderr
+
+
+def test_preview_refuses_the_rows_that_a_night_refuses(folder: Path) -> None:
+    (folder / "nameless.jsonl").write_text('{"id": null, "text": "x"}\n{"id": "b", "text": "y"}\n')
+    job = "name: n\nmodel: bundled:tiny\ninput: {path: nameless.jsonl, id: id}\nsampling: {max_tokens: 2}\n"
+    (folder / "nameless.yaml").write_text(job + "output: {path: nameless}\nrun: {incremental: true, limit: 1}\n")
+    first, second = as_json("preview", "nameless.yaml")["rows"]
+    assert "run.incremental needs an id in every row" in first["ended_by"]
+    assert (second["row_id"], second["ended_by"]) == ("b", "length")
+
+
 def test_plan_shows_the_numbers_and_writes_nothing(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     report = as_json("plan", "job.yaml", "--set", "output.path=planned")

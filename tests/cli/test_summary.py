@@ -10,7 +10,9 @@ import pytest
 from bulkrun.cli.summary import print_summary, saved, warn_of_duplicates
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.staging import Update, close_staging, open_staging, staged_record
+from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch.run import Submitted
 from tests.job.small_runs import job, make_rows, start
@@ -32,9 +34,10 @@ def test_whoever_leaves_a_finished_run_alone_hears_of_an_update_under_way(
     run, record = RunDir(tmp_path / "out"), read_record(RunDir(tmp_path / "out"))
     print_summary(Submitted(run, TOTALS, worked=False), "")
     assert "under way" not in capsys.readouterr().err
-    open_staging(run, staged_record(run, record, record.job))
-    request = {"kind": "retry", "set": ["sampling.stop=a b"], "codes": ["timeout"]}
-    close_staging(run, Update(request, 1, 1, 3, 3, 1), lambda path: path.touch(), lambda: None)
+    asked = Retry(("sampling.stop=a b",), ("timeout",))
+    with hold(run):
+        open_staging(run, staged_record(run, record, record.job))
+        close_staging(run, Update(asked, 1, 1, 3, 3, 1), lambda path: path.touch(), lambda: None)
     print_summary(Submitted(run, TOTALS, worked=False), "")
     command = f"bulkrun retry {run.root} --failed --set 'sampling.stop=a b' --code timeout"
     assert f"next     {command} (of a retry or" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update import merge
+from bulkrun.job.update.compact import compact
 from bulkrun.job.update.settle import settle_run
 from bulkrun.job.update.staging import begin_merge
 from bulkrun.job.views.logs import last_events
@@ -232,20 +234,108 @@ def test_a_damaged_part_is_made_again_as_the_message_says(nights: Nights) -> Non
     is_up_to_date(nights, rows)
 
 
-def test_totals_of_another_night_are_refused_before_anything_runs(nights: Nights) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "tonight", "said"),
+    [
+        (20, edited(22, "b"), r"is of generation 1, .*_SUCCESS of an earlier one"),
+        (21, edited(22, "b"), r"_SUCCESS says 20 rows, the parts hold 21: .* delete .*_SUCCESS and submit the job"),
+        (21, edited(21, "a"), "_SUCCESS says 20 rows, the parts hold 21"),
+    ],
+    ids=["as many rows", "more rows", "nothing new"],
+)
+def test_totals_of_another_night_are_refused_before_anything_runs(
+    nights: Nights, num_rows: int, tonight: list[dict[str, Any]], said: str
+) -> None:
     nights.write(rows_of(20))
     nights.submit()
     old = (nights.out / "_SUCCESS").read_bytes()
-    nights.write(edited(21, "a"))
+    nights.write(edited(num_rows, "a"))
     nights.submit()
     (nights.out / "_SUCCESS").write_bytes(old)
-    nights.write(rows := edited(22, "b"))
-    with pytest.raises(RunError, match=r"is of generation 1, .*_SUCCESS of an earlier one"):
+    nights.write(rows := tonight)
+    with pytest.raises(RunError, match=said):
         nights.submit()
     assert nights.ran == 0
     (nights.out / "_SUCCESS").unlink()
     nights.submit()
     is_up_to_date(nights, rows)
+
+
+def test_a_copy_without_its_empty_folders_goes_on_like_the_run_itself(nights: Nights) -> None:
+    def drop_empty_folders() -> None:
+        for folder in sorted((nights.out / ".bulkrun").rglob("*"), reverse=True):  # the inner ones first
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    nights.write(rows_of(20))
+    nights.refuse = lambda request: request.request_id == "3:0"
+    nights.submit()
+    run = RunDir(nights.out)
+    drop_empty_folders()
+    assert not run.claims.exists() and not run.tmp.exists()
+    nights.write(edited(21, "a"))
+    assert nights.submit().totals.rows == 21
+    nights.refuse = lambda request: False
+    drop_empty_folders()
+    assert nights.retry().totals.errors == {}
+    drop_empty_folders()
+    compact(run, 5, grace_s=0)
+    whole(nights)
+
+
+def test_a_first_run_whose_copy_lacks_its_empty_folders_is_continued(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    stop_at(nights, 0)
+    with pytest.raises(KeyboardInterrupt):
+        nights.submit()
+    nights.refuse = lambda request: False
+    run = RunDir(nights.out)
+    for folder in (run.claims, run.journal, run.tmp):
+        shutil.rmtree(folder)
+    assert nights.submit().totals.rows == 20
+    whole(nights)
+
+
+def part_with_row(run: RunDir, row: int) -> Path:
+    return next(path for path in run.parts().values() if row in pq.read_table(path)["row"].to_pylist())
+
+
+def test_a_night_over_a_lost_part_is_refused_before_anything_runs(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    nights.write(rows_of(20, start=10))  # the first ten vanish: their results are kept
+    lost = part_with_row(RunDir(nights.out), 0)
+    aside = lost.rename(nights.folder / "aside")
+    success = (nights.out / "_SUCCESS").read_bytes()
+    with pytest.raises(RunError, match="_SUCCESS says 20 rows, the parts hold"):
+        nights.submit()
+    assert nights.ran == 0 and (nights.out / "_SUCCESS").read_bytes() == success
+    aside.rename(lost)
+    nights.submit()
+    assert set(nights.results()) == {row["id"] for row in rows_of(30)}
+    whole(nights)
+
+
+def test_rows_that_are_lost_while_a_night_runs_are_not_left_out_of_its_totals(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.write(rows_of(20))
+    nights.submit()
+    nights.write(edited(20, "a"))
+    untouched = [path for path in nights.out.glob("*.parquet") if min(pq.read_table(path)["row"].to_pylist()) >= 3]
+
+    def lose_a_part(run: RunDir) -> list[int]:
+        untouched[0].rename(nights.folder / "aside")
+        return begin_merge(run)
+
+    success = (nights.out / "_SUCCESS").read_bytes()
+    with monkeypatch.context() as meanwhile, pytest.raises(RunError, match=r"hold \d+ rows, which should be 20"):
+        meanwhile.setattr(merge, "begin_merge", lose_a_part)
+        nights.submit()
+    assert (nights.out / "_SUCCESS").read_bytes() == success
+    (nights.folder / "aside").rename(untouched[0])
+    assert nights.submit().totals.rows == 20 and nights.ran == 0
+    whole(nights)
 
 
 def test_an_answer_whose_part_is_gone_is_not_dropped_in_silence(
@@ -256,7 +346,7 @@ def test_an_answer_whose_part_is_gone_is_not_dropped_in_silence(
     nights.write(rows := edited(20, "a"))
 
     def lose_a_part(run: RunDir) -> list[int]:
-        next(path for path in run.parts().values() if 0 in pq.read_table(path)["row"].to_pylist()).unlink()
+        part_with_row(run, 0).unlink()
         return begin_merge(run)
 
     with monkeypatch.context() as meanwhile, pytest.raises(RunError, match=r"row 0, .* is in no part.*_SUCCESS"):

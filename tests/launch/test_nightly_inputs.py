@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from bulkrun.errors import InputError, ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import staging
 from bulkrun.job.views.verify import verify_run
-from bulkrun.launch import nightly
 from bulkrun.launch.preview import plan_job
 from tests.launch.nights import Nights
 
@@ -105,23 +105,21 @@ def test_whole_numbers_over_decimals_are_refused_before_anything_runs(nights: Ni
     assert nights.submit().totals.rows == 3
 
 
-def test_a_merge_that_an_older_version_let_begin_says_what_to_do(
-    nights: Nights, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_parquet(nights, priced(pa.decimal128(20, 2), 1, 2))
+@pytest.mark.parametrize("nested", [False, True])
+def test_decimals_over_floats_are_refused_as_they_would_be_rounded(nights: Nights, nested: bool) -> None:
+    def use(kind: pa.DataType, *prices: Any) -> None:
+        column = pa.array([{"all": [price]} for price in prices], pa.struct({"all": pa.list_(kind)}))
+        rows = {"id": [f"r{number}" for number in range(len(prices))], "text": ["text"] * len(prices)}
+        use_parquet(nights, pa.table({**rows, "price": column if nested else pa.array(prices, kind)}))
+
+    use(pa.float64(), 1.5)
     nights.submit()
-    use_parquet(nights, priced(pa.int64(), 1, 2, 3))
-    with monkeypatch.context() as before:
-        before.setattr(nightly, "check_columns_fit", lambda parts, declared: None)
-        before.setattr(nightly, "fit_results", lambda prepared, dataset: dataset)
-        with pytest.raises(RunError, match="column 'price' is int64"):
-            nights.submit()
-    with pytest.raises(RunError, match=r"next: column 'price' is int64 .*remove this directory, cast the column"):
-        nights.submit(input__sql="SELECT * REPLACE (price::DECIMAL(20, 2) AS price) FROM input")
-    shutil.rmtree(RunDir(nights.out).staged.root)
-    done = nights.submit(input__sql="SELECT * REPLACE (price::DECIMAL(20, 2) AS price) FROM input")
-    assert done.totals.rows == 3 and nights.ran == 1
-    assert verify_run(RunDir(nights.out)).ok
+    use(pa.decimal128(20, 4), Decimal("1.5"), Decimal("1234567890123456.7891"))
+    with pytest.raises(ResumeError, match=r"price: .*double.* -> .*decimal128\(20, 4\)(.|\n)*cast them in input\.sql"):
+        nights.submit()
+    assert nights.ran == 0 and not RunDir(nights.out).staged.root.exists()
+    use(pa.float32(), 1.5, 2.5)
+    assert nights.submit().totals.rows == 2
 
 
 @pytest.mark.parametrize(

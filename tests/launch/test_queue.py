@@ -101,7 +101,7 @@ def test_a_night_is_not_put_into_the_queue_whatever_changed_and_the_command_that
             full_refresh=full_refresh,
         )
     *_, command = str(refused.value).partition("sbatch --wrap ")
-    assert shlex.split(command) == [f"bulkrun submit job.yaml '--set=sampling.stop=a b'{refresh} --executor local"]
+    assert shlex.split(command) == [f"bulkrun submit job.yaml --set 'sampling.stop=a b'{refresh} --executor local"]
 
 
 def test_a_signal_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:

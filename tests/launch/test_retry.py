@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.parts import read_part_info, write_part
 from bulkrun.errors import JobFileError, ResumeError, RunError, UsageError
+from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
@@ -71,7 +72,7 @@ def test_an_override_mends_what_the_plan_refused_and_is_recorded(nights: Nights)
     assert (done.exit_code, nights.ran) == (0, 1)
     assert 0 < len(nights.results()["long"]["response"]) <= 3
     recorded = json.loads((nights.out / "_SUCCESS").read_text())["updates"]
-    assert recorded[-1]["set"] == ["run.on_too_long=truncate_right", "sampling.max_tokens=3"]
+    assert recorded[-1]["overrides"] == ["run.on_too_long=truncate_right", "sampling.max_tokens=3"]
     assert [event["kind"] for event in read_events(RunDir(nights.out)) if event["event"] == "updated"] == ["retry"] * 2
     whole(nights)
 
@@ -203,6 +204,39 @@ def test_another_retry_under_way_is_named_and_the_same_one_goes_on(nights: Night
     whole(nights)
 
 
+def test_the_plan_of_a_retry_is_that_of_the_run_where_it_lies_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stage_retry(text: str) -> None:
+        folder = tmp_path / "now"
+        folder.mkdir()
+        nights = Nights(folder, {"run__incremental": False})
+        nights.write([{"id": f"{text}{number}", "text": text} for number in range(6)])
+        nights.refuse = lambda request: True
+        nights.submit()
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr(Nights, "_run", interrupted)
+            nights.retry()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    stage_retry("mine")
+    moved = (tmp_path / "now").rename(tmp_path / "moved")
+    stage_retry("other")  # where the first one was
+    staged = RunDir(moved / "out").staged
+    command = [sys.executable, "-m", "bulkrun.launch.planner", str(staged.root), read_record(staged).run_id]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    planned = [ids for shard in staged.planned_shards() for ids in planned_ids(staged.shard(shard))]
+    assert sorted(planned) == [f"mine{number}" for number in range(6)]
+
+
+def planned_ids(shard: Path) -> list[str]:
+    _, table = read_shard(shard)
+    return [row["id"] for row in table["passthrough"].to_pylist()]
+
+
 def test_discard_begins_another_retry(nights: Nights) -> None:
     nights.write(rows_of(6))
     fail_requests(nights, "2:0")
@@ -226,6 +260,23 @@ def test_a_retry_after_success_was_lost_and_found_again_by_the_plan_keeps_its_an
     fail_requests(nights)
     assert (nights.retry().totals.errors, nights.ran) == ({}, 1)
     assert nights.results()["r3"]["response"] == nights.expected("r3", "text 3")
+    whole(nights)
+
+
+def test_a_retry_over_a_lost_part_is_refused_before_anything_runs(nights: Nights) -> None:
+    nights.write(rows_of(20))
+    fail_requests(nights, "3:0", "11:0")
+    nights.submit()
+    fail_requests(nights)
+    success = (nights.out / "_SUCCESS").read_bytes()
+    min(nights.out.glob("part-*.parquet")).unlink()
+    with pytest.raises(RunError, match=r"_SUCCESS says 20 rows, .* delete .*_SUCCESS and submit the job again"):
+        nights.retry()
+    assert nights.ran == 0 and (nights.out / "_SUCCESS").read_bytes() == success
+    (nights.out / "_SUCCESS").unlink()
+    nights.submit()
+    assert set(nights.results()) == {row["id"] for row in rows_of(20)}
+    nights.retry()
     whole(nights)
 
 
@@ -271,6 +322,19 @@ def test_an_incremental_run_finds_its_failed_rows_by_id_and_the_night_after_leav
     assert nights.retry("sampling.max_tokens=4").exit_code == 0
     assert nights.results()["r3"]["response"] == nights.expected("r3", "text 3", sampling__max_tokens=4)
     assert not nights.submit().worked
+    whole(nights)
+
+
+def test_a_retry_runs_all_failed_rows_after_a_night_that_read_a_few(nights: Nights) -> None:
+    nights.settings |= {"run__incremental": True}
+    nights.write(rows_of(10))
+    nights.refuse = lambda request: True
+    nights.submit()
+    nights.refuse = lambda request: False
+    assert nights.submit(run__limit=2).totals.errors == {"nan_logits": 8}
+    done = nights.retry()
+    assert (nights.ran, done.totals.errors, done.exit_code) == (8, {}, 0)
+    assert nights.results()["r9"]["response"] == nights.expected("r9", "text 9")
     whole(nights)
 
 
@@ -358,16 +422,3 @@ def kill(*_: object) -> None:
 
 def interrupt(request: Request) -> bool:
     raise KeyboardInterrupt
-
-
-def test_results_with_rows_of_blank_lines_are_not_mixed_with_other_numbers(nights: Nights) -> None:
-    nights.write([*rows_of(2), '{"id": "torn'])
-    nights.submit()
-    [path] = nights.out.glob("*.parquet")
-    table, info = pq.read_table(path), read_part_info(path)
-    path.unlink()
-    column = table.schema.get_field_index("error_message")
-    message = pa.array([None, None, "rows.jsonl:3: blank line"])
-    write_part(path, table.set_column(column, table.schema.field(column), message), info)
-    with pytest.raises(RunError, match=r"rows of blank lines.*--fresh"):
-        nights.retry()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
 from bulkrun.job.store.workers import Worker
+from bulkrun.job.views.listing import statuses
 from bulkrun.launch.planner import PlannerProcess, plan_run
 from bulkrun.launch.prepare import prepare
 
@@ -232,6 +235,38 @@ def test_a_planner_that_dies_without_a_word_is_noticed(tmp_path: Path) -> None:
     planner._child.wait()
     with pytest.raises(RunError, match="planner"):
         planner.check()
+
+
+def test_below_a_folder_that_is_named_like_a_state_a_run_is_one_like_any_other(folder: Path) -> None:
+    assert submit("output.path=.bulkrun/out").exit_code == 0
+    assert pq.read_table(folder / ".bulkrun/out/part-00000.parquet").num_rows == 6
+
+
+@pytest.mark.parametrize("command", ["submit", "validate"])
+def test_the_place_of_what_is_staged_in_a_run_is_refused(folder: Path, command: str) -> None:
+    result = CliRunner().invoke(main, [command, "job.yaml", "--set", "output.path=.bulkrun/next"])
+    assert result.exit_code == 2 and "output.path: .bulkrun/next is where bulkrun keeps" in result.stderr
+    assert not (folder / ".bulkrun").exists()
+
+
+def test_a_job_file_whose_name_is_not_utf8_is_refused_before_anything_is_made(folder: Path) -> None:
+    odd = Path(os.fsdecode(b"j\xff.yaml"))
+    (folder / "job.yaml").rename(odd)
+    result = CliRunner().invoke(main, ["submit", str(odd)], catch_exceptions=False)
+    assert result.exit_code == 2 and "j\\udcff" in result.stderr and "not UTF-8; rename" in result.stderr
+    assert not (folder / "out").exists()
+
+
+def test_a_run_in_a_folder_whose_name_is_not_utf8_hides_no_other_run(folder: Path) -> None:
+    assert submit("output.path=odd").exit_code == 0
+    (folder / "odd").rename(folder / os.fsdecode(b"k\xff"))
+    assert submit().exit_code == 0
+    states = {listed.root.name: listed.state for listed in statuses(folder)}
+    assert states == {"out": "completed", r"k\xff": "damaged"}
+    command = [sys.executable, "-m", "bulkrun", "list", str(folder), "--json"]
+    listed = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"})
+    assert listed.returncode == 0, listed.stderr
+    assert [run["state"] for run in json.loads(listed.stdout)["runs"]] == ["damaged", "completed"]
 
 
 def test_a_home_directory_in_output_path_is_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ and problems into `file:line:col` messages; `bulkrun schema` prints the JSON sch
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -214,6 +215,11 @@ class JobSpec(Section):
     slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="What to ask Slurm for.")
     ray: RaySpec = Field(default_factory=RaySpec, description="How Ray places the workers.")
     run: RunSpec = Field(default_factory=RunSpec, description="How the run goes on.")
+
+    def with_keys(self, **sections: Mapping[str, Any]) -> JobSpec:
+        """The same job with other values for some keys, which are not checked: `with_keys(run={"workers": 2})`."""
+        changed = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=changed)
 
     @model_validator(mode="after")
     def _incremental(self) -> JobSpec:

@@ -42,8 +42,6 @@ from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.run_dir import RunDir
 
-_BLANK_LINES = "rows_of_blank_lines"  # in the marker of a window
-
 
 class PlanPoint(NamedTuple):
     """Where planning goes on: the numbers of the next window, row and shard, and the next row's address."""
@@ -173,18 +171,7 @@ class Planner:
         markers: list[dict[str, Any]] = []
         while (marker := read_json(self._run.window(len(markers)))) is not None:
             markers.append(marker)
-        self._refuse_other_rows(markers)
         return markers
-
-    def _refuse_other_rows(self, markers: list[dict[str, Any]]) -> None:
-        """A text file's rows are counted without its blank lines; a plan begun before that counted them as errors."""
-        if self._input.dataset.num_rows is not None:
-            return
-        if any(_BLANK_LINES not in marker and "bad_input" in marker.get("errors", {}) for marker in markers):
-            raise RunError(
-                f"{self._run.plan}: the plan was begun by a version of bulkrun that took blank lines for rows, so it "
-                "cannot go on with the right one; start anew with --fresh"
-            )
 
     def _plan_window(self, at: PlanPoint, folder: Path) -> dict[str, Any] | None:
         """Publish the shards of one window and then its marker, which is returned; None at the end of the input."""
@@ -206,7 +193,6 @@ class Planner:
             "first_row": at.row,
             "first_shard": at.shard,
             "next": list(position),
-            _BLANK_LINES: 0,
         }
         marker = {**vars(arrangement.counters), **place}
         write_new_json(self._run.window(at.window), marker)

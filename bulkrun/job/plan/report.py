@@ -45,8 +45,8 @@ class Counters:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Counters:
-        """The counters in a document; one of an earlier version may lack some."""
-        return cls(**{name: document[name] for name in cls.__dataclass_fields__ if name in document})
+        """The counters in a document that holds them beside other keys."""
+        return cls(**{name: document[name] for name in cls.__dataclass_fields__})
 
     def add_errors(self, codes: Sequence[str]) -> None:
         """Count error rows by code."""
@@ -81,7 +81,7 @@ class PlanReport:
     windows: int
     samples: int
     duplicate_ids: dict[str, Any]
-    prompt: str = ""
+    prompt: str
 
     def to_json(self) -> dict[str, Any]:
         """The document of `complete.json`."""
@@ -92,7 +92,7 @@ class PlanReport:
     def from_json(cls, document: dict[str, Any]) -> PlanReport:
         """The report that `to_json` wrote."""
         totals = {name: document[name] for name in ("windows", "samples", "duplicate_ids")}
-        return cls(Counters.of(document), **totals, prompt=document.get("prompt", ""))
+        return cls(Counters.of(document), **totals, prompt=document["prompt"])
 
     def histogram(self) -> list[tuple[int, int | None, int]]:
         """(from, to exclusive or None, prompts) of the histogram from its first to its last bucket in use."""

@@ -62,7 +62,7 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
         if name in columns:
             if key == "messages" and spec.prompt.chat_template == "none":
                 raise JobFileError(["prompt.chat_template: none, but the input's column 'messages' needs one"])
-            return spec.model_copy(update={"prompt": spec.prompt.model_copy(update={key: name})})
+            return spec.with_keys(prompt={key: name})
     raise JobFileError(
         [
             "prompt: does not say how a row becomes a prompt, and the input has none of the columns that tell: "
@@ -79,7 +79,7 @@ def _as_batch(spec: JobSpec) -> JobSpec:
         )
     if spec.input.id is not None:
         return spec
-    return spec.model_copy(update={"input": spec.input.model_copy(update={"id": "custom_id"})})
+    return spec.with_keys(input={"id": "custom_id"})
 
 
 def describe_prompt(spec: JobSpec, columns: Sequence[str]) -> str:

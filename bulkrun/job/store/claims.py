@@ -34,6 +34,11 @@ class Claims:
                 return False
         return write_new_json(self._run.claims / f"{name}.{epoch + 1}", asdict(self._worker))
 
+    def owner(self, name: str) -> Worker | None:
+        """Who claimed `name` last, dead or alive; None where nobody did."""
+        _, path = self._newest(name)
+        return None if path is None else self._owner(path)
+
     def release(self, name: str) -> None:
         """Give up a claim that is ours, and those of the dead it was taken over from, for whom the next one would wait.
 

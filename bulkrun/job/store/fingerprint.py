@@ -59,13 +59,8 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
 
 
 def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's values count as text: a template tells true from 1, and a null from what is not there.
-
-    Without any it is the prompt section of before there were such values, so that older runs go on.
-    """
-    values = given.get("chat_template_kwargs")
-    rest = {key: value for key, value in given.items() if key != "chat_template_kwargs"}
-    return {**rest, "chat_template_kwargs": json.dumps(dict(sorted(values.items())))} if values else rest
+    """The template's values count as text: a template tells true from 1, and a null from what is not there."""
+    return {**given, "chat_template_kwargs": json.dumps(given["chat_template_kwargs"], sort_keys=True)}
 
 
 def _carried(given: Mapping[str, Any]) -> list[str] | None:

@@ -36,6 +36,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bulkrun.data.durable import make_dirs
 from bulkrun.data.partitions import PART_NAME, find_parts
 from bulkrun.errors import JobFileError, RunError
 
@@ -57,7 +58,7 @@ class RunDir:
     @property
     def is_staged(self) -> bool:
         """Whether this is such a run: its parts are not results yet, and no glob for Parquet may find them."""
-        return self.root.parent.name == ".bulkrun"
+        return (self.root.parent.name, self.root.name) == (".bulkrun", "next")
 
     @property
     def subset(self) -> Path:
@@ -217,8 +218,22 @@ def _numbers(folder: Path, pattern: re.Pattern[str]) -> set[int]:
     return {int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
 
 
+def make_state_dirs(run: RunDir) -> None:
+    """The folders of the state. A finished run has empty ones, which many a copy (object stores, git) leaves out."""
+    for folder in (run.plan, run.claims, run.journal, run.workers, run.tmp):
+        make_dirs(folder)
+
+
+def refuse_place_of_staged(run: RunDir) -> None:
+    """Raise JobFileError where a job names the place that is for what is staged in a run."""
+    if run.is_staged:
+        what = f"{run.root} is where bulkrun keeps the rows of a retry or an incremental night"
+        raise JobFileError([f"output.path: {what}; choose another output.path"])
+
+
 def check_place(run: RunDir) -> None:
     """Raise JobFileError where the run's directory cannot be made or written: asked of what is there of its path."""
+    refuse_place_of_staged(run)
     there = next(path for path in (run.root.absolute(), *run.root.absolute().parents) if path.exists())
     if not there.is_dir():
         raise JobFileError([f"output.path: {there} is a file, not a directory; choose another output.path"])

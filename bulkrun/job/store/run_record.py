@@ -28,10 +28,10 @@ from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used
 from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, job_key, key_salt
 from bulkrun.job.store.object_store import ObjectPrefix
-from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import LifeWatch, read_workers
 
-FORMAT = 1
+FORMAT = 2
 _SHOWN_CHARS = 63  # of each value in a difference
 _CONTEXT_CHARS = 20  # before the place where two long values part
 
@@ -67,10 +67,10 @@ class RunRecord:
         """What the row keys of an incremental run have in common; None where rows have no keys."""
         return key_salt(self.identity) if self.job["run"].get("incremental") else None
 
-    @property
-    def generations(self) -> int:
-        """Outputs generated per row, of which `samples` are kept."""
-        return int(self.job["sampling"].get("best_of") or self.samples)
+    def bucket(self) -> ObjectPrefix | None:
+        """Where the results go beside the run's directory; None for most runs."""
+        url = str(self.job["output"]["path"])
+        return ObjectPrefix(url) if is_remote(url) else None
 
     def id_column(self, columns: Sequence[str]) -> str | None:
         """The one of the results' columns that names rows: the job's own, or that of an OpenAI batch."""
@@ -94,7 +94,7 @@ def new_record(
 
 
 def read_record(run: RunDir) -> RunRecord:
-    """The record of an existing run. Raises RunError when the directory is no run, or of a newer bulkrun."""
+    """The record of an existing run. Raises RunError when the directory is no run, or of another bulkrun."""
     document = read_json(run.run_json)
     if document is None:
         raise RunError(f"{run.root}: not a run: it has no .bulkrun/run.json; RUN is the output.path of a job")
@@ -102,7 +102,8 @@ def read_record(run: RunDir) -> RunRecord:
     document.pop("fingerprints", None)
     if found != FORMAT:
         raise RunError(
-            f"{run.run_json}: has format {found}, this bulkrun knows {FORMAT}; use the version it was made with"
+            f"{run.run_json}: has format {found}, this bulkrun knows {FORMAT}; use the version it was made with, or "
+            "start anew with --fresh, which moves it aside"
         )
     return from_document(RunRecord, document, run.run_json, "a run record")
 
@@ -141,22 +142,19 @@ def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyw
     Raises ResumeError (with a readable difference) when the job or its input changed, UsageError when the directory
     holds something else, RunError when `fresh` meets a live worker. The same holds for the bucket that results go to.
     """
-    bucket = _bucket(wanted)
+    bucket = wanted.bucket()
     if fresh:
-        refuse_fresh(bucket) if bucket else None
+        if bucket:
+            refuse_fresh(bucket)
         move_aside(run)
     if not run.run_json.exists():
         _refuse_foreign_files(run)
-        refuse_used_prefix(bucket) if bucket else None
+        if bucket:
+            refuse_used_prefix(bucket)
     record = _create_or_continue(run, wanted, resume_anyway)
     if bucket and not run.success.exists():
         own_prefix(bucket, record.run_id, run.root)
     return record
-
-
-def _bucket(record: RunRecord) -> ObjectPrefix | None:
-    url = str(record.job["output"]["path"])
-    return ObjectPrefix(url) if is_remote(url) else None
 
 
 def _create_or_continue(run: RunDir, wanted: RunRecord, resume_anyway: bool) -> RunRecord:
@@ -168,8 +166,7 @@ def _create_or_continue(run: RunDir, wanted: RunRecord, resume_anyway: bool) -> 
 def _create(run: RunDir, wanted: RunRecord) -> bool:
     make_dirs(run.root)
     make_dirs(run.state, mode=0o700)
-    for folder in (run.plan, run.claims, run.journal, run.workers, run.tmp):
-        make_dirs(folder)
+    make_state_dirs(run)
     return write_new_json(run.run_json, record_document(wanted))
 
 
@@ -196,6 +193,7 @@ def _refuse_foreign_files(run: RunDir) -> None:
 
 def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: bool) -> RunRecord:
     _refuse_other_bucket(run, old, wanted)
+    make_state_dirs(run)
     changed = differences(old.identity, wanted.identity)
     if changed and not (run.planned_shards() or run.committed_shards()):
         return _begin_again(run, wanted)
@@ -246,7 +244,7 @@ def forget_start(run: RunDir, record: RunRecord, *, with_root: bool) -> None:
     its owner. The record goes first: without it the rest is nothing.
     """
     begun = run.planned_shards() or run.committed_shards() or any(run.journal.glob("shard-*"))
-    if begun or _bucket(record) or read_record(run).run_id != record.run_id:
+    if begun or record.bucket() or read_record(run).run_id != record.run_id:
         return
     life = LifeWatch(run)
     if any(life.alive(state.worker) for state in read_workers(run)):

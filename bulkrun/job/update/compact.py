@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -38,8 +37,8 @@ from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.rewrite import write_again
-from bulkrun.job.update.staging import update_under_way
-from bulkrun.job.update.update_claim import hold
+from bulkrun.job.update.staging import removed_on_failure, update_under_way
+from bulkrun.job.update.update_claim import hold, refuse_lost_hold
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
@@ -75,11 +74,13 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
         if _is_compact(totals, rows_per_file):
             deliver(run, read_record(run))  # which a kill may have come before
             return Compacted(before, before, totals.ok + sum(totals.errors.values()), worked=False)
-        with _removed_on_failure(sibling):  # most failures are a full disk: half a copy must not stay on it
+        with removed_on_failure(run, lambda _: _remove(sibling)), disk_errors("writing the new directory", sibling):
             done = _Rewrite(run, RunDir(sibling), read_record(run), totals, rows_per_file).build()
+            refuse_lost_hold(run)
             exchange_dirs(run.root, sibling)
         log_event(run, worker.id, "compacted", parts_before=before, parts_after=done.parts)
         time.sleep(grace_s)
+        refuse_lost_hold(run)
         _remove(sibling)
         deliver(run, read_record(run))
     return Compacted(before, done.parts, done.ok + sum(done.errors.values()), worked=True)
@@ -102,16 +103,6 @@ def _refuse_unfit(run: RunDir, shown: Path) -> RunTotals:
             f"`bulkrun export {shown} --format parquet` writes one file instead"
         )
     return totals
-
-
-@contextmanager
-def _removed_on_failure(sibling: Path) -> Iterator[None]:
-    try:
-        with disk_errors("writing the new directory", sibling):
-            yield
-    except BaseException:
-        _remove(sibling)
-        raise
 
 
 def _remove_leftover(sibling: Path) -> None:

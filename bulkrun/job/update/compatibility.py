@@ -87,4 +87,14 @@ def _fits(new: pa.Field, old: pa.Field) -> bool:
         united = pa.unify_schemas([pa.schema([old]), pa.schema([new])], promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
-    return bool(united.field(0).type == old.type) and can_cast(new.type, old.type)
+    is_wider = bool(united.field(0).type == old.type)
+    return is_wider and can_cast(new.type, old.type) and not _rounds(new.type, old.type)
+
+
+def _rounds(new: pa.DataType, old: pa.DataType) -> bool:
+    """Whether decimals, maybe inside, would go into floats: Arrow takes the next float, and `fitting` finds nothing."""
+    if pa.types.is_decimal(new):
+        return bool(pa.types.is_floating(old))
+    if pa.types.is_struct(new):
+        return any(_rounds(field.type, old.field(field.name).type) for field in new)
+    return new.num_fields > 0 and _rounds(new.field(0).type, old.field(0).type)

@@ -37,7 +37,7 @@ _WHO = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Reasons:
     """What counts as a reason to run a row again.
 
     `everything`: each row of the input runs. `failed_only`: only rows that hold an error (one of `codes`, if given),
@@ -89,7 +89,7 @@ class Changes:
 
 
 def find_changes(
-    source: PlanInput, parts: Sequence[Path], salt: str, first_row: int, wanted: Wanted, folder: Path
+    source: PlanInput, parts: Sequence[Path], salt: str, first_row: int, reasons: Reasons, folder: Path
 ) -> Changes:
     """Compare the input with the results in `parts`. New rows get numbers from `first_row` on.
 
@@ -106,7 +106,7 @@ def find_changes(
         try:
             _load(connection, today, results)
             _refuse_duplicates(connection, id_column, source)
-            return _compare(connection, wanted, source.spec.run.limit, first_row, folder / "picks.tmp")
+            return _compare(connection, reasons, source.spec.run.limit, first_row, folder / "picks.tmp")
         except (duckdb.IOException, duckdb.OutOfMemoryException) as error:  # of the files it spills to
             raise OSError(str(error)) from error
         finally:
@@ -198,30 +198,30 @@ def _refuse_duplicates(connection: duckdb.DuckDBPyConnection, id_column: str, so
 
 
 def _compare(
-    connection: duckdb.DuckDBPyConnection, wanted: Wanted, limit: int | None, first_row: int, picks: Path
+    connection: duckdb.DuckDBPyConnection, reasons: Reasons, limit: int | None, first_row: int, picks: Path
 ) -> Changes:
     connection.execute(
-        f"CREATE TEMP TABLE found AS SELECT position, row, today.key AS key, {_kind(wanted)} AS kind, "
+        f"CREATE TEMP TABLE found AS SELECT position, row, today.key AS key, {_kind(reasons)} AS kind, "
         "today.key IS NOT DISTINCT FROM results.key AS same FROM today LEFT JOIN results USING (who)",
-        [list(wanted.codes)] if wanted.failed_only else [],
+        [list(reasons.codes)] if reasons.failed_only else [],
     )
     counts = dict(connection.execute("SELECT kind, count(*) FROM found GROUP BY kind").fetchall())
     gone = connection.execute("SELECT row, id IS NULL FROM results ANTI JOIN today USING (who) ORDER BY row").fetchall()
     unread = limit is not None and sum(counts.values()) >= limit
     gone, beyond_limit = ([], len(gone)) if unread else (gone, 0)
     # What vanished and has no id is a broken line of an earlier night: no result is lost with it.
-    dropped = [row for row, nameless in gone if not wanted.failed_only and (nameless or wanted.drop_vanished)]
+    dropped = [row for row, nameless in gone if not reasons.failed_only and (nameless or reasons.drop_vanished)]
     _write_picks(connection, first_row, picks)
     new, changed, failed, same = (counts.get(name, 0) for name in ("new", "changed", "failed", "unchanged"))
     return Changes(new, changed, failed, same, len(gone), beyond_limit, dropped, picks)
 
 
-def _kind(wanted: Wanted) -> str:
+def _kind(reasons: Reasons) -> str:
     """SQL for why a row runs. The same refusal as before (`code`) is no reason: it would be refused again."""
-    if wanted.failed_only:
+    if reasons.failed_only:
         asked = "(len($1::VARCHAR[]) = 0 OR list_has_any(codes, $1::VARCHAR[]))"
         return f"CASE WHEN failed AND {asked} THEN 'failed' ELSE 'unchanged' END"
-    changed = "true" if wanted.everything else "today.key IS DISTINCT FROM results.key"
+    changed = "true" if reasons.everything else "today.key IS DISTINCT FROM results.key"
     return (
         "CASE WHEN row IS NULL THEN 'new' "
         "WHEN failed AND today.code = results.code THEN 'unchanged' "

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 
 from bulkrun.data.parts import read_part_columns, read_part_info
 from bulkrun.data.subset import PICK_SCHEMA
-from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 
 _PICKS_PER_BATCH = 65536
@@ -29,18 +28,6 @@ def failed_rows(run: RunDir, codes: Sequence[str] = ()) -> npt.NDArray[np.int64]
                 failed = pc.is_in(table["error_code"], pa.array(codes, pa.string()))
             found.append(table["row"].filter(failed).to_numpy())
     return np.unique(np.concatenate(found))
-
-
-def refuse_blank_lines(run: RunDir) -> None:
-    """Raise RunError for results with rows of blank lines, as an earlier version made: rows have other numbers."""
-    for _, path in sorted(run.parts().items()):
-        if "bad_input" in read_part_info(path).errors:
-            for table in read_part_columns(path, ["error_message"]):
-                if pc.any(pc.ends_with(table["error_message"], ": blank line")).as_py():
-                    raise RunError(
-                        f"{path}: has rows of blank lines, from a version of bulkrun that counted them; rows have "
-                        "other numbers now, so none can be put in its place: run the job anew with --fresh"
-                    )
 
 
 def _concerned(errors: dict[str, int], codes: Sequence[str]) -> bool:

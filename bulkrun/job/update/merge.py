@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.casts import can_cast
 from bulkrun.data.durable import publish_new, replace_json, swap_in
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.subset import Targets, read_targets
@@ -28,9 +27,11 @@ from bulkrun.job.plan.spool import Spool
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document
+from bulkrun.job.update.cause import cause_document
 from bulkrun.job.update.fitting import fit_table
 from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update, remove_staged
+from bulkrun.job.update.update_claim import lost_hold, refuse_lost_hold
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
 
 I64 = npt.NDArray[np.int64]
@@ -38,41 +39,67 @@ _COPIED_BYTES = 2**30
 
 
 def merge(run: RunDir) -> RunTotals:
-    """Put what is staged into the results; the new totals. Raises RunError on a bad disk or a damaged part."""
+    """Put what is staged into the results; the new totals. For the process that holds the run (`hold`).
+
+    Raises RunError on a bad disk or a damaged part, and where another process took over.
+    """
+    refuse_lost_hold(run)
     update = read_update(run)
     assert update is not None, "there is something staged"
     totals = read_totals(run)
     assert totals is not None, "only a finished run is changed"
     assert totals.generation < update.generation, "what is merged already is removed when it is found"
     shards = begin_merge(run)
-    _Merge(run, update, read_record(run), shards).apply()
-    totals = _finish(run, update, totals)
+    fresh = _Merge(run, update, read_record(run), shards).apply()
+    totals = _finish(run, update, totals, fresh)
     remove_staged(run)
     return totals
 
 
-def _finish(run: RunDir, update: Update, old: RunTotals) -> RunTotals:
+def _refuse_late(run: RunDir, update: Update) -> None:
+    """Raise RunError where another process has the run by now, or has merged this update or a later one."""
+    refuse_lost_hold(run)
+    totals = read_totals(run)
+    if totals is None or totals.generation >= update.generation:
+        raise lost_hold(run)
+
+
+def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotals:
     """The new totals and the new record. The record is replaced first: `_SUCCESS` says that all is done.
 
+    Raises RunError where the parts do not come to the old rows and the `fresh` ones, less those that were dropped.
     A staged run that did not come to its end changes the rows that it finished, and not what the run is of.
     """
+    infos = [read_part_info(path) for path in run.parts().values()]
+    _refuse_lost_rows(run, sum(info.input_rows for info in infos), old.rows + fresh - len(update.dropped))
     record, whole = read_record(run), not update.rows or read_totals(run.staged) is not None
     if update.record is not None and whole:
         record = replace(RunRecord(**update.record), run_id=record.run_id, created=record.created)
+        _refuse_late(run, update)
         if run.staged.sql_snapshot.exists():
             swap_in(run.staged.sql_snapshot, run.sql_snapshot)
         replace_json(run.run_json, record_document(record))
     history: dict[str, Any] = {"generation": update.generation, "finished": utc_now(), "whole": whole, **update.counts}
     totals = replace(
-        sum_parts(record, [read_part_info(path) for path in run.parts().values()]),
+        sum_parts(record, infos),
         generation=update.generation,
         next_row=update.next_row,
         duplicate_ids=old.duplicate_ids,
-        updates=[*old.updates, {**history, **update.request}],
+        updates=[*old.updates, {**history, **cause_document(update.cause)}],
     )
+    _refuse_late(run, update)
     replace_json(run.success, totals_document(totals))
-    log_event(run, "-", "updated", kind=str(update.request["kind"]), **history)
+    log_event(run, "-", "updated", kind=update.cause.kind, **history)
     return totals
+
+
+def _refuse_lost_rows(run: RunDir, found: int, expected: int) -> None:
+    """New totals would make a loss look like a result."""
+    if found != expected:
+        raise RunError(
+            f"{run.root}: after the merge the parts hold {found:,} rows, which should be {expected:,}: bring the "
+            f"missing file back from a backup, or delete {run.success} and submit the job again"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,18 +111,18 @@ class _Merge:
     record: RunRecord
     shards: Sequence[int]
 
-    def apply(self) -> None:
-        """Swap in the parts that change, then publish those of new rows."""
+    def apply(self) -> int:
+        """Swap in the parts that change, then publish those of new rows; how many new rows there are."""
+        fresh = 0
         targets = read_targets(self.run.staged.subset)
         keepers = _Keepers.of(targets)
         schema = self._schema()
-        self._refuse_other_types(schema)
         parts = self._parts_to_change(targets.rows.to_numpy())
         with Spool(self.run.staged.tmp, schema) as spool:
             place_of_row = []
             for shard in self.shards:
                 staged = self._staged_table(shard, targets, schema)
-                self._publish_new_rows(shard, staged)
+                fresh += self._publish_new_rows(shard, staged)
                 place = parts.place_of(staged)
                 place_of_row.append(place[place >= 0])
                 for batch in staged.filter(pa.array(place >= 0)).to_batches():
@@ -103,23 +130,12 @@ class _Merge:
             places = np.concatenate(place_of_row) if place_of_row else np.empty(0, np.int64)
             for number, table in spool.shards(places, len(parts.numbers)):
                 self._swap(parts.numbers[number], table, keepers.of_rows(table))
+        return fresh
 
     def _schema(self) -> pa.Schema:
         """The columns of the results; where there are none yet, those of the staged run."""
         paths = sorted(self.run.parts().values()) or [self.run.staged.part(shard) for shard in self.shards[:1]]
         return read_part_schema(paths[0]) if paths else pa.schema([])
-
-    def _refuse_other_types(self, schema: pa.Schema) -> None:
-        """Raise RunError before a part is changed: an older version let columns in that no cast makes fit."""
-        staged = read_part_schema(self.run.staged.part(self.shards[0])) if self.shards else schema
-        for there in schema:
-            computed = staged.field(there.name).type if there.name in staged.names else there.type
-            if not can_cast(computed, there.type):
-                raise RunError(
-                    f"{self.run.staged.root}: column {there.name!r} is {computed} in the rows to merge, which the "
-                    f"{there.type} of the results cannot hold; no result was changed yet: remove this directory, cast "
-                    "the column in input.sql, and submit the job again"
-                )
 
     def _parts_to_change(self, rows: I64) -> _Parts:
         """Which parts hold rows that are replaced or dropped, those left out that were swapped in already.
@@ -156,19 +172,23 @@ class _Merge:
         columns = [given.get(name, table[name]) for name in schema.names]
         return pa.Table.from_arrays(columns, schema=schema).combine_chunks()
 
-    def _publish_new_rows(self, shard: int, staged: pa.Table) -> None:
-        """A part of the rows that the results do not have yet, unless it is there already."""
+    def _publish_new_rows(self, shard: int, staged: pa.Table) -> int:
+        """A part of the rows that the results do not have yet, unless it is there already; how many they are."""
         number = self.update.first_part + shard
         fresh = staged.filter(pc.greater_equal(staged["row"], self.update.first_row))
-        if not fresh.num_rows or number in self.run.committed_shards():
-            return
-        info = replace(read_part_info(self.run.staged.part(shard)), shard=number, run_id=self.record.run_id)
-        publish_new(self._write(fresh, replace(info, plan_hash=self.record.plan_hash)), self.run.part(number))
+        if fresh.num_rows and number not in self.run.committed_shards():
+            info = replace(read_part_info(self.run.staged.part(shard)), shard=number, run_id=self.record.run_id)
+            tmp = self._write(fresh, replace(info, plan_hash=self.record.plan_hash))
+            _refuse_late(self.run, self.update)
+            publish_new(tmp, self.run.part(number))
+        return int(fresh.num_rows) // self.record.samples
 
     def _swap(self, number: int, fresh: pa.Table, keep_success: npt.NDArray[np.bool_]) -> None:
         path = self.run.part(number)
         old = pa.concat_tables(read_part_columns(path))
-        swap_in(self._write(_replaced(old, fresh, keep_success, self.update.dropped), read_part_info(path)), path)
+        tmp = self._write(_replaced(old, fresh, keep_success, self.update.dropped), read_part_info(path))
+        _refuse_late(self.run, self.update)
+        swap_in(tmp, path)
 
     def _write(self, table: pa.Table, like: PartInfo) -> Path:
         """The rows as a part of the new generation, under a temporary name beside the staged run."""

@@ -20,17 +20,21 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.compatibility import only_the_input_changed
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
+from bulkrun.job.update.update_claim import refuse_lost_hold
 from bulkrun.job.work.commit import RunIdentity, commit_answered
 from bulkrun.job.work.finish import RunTotals, publish_totals, sum_parts
 
 
 def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
     """End an unfinished run with the rows that it has; nobody else may be at work in it (`hold`)."""
+    refuse_lost_hold(run)
     write_new_json(run.settling, {"run_id": record.run_id})
     _commit_answered(run, record)
     infos = [read_part_info(path) for path in run.parts().values()]
     generation = 1 + max((info.generation for info in infos), default=0)
-    totals = publish_totals(run, replace(sum_parts(record, infos), generation=generation, next_row=_rows_used(run)))
+    totals = replace(sum_parts(record, infos), generation=generation, next_row=_rows_used(run))
+    refuse_lost_hold(run)
+    totals = publish_totals(run, totals)
     log_event(run, "-", "settled", rows=totals.rows)
     return totals
 
@@ -44,6 +48,7 @@ def must_settle(run: RunDir, record: RunRecord, wanted: RunRecord) -> bool:
 
 def settle_update(run: RunDir) -> RunTotals:
     """Merge what a staged run has finished so far. No worker may be alive in it."""
+    refuse_lost_hold(run)
     if not is_merging(run) and run.staged.run_json.exists():
         _commit_answered(run.staged, read_record(run.staged))
     return merge(run)

@@ -28,7 +28,9 @@ from bulkrun.data.durable import (
 )
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, new_record, open_run
+from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record
+from bulkrun.job.update.cause import Cause, cause_document, cause_of
+from bulkrun.job.update.update_claim import refuse_lost_hold
 from bulkrun.job.work.finish import read_totals
 
 
@@ -36,12 +38,12 @@ from bulkrun.job.work.finish import read_totals
 class Update:
     """What a staged run is for.
 
-    `request` is what was asked for, to know the same command again. `first_row` and `first_part` are the first
+    `cause` is what was asked for, to know the same command again. `first_row` and `first_part` are the first
     numbers that new rows and new parts get, `next_row` is the first that stays unused. `dropped` are result rows to
     remove. `counts` is for people. `record` is the run's record once all is merged (None: as it is).
     """
 
-    request: dict[str, Any]
+    cause: Cause
     generation: int
     rows: int
     first_row: int
@@ -50,6 +52,15 @@ class Update:
     counts: dict[str, int] = field(default_factory=dict)
     dropped: list[int] = field(default_factory=list)
     record: dict[str, Any] | None = None
+
+    def command(self, run: RunDir) -> str:
+        """The command that began it in `run`, as a shell takes it: it goes on with it."""
+        record = RunRecord(**self.record) if self.record else read_record(run)
+        return self.cause.command(run, record)
+
+    def to_json(self) -> dict[str, Any]:
+        """The contents of update.json."""
+        return {**asdict(self), "cause": cause_document(self.cause)}
 
 
 def staged_record(
@@ -71,23 +82,25 @@ def staged_record(
 
 def open_staging(run: RunDir, record: RunRecord) -> RunDir:
     """An empty staged run; one that never became whole is removed, and what a kill left of one that is merged."""
+    refuse_lost_hold(run)
     remove_tree(run.staged.root)
     open_run(run.staged, record)
     return run.staged
 
 
 @contextmanager
-def removed_on_failure(run: RunDir) -> Iterator[None]:
-    """Stage in the body. Where that fails nothing of it stays: most failures are a full disk.
+def removed_on_failure(run: RunDir, remove: Callable[[RunDir], None] | None = None) -> Iterator[None]:
+    """Stage in the body. Where that fails nothing of it stays (`remove`): most failures are a full disk.
 
-    Where that fails too it is not said: the first failure is the one to mend, and the next staging removes the rest.
+    Where that fails too it is not said: the first failure is the one to fix, and the next attempt removes the rest.
     """
     try:
         yield
     except BaseException as error:
         clear_frames(error.__traceback__)  # readers in there hold files open, which NFS does not remove
-        with suppress(RunError):
-            remove_tree(run.staged.root)
+        with suppress(RunError, OSError):
+            refuse_lost_hold(run)  # what is there by now may be another process's
+            (remove or remove_staged)(run)
         raise
 
 
@@ -106,17 +119,19 @@ def close_staging(
     except InputError:
         check_input()  # says more, where the input is not what it was
         raise
+    refuse_lost_hold(run)
     swap_in(tmp, staged.subset)
     check_input()
-    replace_json(staged.update, asdict(update))
+    refuse_lost_hold(run)
+    replace_json(staged.update, update.to_json())
 
 
 def read_update(run: RunDir) -> Update | None:
     """What is staged; None when nothing is, or not all of it."""
     document = read_json(run.staged.update)
     try:
-        return Update(**document) if document else None
-    except TypeError as error:
+        return Update(**{**document, "cause": cause_of(document["cause"])}) if document else None
+    except (TypeError, KeyError) as error:
         raise RunError(
             f"{run.staged.update}: not readable by this bulkrun ({error}); "
             f"finish with the version that began it, or remove {run.staged.root}"
@@ -158,5 +173,6 @@ def discard(run: RunDir) -> None:
 
 def remove_staged(run: RunDir) -> None:
     """Remove the staged run; first what it is for, so that after a kill nobody takes the rest of it for a whole one."""
+    refuse_lost_hold(run)
     run.staged.update.unlink(missing_ok=True)
     remove_tree(run.staged.root)

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from bulkrun.errors import RunError
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
-from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, read_workers
 
 _CLAIM = "update"
@@ -25,6 +26,7 @@ def hold(
 ) -> Iterator[Worker]:
     """Be the only one that changes this run. Raises RunError, naming the process, when a worker or another
     changer is alive in it; takes up to half a minute where one died on another host, or before a reboot."""
+    make_state_dirs(run)
     worker, life = Worker.this_process(), life or LifeWatch(run)
     claims = Claims(run, worker, life)
     _take(claims, run, life, sleep)
@@ -38,6 +40,27 @@ def hold(
     finally:
         claims.release(_CLAIM)  # before the goodbye: nobody else sees a claim here that is free
         heartbeat.stop(ended)
+
+
+def refuse_lost_hold(run: RunDir) -> None:
+    """Raise RunError unless this process still holds the run: asked right before each write that others see.
+
+    A process that was frozen (a file server that hung, a virtual machine that was paused) is taken for dead after half
+    a minute; when it wakes up, another one may have finished its change and the next. A claim cannot stop a write, so a
+    gap remains: a freeze that begins between this look and the write, or a network file system that still shows the
+    claims of some seconds ago.
+    """
+    owner = Claims(run, Worker.this_process(), LifeWatch(run)).owner(_CLAIM)
+    if owner is None or owner != Worker.this_process(owner.id):
+        raise lost_hold(run)
+
+
+def lost_hold(run: RunDir) -> RunError:
+    """The error of a process whose change another one took over."""
+    return RunError(
+        f"{run.root}: another process took over while this one was frozen or cut off from the disk; this one stops "
+        "here and changes nothing more: run the same command again"
+    )
 
 
 def _take(claims: Claims, run: RunDir, life: LifeWatch, sleep: Callable[[float], None]) -> None:

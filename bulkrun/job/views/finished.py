@@ -15,7 +15,9 @@ def finished_totals(run: RunDir) -> RunTotals | None:
     """The totals of a finished run, None while it is not finished. Raises RunError when its results are not there."""
     totals = read_totals(run)
     if totals is not None and (lost := lost_rows(run, totals)) is not None:
-        raise RunError(f"{run.root}: {lost}")
+        raise RunError(
+            f"{run.root}: {lost}; bring it back from a backup, or delete {run.success} and submit the job again"
+        )
     return totals
 
 

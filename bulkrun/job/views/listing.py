@@ -31,6 +31,9 @@ def _status(run: RunDir) -> RunStatus | DamagedRun:
         return read_status(run)
     except PermissionError as error:
         return DamagedRun(run.root, f"{error.filename}: {error.strerror}", "unreadable")
+    except UnicodeError:
+        printable = Path(os.fsencode(run.root).decode(errors="backslashreplace"))
+        return DamagedRun(printable, "the path is not UTF-8, where no Parquet file can be read: rename the folder")
     except (BulkrunError, OSError) as error:
         return DamagedRun(run.root, str(error))
 

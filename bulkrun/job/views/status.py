@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bulkrun.data.parts import PartInfo, read_part_info
 from bulkrun.errors import RunError
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
-from bulkrun.job.update.staging import Update, update_under_way
+from bulkrun.job.update.cause import submit_command
+from bulkrun.job.update.staging import update_under_way
 from bulkrun.job.views.finished import lost_rows
 from bulkrun.job.work.finish import RunTotals, read_totals
+from bulkrun.job.work.progress import ProgressSnapshot
+from bulkrun.job.work.team import snapshot_of, sum_snapshots
 
 State = Literal[
     "queued", "planning", "running", "interrupted", "completed", "completed_with_errors", "failed", "stalled"
@@ -121,7 +124,8 @@ def _read_update(run: RunDir, record: RunRecord) -> RunStatus | None:
         if run.staged.run_json.exists():
             raise
         return None  # it was merged just now
-    return replace(staged, next_command=_update_command(run, record, update, staged.state))
+    at_work = staged.state in _AT_WORK
+    return replace(staged, next_command=next_command(run, record, staged.state) if at_work else update.command(run))
 
 
 def _rows_total(record: RunRecord, totals: RunTotals | None, plan: PlanView) -> int | None:
@@ -139,7 +143,8 @@ def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int
         done += len(records)
         failed += sum(record.error_code is not None for record in records)
     # Of best_of outputs a row keeps n; which ones is known when all are there.
-    return done * record.samples // record.generations, failed * record.samples // record.generations
+    sampling = JobSpec.model_validate(record.job).sampling
+    return done * sampling.n // sampling.generations, failed * sampling.n // sampling.generations
 
 
 def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:
@@ -175,13 +180,11 @@ def _silent_but_there(worker: WorkerStatus) -> bool:
 
 
 def _speed(workers: list[WorkerStatus]) -> dict[str, Any]:
-    """All live workers together; the time left from the tokens left, which every worker estimates for the whole run."""
+    """All live workers together, by the sums that `watch` shows."""
     reports = [worker.progress for worker in workers if worker.alive and worker.progress]
-    rows = sum(report.get("rows_per_s", 0.0) for report in reports)
-    names = ("prompt_tokens_per_s", "completion_tokens_per_s")
-    tokens = sum(report.get(name, 0.0) for report in reports for name in names)
-    remaining = min((report.get("remaining_tokens", 0) for report in reports), default=0)
-    return {"rows_per_s": rows, "tokens_per_s": tokens, "eta_s": remaining / tokens if tokens > 0 else None}
+    team = sum_snapshots([snapshot_of(report) for report in reports], elapsed_s=0.0) if reports else ProgressSnapshot()
+    tokens = team.prompt_tokens_per_s + team.completion_tokens_per_s
+    return {"rows_per_s": team.rows_per_s, "tokens_per_s": tokens, "eta_s": team.eta_s}
 
 
 def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
@@ -200,23 +203,4 @@ def next_command(run: RunDir, record: RunRecord, state: State) -> str:
         return f"bulkrun errors {root}"
     if read_totals(run) is not None:
         return f"bulkrun verify {root}"
-    return _submit_command(record)
-
-
-def _submit_command(record: RunRecord) -> str:
-    return f"bulkrun submit {shlex.quote(record.job_file or 'JOB')}{_options('--set', record.overrides)}"
-
-
-def _update_command(run: RunDir, record: RunRecord, update: Update, state: State) -> str:
-    """The command that began the update continues it."""
-    if state in _AT_WORK:
-        return next_command(run, record, state)
-    if update.request["kind"] == "retry":
-        options = _options("--set", update.request["set"]) + _options("--code", update.request["codes"])
-        return f"bulkrun retry {shlex.quote(str(run.root))} --failed{options}"
-    refresh = " --full-refresh" if update.request["full_refresh"] else ""
-    return _submit_command(RunRecord(**update.record) if update.record else record) + refresh
-
-
-def _options(name: str, values: Sequence[str]) -> str:
-    return "".join(f" {name} {shlex.quote(value)}" for value in values)
+    return submit_command(record)

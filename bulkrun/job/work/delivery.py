@@ -22,7 +22,6 @@ from typing import TypeVar
 
 from bulkrun.data.durable import read_json, replace_json
 from bulkrun.data.parts import read_part_info
-from bulkrun.data.remote import is_remote
 from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.bucket_owner import SUCCESS
 from bulkrun.job.store.events import log_event
@@ -37,19 +36,13 @@ ShouldStop = Callable[[], bool]
 _T = TypeVar("_T")
 
 
-def bucket_of(record: RunRecord) -> ObjectPrefix | None:
-    """Where the results of a run go beside its directory; None for most runs."""
-    path = str(record.job["output"]["path"])
-    return ObjectPrefix(path) if is_remote(path) else None
-
-
 def deliver(run: RunDir, record: RunRecord, should_stop: ShouldStop = lambda: False) -> None:
     """Make the bucket of a run hold what its directory holds now; nothing to do for a local run.
 
     Safe to repeat, and by several processes. Raises Interrupted when told to stop, RunError for an object that is not
     of this run and when the store refuses, or fails for some minutes; the same command then goes on.
     """
-    prefix = bucket_of(record)
+    prefix = record.bucket()
     if prefix is not None and not is_delivered(run):
         _Delivery(run, prefix, should_stop).put_all()
 

@@ -229,7 +229,7 @@ class JobRunner:
 
     def _open_shard(self, shard: int) -> ShardWork:
         work = self._read_shard(shard)
-        rows = self._plan.shards[shard].rows * self._record.generations
+        rows = self._plan.shards[shard].rows * self._spec.sampling.generations
         self._progress.opened(shard, already_done=rows - work.outstanding)
         self._progress.refused(shard, len(work.refused))
         for journal, lines in work.damaged.items():

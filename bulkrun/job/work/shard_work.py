@@ -86,7 +86,7 @@ def _generations(
     rows, row_ids = table["row"].to_pylist(), table["row_id"].to_pylist()
     priorities = table["priority"].to_pylist()
     token_ids, overrides = table["token_ids"].combine_chunks(), table["overrides"].to_pylist()
-    params = cache(partial(_params, sampling, row_timeout))
+    params = cache(partial(row_sampling, sampling, row_timeout))
     for indexes in _groups(table, params):
         first = indexes[0]
         given, job_seed = params(overrides[first])
@@ -104,7 +104,10 @@ def _generations(
                 yield Generation(request, shard, left, sample)
 
 
-def _params(sampling: SamplingSpec, row_timeout: float | None, overrides: str | None) -> tuple[SamplingParams, int]:
+def row_sampling(
+    sampling: SamplingSpec, row_timeout: float | None, overrides: str | None
+) -> tuple[SamplingParams, int]:
+    """How a row with these values of its own is sampled, and the seed that stands for its job's."""
     values: dict[str, Any] = json.loads(overrides) if overrides else {}
     params = replace(sampling.to_params(values), timeout_s=row_timeout)
     return params, int(values.get("seed", sampling.seed))

@@ -6,8 +6,9 @@ Any process on any node may work along, so nothing is assumed of who started who
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from typing import Any
 
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, WorkerState, read_worker
@@ -30,7 +31,7 @@ class TeamProgress:
         states = [state for state in self._living() if state.role == "runner" and state.progress]
         if not states:
             return None
-        return sum_snapshots([_snapshot_of(state) for state in states], elapsed_s=self._clock() - self._began)
+        return sum_snapshots([snapshot_of(state.progress) for state in states], elapsed_s=self._clock() - self._began)
 
     def is_there(self) -> bool:
         """Whether anybody works on the run or is about to: a model loads, a plan is made."""
@@ -46,9 +47,9 @@ class TeamProgress:
                 self._gone.add(name)
 
 
-def _snapshot_of(state: WorkerState) -> ProgressSnapshot:
-    """Another version of bulkrun may publish more or fewer numbers."""
-    return ProgressSnapshot(**{name: value for name, value in state.progress.items() if name in _KNOWN})
+def snapshot_of(progress: Mapping[str, Any]) -> ProgressSnapshot:
+    """What a heartbeat tells. Another version of bulkrun may publish more or fewer numbers."""
+    return ProgressSnapshot(**{name: value for name, value in progress.items() if name in _KNOWN})
 
 
 def sum_snapshots(team: list[ProgressSnapshot], *, elapsed_s: float) -> ProgressSnapshot:

@@ -14,7 +14,7 @@ from bulkrun.job.store.events import log_event
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
-from bulkrun.job.work.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, bucket_of, name_of, put_part
+from bulkrun.job.work.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, name_of, put_part
 
 _STOP_S = 5.0  # a drain has to end within ten
 
@@ -24,7 +24,7 @@ class Uploads:
 
     def __init__(self, run: RunDir, record: RunRecord, worker: str) -> None:
         self._run, self._worker = run, worker
-        self._prefix = bucket_of(record)
+        self._prefix = record.bucket()
         self._shards: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)

@@ -431,18 +431,6 @@ def test_what_is_said_of_late_columns_names_them_and_is_bounded() -> None:
     assert len(lines) == 6 and lines[-1] == "and so with 4 more columns" and undeclared_lines({}) == []
 
 
-def test_markers_of_an_earlier_version_are_continued(table: Path, tmp_path: Path) -> None:
-    spec = job(table, run={"window_rows": 1000})
-    report = make_plan(tmp_path / "run", spec)
-    plan = RunDir(tmp_path / "run").plan
-    for name in ("complete.json", "window-00002.json", "window-00001.json"):
-        (plan / name).unlink()
-    marker = json.loads((plan / "window-00000.json").read_text())
-    del marker["undeclared_columns"]
-    (plan / "window-00000.json").write_text(json.dumps(marker))
-    assert make_plan(tmp_path / "run", spec) == report
-
-
 def test_all_windows_together_open_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"{name} {row}"} for row in range(50)]) for name in "ab"]
     opened: list[Path] = []
@@ -471,22 +459,6 @@ def test_a_plan_of_text_files_that_was_stopped_and_continued_equals_an_unbroken_
             make_plan(tmp_path / "run", spec, should_stop=lambda steps=allowed: next(steps, True))
     assert make_plan(tmp_path / "run", spec) == unbroken
     assert plan_bytes(tmp_path / "run") == plan_bytes(tmp_path / "unbroken")
-
-
-def test_a_plan_that_counted_blank_lines_as_rows_is_not_continued(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n{"text": "c"}\n' * 2 + '{"text": "d"}\n')
-    spec = job(tmp_path / "in.jsonl", run={"window_rows": 3})
-    assert make_plan(tmp_path / "run", spec).counters.rows == 7
-    plan = RunDir(tmp_path / "run").plan
-    for name in ("complete.json", "window-00001.json", "window-00002.json"):
-        (plan / name).unlink()
-    marker = json.loads((plan / "window-00000.json").read_text())
-    del marker["rows_of_blank_lines"]
-    (plan / "window-00000.json").write_text(json.dumps({**marker, "errors": {"bad_input": 1}}))
-    with pytest.raises(RunError, match=r"took blank lines for rows.*--fresh"):
-        make_plan(tmp_path / "run", spec)
-    (plan / "window-00000.json").write_text(json.dumps({**marker, "errors": {}}))
-    assert make_plan(tmp_path / "run", spec).counters.rows == 7
 
 
 def test_ids_that_repeat_over_files_are_told_with_their_files(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update import compact as compact_module
 from bulkrun.job.update import rewrite
+from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.compact import compact
 from bulkrun.job.update.staging import Update, close_staging, discard, open_staging, staged_record
 from bulkrun.job.update.update_claim import hold
@@ -172,7 +173,8 @@ def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
 def test_what_is_left_of_a_retry_that_died_while_it_was_staged_is_no_retry(tmp_path: Path) -> None:
     run = finished(tmp_path)
     record = read_record(run)
-    open_staging(run, staged_record(run, record, record.job))
+    with hold(run):
+        open_staging(run, staged_record(run, record, record.job))
     assert compact(run, grace_s=0).worked
     assert not run.staged.root.exists()
 
@@ -183,13 +185,15 @@ def test_a_run_with_an_update_under_way_or_a_live_worker_is_refused(
     run = finished(tmp_path)
     record, totals = read_record(run), read_totals(run)
     assert totals is not None
-    open_staging(run, staged_record(run, record, record.job))
-    update = Update({"kind": "retry"}, totals.generation + 1, 1, COUNT, COUNT, len(run.parts()))
-    close_staging(run, update, lambda path: path.touch(), lambda: None)
+    update = Update(Retry(), totals.generation + 1, 1, COUNT, COUNT, len(run.parts()))
+    with hold(run):
+        open_staging(run, staged_record(run, record, record.job))
+        close_staging(run, update, lambda path: path.touch(), lambda: None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match=r"^out: a retry or an incremental update is under way"):
         compact(RunDir(Path("out")))
-    discard(run)
+    with hold(run):
+        discard(run)
     with hold(run), pytest.raises(RunError, match="a worker is running here"):
         compact(run)
     assert compact(run, grace_s=0).worked

@@ -19,6 +19,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
 from bulkrun.job.store.workers import Heartbeat, Worker, WorkerState, read_workers
+from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.staging import Update, begin_merge
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.listing import find_runs, statuses
@@ -87,9 +88,8 @@ def test_while_an_update_is_merged_the_parts_are_between_two_totals(tmp_path: Pa
     start(run.root, make_rows(30), job(run.root))
     run.part(0).unlink()
     enter(run.staged.root, job(run.staged.root))
-    request = {"kind": "retry", "set": [], "codes": []}
-    update = Update(request, generation=1, rows=0, first_row=30, next_row=30, first_part=9)
-    replace_json(run.staged.update, asdict(update))
+    update = Update(Retry(), generation=1, rows=0, first_row=30, next_row=30, first_part=9)
+    replace_json(run.staged.update, update.to_json())
     begin_merge(run)
     assert read_status(RunDir(run.root)).state == "completed_with_errors"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pytest
 from bulkrun.data.durable import write_new_json
 from bulkrun.data.parts import read_part_info, write_part
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.staging import Update, begin_merge
 from bulkrun.job.views.verify import verify_run
 from tests.launch.nights import Nights
@@ -84,8 +85,8 @@ def test_a_row_number_that_was_never_given_is_noticed(run: RunDir) -> None:
 
 def test_a_merge_under_way_is_said_and_its_totals_are_not_compared(run: RunDir) -> None:
     run.staged.state.mkdir(parents=True)
-    update = Update({}, generation=2, rows=0, first_row=12, next_row=12, first_part=9)
-    write_new_json(run.staged.update, asdict(update))
+    update = Update(Retry(), generation=2, rows=0, first_row=12, next_row=12, first_part=9)
+    write_new_json(run.staged.update, update.to_json())
     begin_merge(run)
     report = verify_run(run)
     assert not report.finished
