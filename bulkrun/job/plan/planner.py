@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import passthrough_schema
 from bulkrun.errors import Interrupted, JobFileError, RunError
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
+from bulkrun.job.plan.duplicates import DuplicateCounter, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
 from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
@@ -156,8 +156,16 @@ class Planner:
         Raises Interrupted when told to stop, InputError when the input breaks or ids repeat that must not, RunError
         when the run directory cannot be written or holds the shards of another plan, and what `check_input` raises.
         """
-        if (complete := read_json(self._run.plan_complete)) is not None:
-            return PlanReport.from_json(complete)
+        if not self._run.plan_complete.exists():
+            self._plan_the_rest()
+        complete = read_json(self._run.plan_complete)
+        assert complete is not None, "this planner or another one has published it"
+        with suppress(OSError):  # what stays takes space and nothing else
+            for ids in self._run.id_files():
+                ids.unlink(missing_ok=True)
+        return PlanReport.from_json(complete)
+
+    def _plan_the_rest(self) -> None:
         make_dirs(self._run.plan)
         markers = self._finished_windows()
         with _attempt_folder(self._run.spool) as folder:
@@ -165,9 +173,11 @@ class Planner:
                 refuse_duplicate_ids(self._input.dataset, self._input.spec, folder)
             while (marker := self._plan_window(_next_point(markers), folder)) is not None:
                 markers.append(marker)
-        report = self._report(markers)
-        write_new_json(self._run.plan_complete, report.to_json())
-        return report
+        try:
+            write_new_json(self._run.plan_complete, self._report(markers).to_json())
+        except FileNotFoundError:
+            if not self._run.plan_complete.exists():  # else another planner was faster, and has removed the ids
+                raise
 
     def _finished_windows(self) -> list[dict[str, Any]]:
         markers: list[dict[str, Any]] = []
@@ -200,7 +210,7 @@ class Planner:
             for shard, table in spool.shards(arrangement.shard_of_row, arrangement.num_shards):
                 self._publish(at, shard, table, arrangement, folder)
         if window.ids:
-            write_ids(id_file(self._run, at.window), window.ids)
+            write_ids(self._run.ids(at.window), window.ids)
         place = {
             "window": at.window,
             "first_row": at.row,

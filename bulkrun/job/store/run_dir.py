@@ -8,6 +8,7 @@
       .bulkrun/input.snapshot           the result of input.sql (Parquet), fixed when the run started
       .bulkrun/plan/shard-00000.arrow   a planned shard
       .bulkrun/plan/window-00000.json   a window whose shards are all there
+      .bulkrun/plan/ids-00000.u64       hashes of a window's ids, until the plan is complete
       .bulkrun/plan/complete.json       the plan is complete
       .bulkrun/claims/NAME.EPOCH        advice: who works on what
       .bulkrun/journal/shard-00000.ATTEMPT.jsonl   finished rows of an open shard
@@ -19,6 +20,7 @@
       .bulkrun/logs/                    what workers wrote on stderr
       .bulkrun/slurm/                   batch scripts, and the ids of the jobs they became
       .bulkrun/tmp/                     files that are not whole yet
+      .bulkrun/tmp/spool/WORKER/        those of a planner: the rows of the window that it is planning
       .bulkrun/delivered.json           with results in a bucket: what it holds of them
       .bulkrun/next/                    a whole run of its own: the rows of a retry or an incremental night
       .bulkrun/next/.bulkrun/input.subset   its input: the rows to run, each with the result row that it answers
@@ -101,7 +103,7 @@ class RunDir:
 
     @property
     def spool(self) -> Path:
-        """Where the planner keeps the rows of the window it is planning."""
+        """Where planners keep the rows of the window they are planning, each in a folder named by its worker id."""
         return self.state / "tmp" / "spool"
 
     @property
@@ -192,6 +194,12 @@ class RunDir:
 
     def window(self, window: int) -> Path:
         return self.plan / f"window-{window:05d}.json"
+
+    def ids(self, window: int) -> Path:
+        return self.plan / f"ids-{window:05d}.u64"
+
+    def id_files(self) -> list[Path]:
+        return sorted(self.plan.glob("ids-*.u64"))
 
     def journal_file(self, shard: int, attempt: str) -> Path:
         return self.journal / f"shard-{shard:05d}.{attempt}.jsonl"

@@ -19,6 +19,7 @@ import pytest
 from bulkrun.data.files import InputFile, open_stream
 from bulkrun.data.reader import open_input
 from bulkrun.errors import InputError, Interrupted, JobFileError, ResumeError, RunError
+from bulkrun.job.plan.ids import DuplicateIds, find_duplicates
 from bulkrun.job.plan.planner import Planner, dry_plan
 from bulkrun.job.plan.report import PlanReport, undeclared_lines
 from bulkrun.job.store.run_dir import RunDir
@@ -254,6 +255,35 @@ def test_duplicate_ids_are_counted_over_windows_with_examples(tmp_path: Path) ->
     assert [row["row_id"] for row in rows[-3:]] == ["2499", str(len(ids) - 2), str(len(ids) - 1)]
     with open_input(str(path)) as dataset:
         assert dry_plan(spec, dataset, CharacterCodec(), 10_000).duplicate_ids == expected
+
+
+def test_the_hashes_of_ids_stay_until_the_plan_is_complete(table: Path, tmp_path: Path) -> None:
+    spec = job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 999})
+    with pytest.raises(Interrupted):
+        make_plan(tmp_path / "run", spec, should_stop=lambda: RunDir(tmp_path / "run").window(1).exists())
+    assert sorted(path.name for path in RunDir(tmp_path / "run").plan.glob("ids*")) == [
+        "ids-00000.u64",
+        "ids-00001.u64",
+    ]
+    make_plan(tmp_path / "run", spec)
+    assert not list(RunDir(tmp_path / "run").plan.glob("ids*"))
+
+
+def test_a_planner_that_finds_the_ids_removed_returns_the_report_of_the_faster_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_parquet(tmp_path / "in.parquet", {"text": ["a", "b", "c"], "key": ["x", "y", "x"]})
+    spec = job(path, input={"path": str(path), "id": "key"}, run={"window_rows": 2})
+    faster: list[PlanReport] = []
+
+    def find(paths: list[Path]) -> DuplicateIds:
+        monkeypatch.setattr("bulkrun.job.plan.duplicates.find_duplicates", find_duplicates)
+        faster.append(make_plan(tmp_path / "run", spec))
+        return find_duplicates(paths)
+
+    monkeypatch.setattr("bulkrun.job.plan.duplicates.find_duplicates", find)
+    assert [make_plan(tmp_path / "run", spec)] == faster
+    assert faster[0].duplicate_ids == {"count": 1, "examples": [{"id": "x", "rows": [0, 2]}]}
 
 
 def test_duplicate_ids_can_be_refused_before_anything_is_published(tmp_path: Path) -> None:
