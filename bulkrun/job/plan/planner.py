@@ -7,10 +7,7 @@ never its rows.
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -41,6 +38,7 @@ from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import Worker, read_worker
 
 _BLANK_LINES = "rows_of_blank_lines"  # in the marker of a window
 
@@ -131,8 +129,9 @@ class PlanInput:
 class Planner:
     """Plans one run into `run.plan`.
 
-    `max_model_len` is in tokens. `should_stop` is asked between batches; `check_input` raises when files changed: asked
-    after each window is read, before any of it is published, with the numbers of the files that the window came from.
+    `max_model_len` is in tokens. `worker` is this process: its heartbeat tells other planners that its files are used.
+    `should_stop` is asked between batches; `check_input` raises when files changed: asked after each window is read,
+    before any of it is published, with the numbers of the files that the window came from.
     """
 
     def __init__(
@@ -143,10 +142,11 @@ class Planner:
         text: TextCodec,
         max_model_len: int,
         *,
+        worker: Worker | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         check_input: Callable[[range], None] = _trust,
     ) -> None:
-        self._run = run
+        self._run, self._worker = run, worker or Worker.this_process()
         self._check_input = check_input
         self._input = PlanInput(spec, dataset, text, max_model_len, should_stop)
 
@@ -168,7 +168,7 @@ class Planner:
     def _plan_the_rest(self) -> None:
         make_dirs(self._run.plan)
         markers = self._finished_windows()
-        with _attempt_folder(self._run.spool) as folder:
+        with _worker_folder(self._run, self._worker) as folder:
             if not markers:
                 refuse_duplicate_ids(self._input.dataset, self._input.spec, folder)
             while (marker := self._plan_window(_next_point(markers), folder)) is not None:
@@ -276,14 +276,13 @@ def _ipc_bytes(table: pa.Table) -> bytes:
 
 
 @contextmanager
-def _attempt_folder(spool: Path) -> Iterator[Path]:
-    """A folder of this process alone; folders of planners of this machine that are gone are removed."""
-    host = socket.gethostname()
-    make_dirs(spool)
-    for stale in spool.glob(f"{host}.*.*"):
-        if not Path("/proc", stale.name.split(".")[-2]).exists():
-            shutil.rmtree(stale, ignore_errors=True)
-    folder = spool / f"{host}.{os.getpid()}.{secrets.token_hex(4)}"
+def _worker_folder(run: RunDir, worker: Worker) -> Iterator[Path]:
+    """A folder of this worker alone; those of planners that are surely gone are removed."""
+    make_dirs(run.spool)
+    for folder in run.spool.iterdir():
+        if (state := read_worker(run, folder.name)) is not None and state.gone:
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = run.spool / worker.id
     make_dirs(folder)
     try:
         yield folder

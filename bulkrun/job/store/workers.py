@@ -89,6 +89,11 @@ class WorkerState:
     message: str | None = None
     progress: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def gone(self) -> bool:
+        """Whether the worker surely is no more: it said goodbye, or its process on this machine has ended."""
+        return self.ended is not None or self.worker.gone
+
 
 def read_worker(run: RunDir, worker_id: str) -> WorkerState | None:
     """A worker's last heartbeat; None when there is none (or a power cut emptied it, or it is no heartbeat)."""
@@ -206,7 +211,7 @@ class LifeWatch:
     def alive(self, worker: Worker) -> bool:
         """Whether a worker must be taken for alive. One seen for the first time is, unless it is surely gone."""
         state = read_worker(self._run, worker.id)
-        if worker.gone or (state is not None and state.ended is not None):
+        if worker.gone or (state is not None and state.gone):
             return False
         counter = state.counter if state else -1
         known, since = self._seen.get(worker.id, (None, 0.0))

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
-import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from bulkrun.job.plan.ids import DuplicateIds, find_duplicates
 from bulkrun.job.plan.planner import Planner, dry_plan
 from bulkrun.job.plan.report import PlanReport, undeclared_lines
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import Worker
 from tests.job.plan.planning import (
     BOS,
     CharacterCodec,
@@ -34,6 +34,7 @@ from tests.job.plan.planning import (
     write_jsonl,
     write_parquet,
 )
+from tests.job.store.test_workers import beat
 
 
 def sample_texts(count: int, seed: int = 0) -> list[str]:
@@ -375,15 +376,20 @@ def test_windows_may_end_anywhere_in_any_of_several_files(tmp_path: Path, window
 
 
 def test_only_folders_of_planners_that_are_gone_are_removed(table: Path, tmp_path: Path) -> None:
-    spool = RunDir(tmp_path / "run").spool
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    stale, alive = (spool / f"{socket.gethostname()}.{pid}.abcd" for pid in (gone.pid, os.getpid()))
-    elsewhere = spool / f"another-host.{gone.pid}.abcd"
-    for folder in (stale, alive, elsewhere):
-        folder.mkdir(parents=True)
-    make_plan(tmp_path / "run", job(table))
-    assert sorted(spool.iterdir()) == sorted([alive, elsewhere])
+    run, here = RunDir(tmp_path / "run"), Worker.this_process()
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    # A container may have this host's name and numbers of processes of its own: this one lives in another.
+    elsewhere = Worker("elsewhere", here.place + "1", process.pid, "0")
+    run.workers.mkdir(parents=True)
+    beat(run, replace(here, id="alive"), 1)
+    beat(run, replace(here, id="killed", pid=process.pid), 1)
+    beat(run, elsewhere, 1)
+    beat(run, replace(elsewhere, id="ended"), 1, "interrupted")
+    for name in ("alive", "killed", "elsewhere", "ended", "unknown"):
+        (run.spool / name).mkdir(parents=True)
+    make_plan(run.root, job(table))
+    assert sorted(path.name for path in run.spool.iterdir()) == ["alive", "elsewhere", "unknown"]
 
 
 def test_a_row_larger_than_a_shard_may_be_is_a_shard_of_its_own(
