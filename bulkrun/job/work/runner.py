@@ -275,7 +275,7 @@ class JobRunner:
             self._counted.add(shard)
             self._engine.drop(shard)
             self._progress.committed(shard, read_part_info(self._run.part(shard)))
-        self._latest = self._progress.snapshot()
+        self._latest = self._progress.snapshot(self._engine.tokens_in_flight)
 
     def _check_world(self) -> None:
         """Raise when there is no point in going on: disk, another run in this place, or too many errors so far."""
