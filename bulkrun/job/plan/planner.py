@@ -202,8 +202,7 @@ class Planner:
             return None
         with Spool(folder, shard_schema(self._input.passthrough)) as spool:
             window, position = self._input.read_window(at, spool.append)
-            # the one before too: at its very end a position is already in the next one
-            self._check_input(range(max(at.position.file - 1, 0), position.file + 1))
+            self._check_input(range(at.position.file, position.file + 1))
             if not window.rows:
                 return None
             arrangement = self._input.arrange(window)

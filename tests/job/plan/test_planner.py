@@ -207,6 +207,16 @@ def test_windows_add_up_to_the_whole_and_rows_keep_their_numbers(table: Path, tm
     )
 
 
+@pytest.mark.parametrize(("limit", "window_rows"), [(None, 1000), (1600, 400)])
+def test_windows_are_cut_by_the_rows_of_the_whole_input_where_they_are_known(
+    tmp_path: Path, limit: int | None, window_rows: int
+) -> None:
+    """A run has about 16 shards. If each window had, a large run would be made of small files."""
+    path = write_parquet(tmp_path / "in.parquet", {"text": [f"{row:04d}" for row in range(4000)]})
+    report = make_plan(tmp_path / "run", job(path, run={"window_rows": window_rows, "limit": limit}))
+    assert (report.windows, report.counters.shards) == (4, 16)
+
+
 def test_planning_again_in_another_directory_gives_the_same_bytes(table: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_plan(tmp_path / name, job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 999}))
@@ -422,6 +432,16 @@ def test_nothing_of_a_window_is_published_when_the_input_changed_while_it_was_re
     with pytest.raises(ResumeError):
         make_plan(tmp_path / "run", job(path, run={"window_rows": 3}), check_input=check_input)
     assert looks == [0, 1, 2] and len(plan_bytes(tmp_path / "run")) == 4, "two shards and two markers"
+
+
+def test_the_files_that_a_window_came_from_are_looked_at_again(tmp_path: Path) -> None:
+    for number, size in enumerate([3, 0, 4, 2]):
+        write_jsonl(tmp_path / f"{number}.jsonl", [{"text": f"{number} {row}"} for row in range(size)])
+    looked_at: list[list[int]] = []
+    spec = job(tmp_path / "*.jsonl", run={"window_rows": 3})
+    make_plan(tmp_path / "run", spec, check_input=lambda files: looked_at.append(list(files)))
+    # A window that begins at the end of a file has looked whether that file goes on.
+    assert looked_at == [[0], [0, 1, 2], [2, 3], [3]]
 
 
 def test_a_column_that_nobody_reads_fails_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

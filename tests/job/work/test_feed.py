@@ -55,6 +55,31 @@ def test_a_dead_workers_shards_are_taken_over_after_a_while(tmp_path: Path) -> N
     assert feed.next() is not None and opened == [0]
 
 
+def test_the_rest_of_a_shard_that_another_worker_committed_is_left_out(tmp_path: Path) -> None:
+    spec, clock = job(tmp_path), Clock()
+    run, _ = enter(tmp_path, spec)
+    write_plan(run, make_rows(6, error_every=0, duplicate_every=0), 3)
+    plan = PlanView(run)
+    claims = Claims(run, worker("me"), LifeWatch(run, clock=clock))
+    feed = Feed(plan, claims, lambda shard: open_shard(run, shard, spec.sampling), clock)
+    assert feed.next().rows == (2,)  # type: ignore[union-attr]
+    run.part(0).touch()
+    plan.refresh()
+    assert feed.next().rows == (5,)  # type: ignore[union-attr]
+
+
+def test_a_directory_with_nothing_to_claim_is_looked_at_twice_a_second(tmp_path: Path) -> None:
+    spec, opened, clock = job(tmp_path), list[int](), Clock()
+    run, _ = enter(tmp_path, spec)
+    feed = feed_of(run, "me", opened, spec, clock)
+    assert feed.next() is None
+    write_plan(run, make_rows(3, error_every=0), 3)
+    clock.now += 0.4
+    assert feed.next() is None
+    clock.now += 0.1
+    assert feed.next() is not None
+
+
 def test_the_noise_of_a_row_is_63_bits_of_seed_id_and_sample() -> None:
     seeds = {row_seed(seed, row_id, sample) for seed in (0, 1) for row_id in ("1", "11") for sample in (0, 1)}
     assert len(seeds) == 8 and all(0 <= seed < 2**63 for seed in seeds)
