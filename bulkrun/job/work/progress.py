@@ -103,17 +103,13 @@ class WorkerProgress:
         self._stats = EngineStats()
         self._window: deque[_Sample] = deque([_Sample(self._began, 0, 0, 0)])
 
-    def opened(self, shard: int, already_done: int) -> None:
-        """A shard was opened, of which earlier attempts had done so many outputs."""
-        self._open[shard] = Tally(rows=already_done)
+    def opened(self, shard: int, already_done: int, refused: int = 0) -> None:
+        """A shard was opened: outputs that earlier attempts had done, and those of rows that the plan refused."""
+        self._open[shard] = Tally(rows=already_done + refused, errors=refused)
 
     def helps(self, shard: int) -> None:
         """This worker does part of a shard that another one has open and counts."""
         self._open.setdefault(shard, Tally())
-
-    def refused(self, shard: int, rows: int) -> None:
-        """Outputs of rows that the plan found unable to run."""
-        self._open[shard] += Tally(rows=rows, errors=rows)
 
     def answered(self, shard: int, rows: int, done: Completion) -> None:
         """A generation ended that answers `rows` rows."""

@@ -81,7 +81,7 @@ class JobRunner:
         self._worker = worker or Worker.this_process()
         self._plan = PlanView(run)
         self._life = LifeWatch(run, ttl_s=ttl_s)
-        self._feed = Feed(self._plan, Claims(run, self._worker, self._life), self._open_shard)
+        self._feed = Feed(self._plan, Claims(run, self._worker, self._life))
         self._recorder = Recorder(
             run, RunIdentity.of(record, spec), decode, self._worker.id, checkpoint_every=spec.run.checkpoint_every
         )
@@ -174,14 +174,23 @@ class JobRunner:
             if not self._engine.in_flight:
                 self._engine.admit(self._engine.isolation.next_group())
             return
-        generations: list[Generation] = []
         places = 2 * self._engine.max_num_seqs - len(self._engine.in_flight)
-        while len(generations) < places and not self._engine.isolation.active and (generation := self._feed.next()):
-            if key_of(generation) not in self._elsewhere and self._fits(generation):
-                generations.append(generation)
+        generations = self._take(places)
         if not generations and len(self._engine.in_flight) < self._engine.max_num_seqs:
             generations = self._help(places)
         self._engine.admit(generations)
+
+    def _take(self, places: int) -> list[Generation]:
+        """The next generations of this worker's shards; none after one with suspects was opened, which run first."""
+        taken: list[Generation] = []
+        while len(taken) < places and not self._engine.isolation.active:
+            if (generation := self._feed.next()) is None:
+                if (shard := self._feed.claim()) is None:
+                    break
+                self._open_shard(shard)
+            elif key_of(generation) not in self._elsewhere and self._fits(generation):
+                taken.append(generation)
+        return taken
 
     def _help(self, places: int) -> list[Generation]:
         """Nothing is left to claim: what others will not get to for a while, about once a second."""
@@ -227,17 +236,16 @@ class JobRunner:
     def _read_shard(self, shard: int) -> ShardWork:
         return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
 
-    def _open_shard(self, shard: int) -> ShardWork:
+    def _open_shard(self, shard: int) -> None:
         work = self._read_shard(shard)
         rows = self._plan.shards[shard].rows * self._record.generations
-        self._progress.opened(shard, already_done=rows - work.outstanding)
-        self._progress.refused(shard, len(work.refused))
+        self._progress.opened(shard, already_done=rows - work.outstanding, refused=len(work.refused))
         for journal, lines in work.damaged.items():
             self._log("journal_damaged", journal=journal, lines=len(lines))
         self._recorder.open(work)
         aside = set_aside(work, suspicion(self._run, shard, self._life))
         self._reclaim_from_dead(shard, aside)
-        return aside.work
+        self._feed.give(aside.work)
 
     def _reclaim_from_dead(self, shard: int, aside: SetAside) -> None:
         """What was in the engine of a process that died runs alone, or not at all if it is the cause."""
