@@ -119,6 +119,16 @@ class PlanInput:
         window.note_undeclared(self._stream.take_undeclared())
         return window, position
 
+    def windows(self, keep: Callable[[pa.RecordBatch], None]) -> Iterator[Window]:
+        """All windows of the input, each as soon as it is read."""
+        at = PlanPoint()
+        while self.rows_wanted(at):
+            window, position = self.read_window(at, keep)
+            if not window.rows:
+                return
+            yield window
+            at = PlanPoint(at.window + 1, at.row + window.rows, position=position)
+
     def arrange(self, window: Window) -> Arrangement:
         """Order and cut a window that was read."""
         total, limit = self.dataset.num_rows, self.spec.run.limit
@@ -246,16 +256,12 @@ class Planner:
 def dry_plan(spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: int) -> PlanReport:
     """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder."""
     source = PlanInput(spec, dataset, text, max_model_len)
-    at, windows = PlanPoint(), list[Counters]()
+    windows = list[Counters]()
     with tempfile.TemporaryDirectory(prefix="bulkrun-") as name:
         duplicates = DuplicateCounter(dataset, source.spec.input.id, Path(name))
-        while source.rows_wanted(at):
-            window, position = source.read_window(at, lambda rows: None)
-            if not window.rows:
-                break
+        for window in source.windows(lambda rows: None):
             windows.append(source.arrange(window).counters)
             duplicates.add(window.ids)
-            at = PlanPoint(at.window + 1, at.row + window.rows, at.shard + windows[-1].shards, position)
         total = Counters.total(windows)
         return PlanReport(total, len(windows), total.rows * spec.sampling.n, duplicates.report(), source.prompt)
 
