@@ -168,7 +168,7 @@ def lives(run: RunDir, worker: str, life: LifeWatch) -> bool:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A shard's work without the generations that must not run with others: groups to run alone, most suspect first."""
+    """A shard's work without what must not run with others: groups to run alone, the least suspect first."""
 
     work: ShardWork
     groups: list[list[Generation]]
@@ -192,5 +192,5 @@ def set_aside(work: ShardWork, suspicion: Suspicion) -> SetAside:
         missing.discard(key)
         if not missing:
             break
-    groups = [group for left in sorted(aside) for group in split(aside[left], left)]
+    groups = [group for left in sorted(aside, reverse=True) for group in split(aside[left], left)]
     return SetAside(replace(work, generations=chain(kept, work.generations)), groups, convicted)
