@@ -34,6 +34,10 @@ class Claims:
                 return False
         return write_new_json(self._run.claims / f"{name}.{epoch + 1}", asdict(self._worker))
 
+    def take_shard(self, shard: int) -> bool:
+        """Claim a shard for this worker."""
+        return self.take(self._run.shard_claim(shard))
+
     def release(self, name: str) -> None:
         """Give up a claim that is ours, and those of the dead it was taken over from, for whom the next one would wait.
 

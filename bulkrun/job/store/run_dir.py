@@ -42,6 +42,7 @@ from bulkrun.data.partitions import PART_NAME, find_parts
 from bulkrun.errors import JobFileError, RunError
 
 _SHARD = re.compile(r"shard-(\d{5,})\.arrow")
+_JOURNAL = re.compile(r"shard-(\d{5,})\.([^.]+)\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -207,13 +208,42 @@ class RunDir:
     def journals_of(self, shard: int) -> list[Path]:
         return sorted(self.journal.glob(f"shard-{shard:05d}.*.jsonl"))
 
+    def attempts_at(self, shard: int) -> set[str]:
+        """The attempts that have a journal of the shard: the ids of workers."""
+        return {match[2] for path in self.journals_of(shard) if (match := _JOURNAL.fullmatch(path.name))}
+
+    def journaled_shards(self) -> set[int]:
+        """Shards with a journal: the open ones, and what a late worker or a kill left of committed ones."""
+        return _numbers(self.journal, _JOURNAL)
+
+    def shard_claim(self, shard: int) -> str:
+        """What a shard is called in `claims`."""
+        return f"shard-{shard:05d}"
+
+    def claims_of(self, shard: int) -> list[Path]:
+        return sorted(self.claims.glob(f"{self.shard_claim(shard)}.*"))
+
+    def flight_file(self, worker: str) -> Path:
+        return self.flight / f"{worker}.jsonl"
+
+    def workers_in_flight(self) -> list[str]:
+        """The ids of workers that have a flight file: they live, or died with something in the engine."""
+        return _stems(self.flight, "*.jsonl")
+
+    def worker_file(self, worker: str) -> Path:
+        return self.workers / f"{worker}.json"
+
+    def worker_ids(self) -> list[str]:
+        """The ids of all processes that ever had a heartbeat in this run."""
+        return _stems(self.workers, "*.json")
+
     def committed_shards(self) -> set[int]:
         return set(self.parts())
 
     @property
     def holds_results(self) -> bool:
         """Whether an attempt left any: parts, or rows of open shards."""
-        return bool(self.committed_shards()) or any(self.journal.glob("shard-*.jsonl"))
+        return bool(self.committed_shards() or self.journaled_shards())
 
     def planned_shards(self) -> set[int]:
         return _numbers(self.plan, _SHARD)
@@ -223,6 +253,11 @@ def _numbers(folder: Path, pattern: re.Pattern[str]) -> set[int]:
     if not folder.is_dir():
         return set()
     return {int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
+
+
+def _stems(folder: Path, pattern: str) -> list[str]:
+    """Names without their endings; a name that begins with a dot is of a file that is not whole yet."""
+    return sorted(path.stem for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
 def check_place(run: RunDir) -> None:

@@ -98,7 +98,7 @@ class WorkerState:
 def read_worker(run: RunDir, worker_id: str) -> WorkerState | None:
     """A worker's last heartbeat; None when there is none (or a power cut emptied it, or it is no heartbeat)."""
     try:
-        document = read_json(run.workers / f"{worker_id}.json")
+        document = read_json(run.worker_file(worker_id))
     except RunError:
         return None
     worker = advice_from(Worker, (document or {}).get("worker", {}))
@@ -107,14 +107,13 @@ def read_worker(run: RunDir, worker_id: str) -> WorkerState | None:
 
 def read_workers(run: RunDir) -> list[WorkerState]:
     """All workers that ever had a heartbeat in this run."""
-    names = sorted(path.stem for path in run.workers.glob("*.json") if not path.name.startswith("."))
-    return [state for name in names if (state := read_worker(run, name))]
+    return [state for worker_id in run.worker_ids() if (state := read_worker(run, worker_id))]
 
 
 def silent_for(run: RunDir, worker_id: str) -> float:
     """Seconds since a worker's last heartbeat by the clocks of this host and the file server; shown, and no more."""
     try:
-        beat = (run.workers / f"{worker_id}.json").stat().st_mtime
+        beat = run.worker_file(worker_id).stat().st_mtime
     except FileNotFoundError:
         beat = 0.0
     return max(0.0, time.time() - beat)
@@ -136,7 +135,7 @@ class Heartbeat:
         role: str = "runner",
         interval_s: float = HEARTBEAT_S,
     ) -> None:
-        self._path = run.workers / f"{worker.id}.json"
+        self._path = run.worker_file(worker.id)
         self._worker, self._snapshot, self._role = worker, snapshot, role
         self._interval_s = interval_s
         self._counter = 0

@@ -50,7 +50,7 @@ class Feed:
             return None
         self._plan.refresh()
         for shard in self._plan.open_shards:
-            if shard not in self._left and self._claims.take(f"shard-{shard:05d}"):
+            if shard not in self._left and self._claims.take_shard(shard):
                 self._left.add(shard)
                 return shard
         self._next_look = self._clock() + _LOOK_AGAIN_S
