@@ -80,6 +80,7 @@ def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Work
                 dataset,
                 prepared.tokenizer,
                 max_model_len=prepared.max_model_len,
+                worker=worker,
                 should_stop=should_stop,
                 check_input=lambda files: None if prepared.spec.input.sql else prepared.check_files(record, files),
             ).plan()

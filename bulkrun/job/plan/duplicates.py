@@ -22,11 +22,6 @@ from bulkrun.job.store.run_dir import RunDir
 _FIX = "make the ids unique, or set input.on_duplicate: keep"
 
 
-def id_file(run: RunDir, window: int) -> Path:
-    """Where the hashes of a window's ids are until the plan is complete."""
-    return run.plan / f"ids-{window:05d}.u64"
-
-
 class DuplicateCounter:
     """Counts repeated ids of an input without a run: hashes go to files in `folder`."""
 
@@ -96,7 +91,7 @@ def places_of(dataset: Dataset, rows: Sequence[int]) -> str:
 
 def report_duplicate_ids(run: RunDir, markers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How many rows repeat an id, and a few of those ids with their rows; all zero where there is no id column."""
-    paths = [path for window in range(len(markers)) if (path := id_file(run, window)).exists()]
+    paths = run.id_files()
     found = find_duplicates(paths) if paths else DuplicateIds(0, [])
     texts = [_text_in_shards(run, markers, rows[0]) for rows in found.examples]
     return _described(found, texts)

@@ -7,13 +7,10 @@ never its rows.
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +22,7 @@ from bulkrun.data.reader import Dataset
 from bulkrun.data.schema import passthrough_schema
 from bulkrun.errors import Interrupted, JobFileError, RunError
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.duplicates import DuplicateCounter, id_file, refuse_duplicate_ids, report_duplicate_ids
+from bulkrun.job.plan.duplicates import DuplicateCounter, refuse_duplicate_ids, report_duplicate_ids
 from bulkrun.job.plan.ids import write_ids
 from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
@@ -41,6 +38,7 @@ from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import Worker, read_worker
 
 
 class PlanPoint(NamedTuple):
@@ -119,6 +117,16 @@ class PlanInput:
         window.note_undeclared(self._stream.take_undeclared())
         return window, position
 
+    def windows(self, keep: Callable[[pa.RecordBatch], None]) -> Iterator[Window]:
+        """All windows of the input, each as soon as it is read."""
+        at = PlanPoint()
+        while self.rows_wanted(at):
+            window, position = self.read_window(at, keep)
+            if not window.rows:
+                return
+            yield window
+            at = PlanPoint(at.window + 1, at.row + window.rows, position=position)
+
     def arrange(self, window: Window) -> Arrangement:
         """Order and cut a window that was read."""
         total, limit = self.dataset.num_rows, self.spec.run.limit
@@ -129,8 +137,9 @@ class PlanInput:
 class Planner:
     """Plans one run into `run.plan`.
 
-    `max_model_len` is in tokens. `should_stop` is asked between batches; `check_input` raises when files changed: asked
-    after each window is read, before any of it is published, with the numbers of the files that the window came from.
+    `max_model_len` is in tokens. `worker` is this process: its heartbeat tells other planners that its files are used.
+    `should_stop` is asked between batches; `check_input` raises when files changed: asked after each window is read,
+    before any of it is published, with the numbers of the files that the window came from.
     """
 
     def __init__(
@@ -141,10 +150,11 @@ class Planner:
         text: TextCodec,
         max_model_len: int,
         *,
+        worker: Worker | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         check_input: Callable[[range], None] = _trust,
     ) -> None:
-        self._run = run
+        self._run, self._worker = run, worker or Worker.this_process()
         self._check_input = check_input
         self._input = PlanInput(spec, dataset, text, max_model_len, should_stop)
 
@@ -154,18 +164,28 @@ class Planner:
         Raises Interrupted when told to stop, InputError when the input breaks or ids repeat that must not, RunError
         when the run directory cannot be written or holds the shards of another plan, and what `check_input` raises.
         """
-        if (complete := read_json(self._run.plan_complete)) is not None:
-            return PlanReport.from_json(complete)
+        if not self._run.plan_complete.exists():
+            self._plan_the_rest()
+        complete = read_json(self._run.plan_complete)
+        assert complete is not None, "this planner or another one has published it"
+        with suppress(OSError):  # what stays takes space and nothing else
+            for ids in self._run.id_files():
+                ids.unlink(missing_ok=True)
+        return PlanReport.from_json(complete)
+
+    def _plan_the_rest(self) -> None:
         make_dirs(self._run.plan)
         markers = self._finished_windows()
-        with _attempt_folder(self._run.spool) as folder:
+        with _worker_folder(self._run, self._worker) as folder:
             if not markers:
                 refuse_duplicate_ids(self._input.dataset, self._input.spec, folder)
             while (marker := self._plan_window(_next_point(markers), folder)) is not None:
                 markers.append(marker)
-        report = self._report(markers)
-        write_new_json(self._run.plan_complete, report.to_json())
-        return report
+        try:
+            write_new_json(self._run.plan_complete, self._report(markers).to_json())
+        except FileNotFoundError:
+            if not self._run.plan_complete.exists():  # else another planner was faster, and has removed the ids
+                raise
 
     def _finished_windows(self) -> list[dict[str, Any]]:
         markers: list[dict[str, Any]] = []
@@ -179,15 +199,14 @@ class Planner:
             return None
         with Spool(folder, shard_schema(self._input.passthrough)) as spool:
             window, position = self._input.read_window(at, spool.append)
-            # the one before too: at its very end a position is already in the next one
-            self._check_input(range(max(at.position.file - 1, 0), position.file + 1))
+            self._check_input(range(at.position.file, position.file + 1))
             if not window.rows:
                 return None
             arrangement = self._input.arrange(window)
             for shard, table in spool.shards(arrangement.shard_of_row, arrangement.num_shards):
                 self._publish(at, shard, table, arrangement, folder)
         if window.ids:
-            write_ids(id_file(self._run, at.window), window.ids)
+            write_ids(self._run.ids(at.window), window.ids)
         place = {
             "window": at.window,
             "first_row": at.row,
@@ -223,16 +242,12 @@ class Planner:
 def dry_plan(spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: int) -> PlanReport:
     """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder."""
     source = PlanInput(spec, dataset, text, max_model_len)
-    at, windows = PlanPoint(), list[Counters]()
+    windows = list[Counters]()
     with tempfile.TemporaryDirectory(prefix="bulkrun-") as name:
         duplicates = DuplicateCounter(dataset, source.spec.input.id, Path(name))
-        while source.rows_wanted(at):
-            window, position = source.read_window(at, lambda rows: None)
-            if not window.rows:
-                break
+        for window in source.windows(lambda rows: None):
             windows.append(source.arrange(window).counters)
             duplicates.add(window.ids)
-            at = PlanPoint(at.window + 1, at.row + window.rows, at.shard + windows[-1].shards, position)
         total = Counters.total(windows)
         return PlanReport(total, len(windows), total.rows * spec.sampling.n, duplicates.report(), source.prompt)
 
@@ -252,14 +267,13 @@ def _ipc_bytes(table: pa.Table) -> bytes:
 
 
 @contextmanager
-def _attempt_folder(spool: Path) -> Iterator[Path]:
-    """A folder of this process alone; folders of planners of this machine that are gone are removed."""
-    host = socket.gethostname()
-    make_dirs(spool)
-    for stale in spool.glob(f"{host}.*.*"):
-        if not Path("/proc", stale.name.split(".")[-2]).exists():
-            shutil.rmtree(stale, ignore_errors=True)
-    folder = spool / f"{host}.{os.getpid()}.{secrets.token_hex(4)}"
+def _worker_folder(run: RunDir, worker: Worker) -> Iterator[Path]:
+    """A folder of this worker alone; those of planners that are surely gone are removed."""
+    make_dirs(run.spool)
+    for folder in run.spool.iterdir():
+        if (state := read_worker(run, folder.name)) is not None and state.gone:
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = run.spool / worker.id
     make_dirs(folder)
     try:
         yield folder

@@ -39,6 +39,10 @@ class Claims:
         _, path = self._newest(name)
         return None if path is None else self._owner(path)
 
+    def take_shard(self, shard: int) -> bool:
+        """Claim a shard for this worker."""
+        return self.take(self._run.shard_claim(shard))
+
     def release(self, name: str) -> None:
         """Give up a claim that is ours, and those of the dead it was taken over from, for whom the next one would wait.
 

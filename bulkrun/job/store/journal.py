@@ -44,7 +44,7 @@ class JournalRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartialRecord:
-    """Output tokens so far of a generation that has not ended; any later record of it supersedes this one."""
+    """Output tokens so far of a generation: the longest such record counts, and none once there is a JournalRecord."""
 
     rows: tuple[int, ...]
     sample: int

@@ -8,6 +8,7 @@
       .bulkrun/input.snapshot           the result of input.sql (Parquet), fixed when the run started
       .bulkrun/plan/shard-00000.arrow   a planned shard
       .bulkrun/plan/window-00000.json   a window whose shards are all there
+      .bulkrun/plan/ids-00000.u64       hashes of a window's ids, until the plan is complete
       .bulkrun/plan/complete.json       the plan is complete
       .bulkrun/claims/NAME.EPOCH        advice: who works on what
       .bulkrun/journal/shard-00000.ATTEMPT.jsonl   finished rows of an open shard
@@ -19,6 +20,7 @@
       .bulkrun/logs/                    what workers wrote on stderr
       .bulkrun/slurm/                   batch scripts, and the ids of the jobs they became
       .bulkrun/tmp/                     files that are not whole yet
+      .bulkrun/tmp/spool/WORKER/        those of a planner: the rows of the window that it is planning
       .bulkrun/delivered.json           with results in a bucket: what it holds of them
       .bulkrun/next/                    a whole run of its own: the rows of a retry or an incremental night
       .bulkrun/next/.bulkrun/input.subset   its input: the rows to run, each with the result row that it answers
@@ -41,6 +43,7 @@ from bulkrun.data.partitions import PART_NAME, find_parts
 from bulkrun.errors import JobFileError, RunError
 
 _SHARD = re.compile(r"shard-(\d{5,})\.arrow")
+_JOURNAL = re.compile(r"shard-(\d{5,})\.([^.]+)\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class RunDir:
 
     @property
     def spool(self) -> Path:
-        """Where the planner keeps the rows of the window it is planning."""
+        """Where planners keep the rows of the window they are planning, each in a folder named by its worker id."""
         return self.state / "tmp" / "spool"
 
     @property
@@ -194,11 +197,46 @@ class RunDir:
     def window(self, window: int) -> Path:
         return self.plan / f"window-{window:05d}.json"
 
+    def ids(self, window: int) -> Path:
+        return self.plan / f"ids-{window:05d}.u64"
+
+    def id_files(self) -> list[Path]:
+        return sorted(self.plan.glob("ids-*.u64"))
+
     def journal_file(self, shard: int, attempt: str) -> Path:
         return self.journal / f"shard-{shard:05d}.{attempt}.jsonl"
 
     def journals_of(self, shard: int) -> list[Path]:
         return sorted(self.journal.glob(f"shard-{shard:05d}.*.jsonl"))
+
+    def attempts_at(self, shard: int) -> set[str]:
+        """The attempts that have a journal of the shard: the ids of workers."""
+        return {match[2] for path in self.journals_of(shard) if (match := _JOURNAL.fullmatch(path.name))}
+
+    def journaled_shards(self) -> set[int]:
+        """Shards with a journal: the open ones, and what a late worker or a kill left of committed ones."""
+        return _numbers(self.journal, _JOURNAL)
+
+    def shard_claim(self, shard: int) -> str:
+        """What a shard is called in `claims`."""
+        return f"shard-{shard:05d}"
+
+    def claims_of(self, shard: int) -> list[Path]:
+        return sorted(self.claims.glob(f"{self.shard_claim(shard)}.*"))
+
+    def flight_file(self, worker: str) -> Path:
+        return self.flight / f"{worker}.jsonl"
+
+    def workers_in_flight(self) -> list[str]:
+        """The ids of workers that have a flight file: they live, or died with something in the engine."""
+        return _stems(self.flight, "*.jsonl")
+
+    def worker_file(self, worker: str) -> Path:
+        return self.workers / f"{worker}.json"
+
+    def worker_ids(self) -> list[str]:
+        """The ids of all processes that ever had a heartbeat in this run."""
+        return _stems(self.workers, "*.json")
 
     def committed_shards(self) -> set[int]:
         return set(self.parts())
@@ -206,7 +244,7 @@ class RunDir:
     @property
     def holds_results(self) -> bool:
         """Whether an attempt left any: parts, or rows of open shards."""
-        return bool(self.committed_shards()) or any(self.journal.glob("shard-*.jsonl"))
+        return bool(self.committed_shards() or self.journaled_shards())
 
     def planned_shards(self) -> set[int]:
         return _numbers(self.plan, _SHARD)
@@ -229,6 +267,11 @@ def refuse_place_of_staged(run: RunDir) -> None:
     if run.is_staged:
         what = f"{run.root} is where bulkrun keeps the rows of a retry or an incremental night"
         raise JobFileError([f"output.path: {what}; choose another output.path"])
+
+
+def _stems(folder: Path, pattern: str) -> list[str]:
+    """Names without their endings; a name that begins with a dot is of a file that is not whole yet."""
+    return sorted(path.stem for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
 def check_place(run: RunDir) -> None:

@@ -89,11 +89,16 @@ class WorkerState:
     message: str | None = None
     progress: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def gone(self) -> bool:
+        """Whether the worker surely is no more: it said goodbye, or its process on this machine has ended."""
+        return self.ended is not None or self.worker.gone
+
 
 def read_worker(run: RunDir, worker_id: str) -> WorkerState | None:
     """A worker's last heartbeat; None when there is none (or a power cut emptied it, or it is no heartbeat)."""
     try:
-        document = read_json(run.workers / f"{worker_id}.json")
+        document = read_json(run.worker_file(worker_id))
     except RunError:
         return None
     worker = advice_from(Worker, (document or {}).get("worker", {}))
@@ -102,14 +107,13 @@ def read_worker(run: RunDir, worker_id: str) -> WorkerState | None:
 
 def read_workers(run: RunDir) -> list[WorkerState]:
     """All workers that ever had a heartbeat in this run."""
-    names = sorted(path.stem for path in run.workers.glob("*.json") if not path.name.startswith("."))
-    return [state for name in names if (state := read_worker(run, name))]
+    return [state for worker_id in run.worker_ids() if (state := read_worker(run, worker_id))]
 
 
 def silent_for(run: RunDir, worker_id: str) -> float:
     """Seconds since a worker's last heartbeat by the clocks of this host and the file server; shown, and no more."""
     try:
-        beat = (run.workers / f"{worker_id}.json").stat().st_mtime
+        beat = run.worker_file(worker_id).stat().st_mtime
     except FileNotFoundError:
         beat = 0.0
     return max(0.0, time.time() - beat)
@@ -131,7 +135,7 @@ class Heartbeat:
         role: str = "runner",
         interval_s: float = HEARTBEAT_S,
     ) -> None:
-        self._path = run.workers / f"{worker.id}.json"
+        self._path = run.worker_file(worker.id)
         self._worker, self._snapshot, self._role = worker, snapshot, role
         self._interval_s = interval_s
         self._counter = 0
@@ -206,7 +210,7 @@ class LifeWatch:
     def alive(self, worker: Worker) -> bool:
         """Whether a worker must be taken for alive. One seen for the first time is, unless it is surely gone."""
         state = read_worker(self._run, worker.id)
-        if worker.gone or (state is not None and state.ended is not None):
+        if worker.gone or (state is not None and state.gone):
             return False
         counter = state.counter if state else -1
         known, since = self._seen.get(worker.id, (None, 0.0))

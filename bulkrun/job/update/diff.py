@@ -22,7 +22,7 @@ from bulkrun.data.parts import read_part_columns, read_part_schema
 from bulkrun.data.subset import PICK_SCHEMA
 from bulkrun.errors import InputError
 from bulkrun.job.plan.duplicates import places_of
-from bulkrun.job.plan.planner import PlanInput, PlanPoint
+from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.rows import id_texts
 
@@ -126,13 +126,9 @@ def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, sa
         columns = [rows["row"], pa.array(ids, pa.string()), pa.array(row_keys(rows, salt), pa.string())]
         writer.write_batch(pa.RecordBatch.from_arrays([*columns, rows["error_code"]], schema=_TODAY))
 
-    at = PlanPoint()
     with _writer(path, _TODAY) as writer:
-        while source.rows_wanted(at):
-            window, position = source.read_window(at, keep)
-            if not window.rows:
-                break
-            at = PlanPoint(at.window + 1, at.row + window.rows, 0, position)
+        for _ in source.windows(keep):
+            pass  # `keep` has written its rows
 
 
 def _write_results(parts: Sequence[Path], id_column: str, path: Path) -> None:

@@ -53,6 +53,11 @@ class EngineRunner:
         """Those of the engine that is there now; a new one counts from zero."""
         return EngineStats() if self._is_lost else self._engine.stats()
 
+    @property
+    def tokens_in_flight(self) -> int:
+        """Output tokens so far of what is in the engine, whichever engine or attempt made them."""
+        return sum(len(token_ids) for _, token_ids in self.partials(at_least=1))
+
     def admit(self, generations: Sequence[Generation]) -> None:
         """Queue them, and say so in the flight log first."""
         if not generations:

@@ -1,7 +1,7 @@
 """The stream of generations a worker runs next: shards in plan order, claimed as they are needed.
 
-A shard is opened only when the one before it has no more generations to give, so that at most one shard's prompts
-are in memory, and other workers find the rest unclaimed. Knows shards and claims; knows no engine.
+Whoever uses it claims a shard only when the one before it has no more generations to give, so that at most one shard's
+prompts are in memory, and other workers find the rest unclaimed. Knows shards and claims; opens nothing.
 """
 
 from __future__ import annotations
@@ -17,19 +17,13 @@ _LOOK_AGAIN_S = 0.5  # between two looks at the directory when there was nothing
 
 
 class Feed:
-    """Generations across shard borders. `open_shard` reads a claimed shard and tells its owner that it is open."""
+    """Generations across shard borders: `next` until there is none, `claim` a shard, open it and `give` its work."""
 
-    def __init__(
-        self,
-        plan: PlanView,
-        claims: Claims,
-        open_shard: Callable[[int], ShardWork],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._plan, self._claims, self._open_shard, self._clock = plan, claims, open_shard, clock
+    def __init__(self, plan: PlanView, claims: Claims, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan, self._claims, self._clock = plan, claims, clock
         self._current: Iterator[Generation] = iter(())
         self._current_shard = -1
-        self._opened: set[int] = set()
+        self._left: set[int] = set()  # shards that are not to be claimed (again)
         self._next_look = clock()
 
     @property
@@ -38,28 +32,26 @@ class Feed:
         return self._current_shard
 
     def leave(self, shard: int) -> None:
-        """Never open this shard: the worker sees to it in another way (`tail`)."""
-        self._opened.add(shard)
+        """Never claim this shard: the worker sees to it in another way (`tail`)."""
+        self._left.add(shard)
 
     def next(self) -> Generation | None:
-        """The next generation, None while no shard can be claimed (ask again later)."""
-        while True:
-            committed_by_another = self._current_shard in self._plan.committed
-            generation = None if committed_by_another else next(self._current, None)
-            if generation is not None:
-                return generation
-            shard = self._claim_next()
-            if shard is None:
-                return None
-            self._opened.add(shard)
-            self._current_shard, self._current = shard, self._open_shard(shard).generations
+        """The next generation of the shard that was given last, None when it has no more to give."""
+        committed_by_another = self._current_shard in self._plan.committed
+        return None if committed_by_another else next(self._current, None)
 
-    def _claim_next(self) -> int | None:
+    def give(self, work: ShardWork) -> None:
+        """The generations of this shard come next."""
+        self._current_shard, self._current = work.shard, work.generations
+
+    def claim(self) -> int | None:
+        """The next shard, now this worker's; None while there is none to claim (ask again later)."""
         if self._clock() < self._next_look:
             return None
         self._plan.refresh()
         for shard in self._plan.open_shards:
-            if shard not in self._opened and self._claims.take(f"shard-{shard:05d}"):
+            if shard not in self._left and self._claims.take_shard(shard):
+                self._left.add(shard)
                 return shard
         self._next_look = self._clock() + _LOOK_AGAIN_S
         return None

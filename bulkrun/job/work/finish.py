@@ -154,7 +154,7 @@ def publish_totals(run: RunDir, totals: RunTotals) -> RunTotals:
 
 def _clear_leftovers(run: RunDir) -> None:
     """What a late worker or a kill left of shards that are long committed, and temporary files."""
-    for path in run.journal.glob("shard-*.jsonl"):
-        clear_shard_state(run, int(path.name.split("-")[1].split(".")[0]))
-    for path in [*run.tmp.glob("*.tmp"), *run.flight.glob("*.jsonl")]:
+    for shard in run.journaled_shards():
+        clear_shard_state(run, shard)
+    for path in [*run.tmp.glob("*.tmp"), *map(run.flight_file, run.workers_in_flight())]:
         path.unlink(missing_ok=True)

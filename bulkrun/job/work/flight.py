@@ -45,7 +45,7 @@ class FlightLog:
     """The worker's side. Nothing is written before something is admitted."""
 
     def __init__(self, run: RunDir, worker: str) -> None:
-        self._path = run.flight / f"{worker}.jsonl"
+        self._path = run.flight_file(worker)
         self._bytes = 0
         self._finished = False
 
@@ -111,7 +111,7 @@ def read_flight(path: Path) -> Flight:
 
 def record_death(run: RunDir, worker: str, how: str) -> Flight:
     """The supervisor's side: note how a worker died and with what in its engine. Returns its flight."""
-    path = run.flight / f"{worker}.jsonl"
+    path = run.flight_file(worker)
     flight = read_flight(path)
     left = _not_journaled(run, flight.left)
     if left:
@@ -144,10 +144,10 @@ class Suspicion:
 def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
     """Read the flights of the dead. `life` tells which workers still live."""
     found, alone, unseen = Suspicion(), Counter[Key](), Counter[Key]()
-    for path in sorted(run.flight.glob("*.jsonl")):
-        flight = read_flight(path)
+    for worker in run.workers_in_flight():
+        flight = read_flight(run.flight_file(worker))
         here = {key for key in flight.left if key[0] == shard}
-        if not here or (flight.died is None and lives(run, path.stem, life)):
+        if not here or (flight.died is None and lives(run, worker, life)):
             continue
         unseen.update(here if flight.died is None else ())
         for key in here:
@@ -168,7 +168,7 @@ def lives(run: RunDir, worker: str, life: LifeWatch) -> bool:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A shard's work without the generations that must not run with others: groups to run alone, most suspect first."""
+    """A shard's work without what must not run with others: groups to run alone, the least suspect first."""
 
     work: ShardWork
     groups: list[list[Generation]]
@@ -192,5 +192,5 @@ def set_aside(work: ShardWork, suspicion: Suspicion) -> SetAside:
         missing.discard(key)
         if not missing:
             break
-    groups = [group for left in sorted(aside) for group in split(aside[left], left)]
+    groups = [group for left in sorted(aside, reverse=True) for group in split(aside[left], left)]
     return SetAside(replace(work, generations=chain(kept, work.generations)), groups, convicted)

@@ -8,6 +8,7 @@ no engine.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from bulkrun.errors import RunError
@@ -32,7 +33,7 @@ class Isolation:
     """The generations under suspicion, in groups of which only one may run at a time."""
 
     def __init__(self) -> None:
-        self._groups: list[list[Generation]] = []
+        self._groups: deque[list[Generation]] = deque()
         self._unproven: list[tuple[Generation, str]] = []
 
     @property
@@ -46,8 +47,8 @@ class Isolation:
         return bool(self._unproven)
 
     def suspect(self, groups: list[list[Generation]]) -> None:
-        """Generations that must not run with others, in the groups to run; the last group runs first."""
-        self._groups += groups
+        """Generations that must not run with others, in groups, in the order to run them: before those that wait."""
+        self._groups.extendleft(reversed(groups))
 
     def crashed(self, in_flight: Sequence[Generation], error: Exception) -> None:
         """The engine failed with these in flight. Raises RunError when it fails whatever it is given."""
@@ -64,7 +65,7 @@ class Isolation:
 
     def next_group(self) -> list[Generation]:
         """The suspects to run next, alone."""
-        return self._groups.pop()
+        return self._groups.popleft()
 
     def convicted(self) -> list[tuple[Generation, str]]:
         """The generations that crash the engine on their own, with the reason. Call when another one has run."""

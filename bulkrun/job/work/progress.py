@@ -103,17 +103,13 @@ class WorkerProgress:
         self._stats = EngineStats()
         self._window: deque[_Sample] = deque([_Sample(self._began, 0, 0, 0)])
 
-    def opened(self, shard: int, already_done: int) -> None:
-        """A shard was opened, of which earlier attempts had done so many outputs."""
-        self._open[shard] = Tally(rows=already_done)
+    def opened(self, shard: int, already_done: int, refused: int = 0) -> None:
+        """A shard was opened: outputs that earlier attempts had done, and those of rows that the plan refused."""
+        self._open[shard] = Tally(rows=already_done + refused, errors=refused)
 
     def helps(self, shard: int) -> None:
         """This worker does part of a shard that another one has open and counts."""
         self._open.setdefault(shard, Tally())
-
-    def refused(self, shard: int, rows: int) -> None:
-        """Outputs of rows that the plan found unable to run."""
-        self._open[shard] += Tally(rows=rows, errors=rows)
 
     def answered(self, shard: int, rows: int, done: Completion) -> None:
         """A generation ended that answers `rows` rows."""
@@ -148,13 +144,13 @@ class WorkerProgress:
         """A new engine counts from zero, so the rates do too."""
         self._window = deque([_Sample(self._clock(), self._computed.rows, 0, 0)])
 
-    def snapshot(self) -> ProgressSnapshot:
-        """The numbers now."""
+    def snapshot(self, tokens_in_flight: int = 0) -> ProgressSnapshot:
+        """The numbers now. `tokens_in_flight`: output tokens so far of the generations in the engine."""
         open_rows = sum(self._open.values(), Tally())
         open_rows = replace(open_rows, rows=self._kept(open_rows.rows), errors=self._kept(open_rows.errors))
         done = self._committed + open_rows
         rows_per_s, prompt_rate, completion_rate = self._rates()
-        remaining, rate = self._remaining_tokens(), prompt_rate + completion_rate
+        remaining, rate = max(0, self._tokens_left() - tokens_in_flight), prompt_rate + completion_rate
         return ProgressSnapshot(
             rows_total=self._samples * sum(info.rows for info in self._plan.shards.values()),
             rows_done=done.rows,
@@ -200,8 +196,8 @@ class WorkerProgress:
             (last.completion_tokens - first.completion_tokens) / seconds,
         )
 
-    def _remaining_tokens(self) -> int:
-        """Tokens that all open shards still need, by the mean output length seen so far."""
+    def _tokens_left(self) -> int:
+        """Tokens of the outputs that have not ended and of their prompts, by the mean output length seen so far."""
         left, mean_output = 0.0, self.mean_output
         for shard, info in self._plan.shards.items():
             if shard not in self._plan.committed:
@@ -209,5 +205,4 @@ class WorkerProgress:
                 done = self._open[shard].rows if shard in self._open else 0
                 tokens = info.prompt_tokens * self._outputs + rows * mean_output
                 left += tokens * (1 - done / max(rows, 1))
-        in_flight = self._stats.num_output_tokens - self._computed.completion_tokens
-        return max(0, int(left) - max(0, in_flight))
+        return int(left)

@@ -34,8 +34,33 @@ class _Saved:
 
 @dataclass(frozen=True)
 class _Opened:
-    work: ShardWork
+    """A shard of which this worker journals something."""
+
+    shard: int
     journal: JournalWriter
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """A shard that is whole when this worker has journaled so many outcomes."""
+
+    shard: int
+    outstanding: int
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A shard on which several workers work: what this one journals does not tell when it is whole."""
+
+    shard: int
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Outcomes of rows that the plan found unable to run."""
+
+    shard: int
+    records: list[JournalRecord]
 
 
 class Recorded(NamedTuple):
@@ -48,21 +73,13 @@ class Recorded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Helped:
-    """A shard on which several workers work: what this one journals no longer tells when it is whole."""
-
-    shard: int
-    refused: list[JournalRecord]
-
-
-@dataclass(frozen=True)
 class _Whole:
     """A shard whose every outcome was seen on disk."""
 
     shard: int
 
 
-_Item = Answer | _Saved | _Opened | _Helped | _Whole
+_Item = Answer | _Saved | _Opened | _Owned | _Shared | _Refused | _Whole
 
 
 class Recorder:
@@ -93,16 +110,16 @@ class Recorder:
         """
         journal = JournalWriter(self._run.journal_file(work.shard, self._attempt))
         check_not_replaced(self._run, self._identity.run_id)  # now that the file exists, it moves with its run
-        self._put([_Opened(work, journal)])
+        self._put(
+            [_Opened(work.shard, journal), _Owned(work.shard, work.outstanding), _Refused(work.shard, work.refused)]
+        )
 
     def help(self, shard: int, refused: list[JournalRecord]) -> None:
         """Journal what this worker does for a shard that others work on too; `commit` says when it is whole."""
         path = self._run.journal_file(shard, self._attempt)
         if not path.exists() and not self._run.part(shard).exists():
-            items: list[_Item] = [_Opened(ShardWork(shard, 0, [], iter(()), {}), JournalWriter(path))]
-        else:
-            items = []
-        self._put([*items, _Helped(shard, refused)])
+            self._put([_Opened(shard, JournalWriter(path))])
+        self._put([_Shared(shard), _Refused(shard, refused)])
 
     def commit(self, shard: int) -> None:
         """Commit a shard of which every outcome was seen on disk."""
@@ -191,11 +208,13 @@ class Recorder:
         records: dict[int, list[JournalRecord | PartialRecord]] = {}
         for item in items:
             match item:
-                case _Opened(work, journal):
-                    self._journals[work.shard], self._outstanding[work.shard] = journal, work.outstanding
-                    records[work.shard] = [*work.refused]
-                case _Helped(shard, refused):
+                case _Opened(shard, journal):
+                    self._journals[shard] = journal
+                case _Owned(shard, outstanding):
+                    self._outstanding[shard] = outstanding
+                case _Shared(shard):
                     self._outstanding.pop(shard, None)
+                case _Refused(shard, refused):
                     records.setdefault(shard, []).extend(refused)
                 case _Whole(shard):
                     self._whole.add(shard)

@@ -12,30 +12,27 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from bulkrun.data.parts import read_part_info
 from bulkrun.errors import BulkrunError, Interrupted, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.claims import Claims
-from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, check_not_replaced
-from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, Heartbeat, LifeWatch, Worker
+from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, LifeWatch, Worker
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity
 from bulkrun.job.work.deadline import Deadline
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.engine_runner import EngineLost, EngineRunner, engine_error
-from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
 from bulkrun.job.work.flight import FlightLog, Key, SetAside, key_of, set_aside, suspicion
+from bulkrun.job.work.housekeeping import Housekeeping
 from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.progress import ProgressSnapshot, WorkerProgress
 from bulkrun.job.work.recorder import Recorder
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
-from bulkrun.job.work.uploads import Uploads
 from bulkrun.request import Engine
 
 _HOUSEKEEPING_S = 1.0
@@ -81,21 +78,27 @@ class JobRunner:
         self._worker = worker or Worker.this_process()
         self._plan = PlanView(run)
         self._life = LifeWatch(run, ttl_s=ttl_s)
-        self._feed = Feed(self._plan, Claims(run, self._worker, self._life), self._open_shard)
+        self._feed = Feed(self._plan, Claims(run, self._worker, self._life))
         self._recorder = Recorder(
             run, RunIdentity.of(record, spec), decode, self._worker.id, checkpoint_every=spec.run.checkpoint_every
         )
         self._progress = WorkerProgress(self._plan, spec.sampling)
-        self._latest = ProgressSnapshot()
-        self._uploads = Uploads(run, record, self._worker.id)
-        self._heartbeat = Heartbeat(run, self._worker, lambda: self._latest.to_json(), interval_s=heartbeat_s)
-        self._error_rate = ErrorRate(run, record, spec.run.max_error_rate)
         self._deadline = Deadline(deadline)
         flight = FlightLog(run, self._worker.id)
         self._engine = EngineRunner(engine, rebuild_engine, flight, self._deadline, self._engine_failed)
+        self._house = Housekeeping(
+            run,
+            record,
+            self._worker,
+            self._plan,
+            self._recorder,
+            self._engine,
+            self._progress,
+            max_error_rate=spec.run.max_error_rate,
+            heartbeat_s=heartbeat_s,
+        )
         self._tail = Tail(run, self._worker.id, self._life, self._read_shard)
         self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
-        self._counted: set[int] = set()  # committed shards that the progress knows of
         self._next_housekeeping = self._next_partials = self._next_help = 0.0
 
     def run(self) -> RunOutcome:
@@ -106,19 +109,19 @@ class JobRunner:
         """
         if (totals := read_totals(self._run)) is not None:
             deliver(self._run, self._record, self._should_stop)
-            return RunOutcome(totals.status, self._latest, totals)
-        self._heartbeat.start()
+            return RunOutcome(totals.status, self._house.latest, totals)
+        self._house.start()
         try:
-            self._log("resumed" if self._run.holds_results else "started")
+            self._house.log("resumed" if self._run.holds_results else "started")
             outcome = self._work_unless_replaced()
         except EngineLost:  # as if it had been killed: whoever sees that tells the others, with what was in the engine
             with suppress(BulkrunError):
-                self._log("engine_lost")
+                self._house.log("engine_lost")
             raise
         except BaseException as error:
-            self._record_end("failed", f"{type(error).__name__}: {error}" if isinstance(error, BulkrunError) else None)
+            self._house.end("failed", f"{type(error).__name__}: {error}" if isinstance(error, BulkrunError) else None)
             raise
-        self._record_end(outcome.state, None)
+        self._house.end(outcome.state, None)
         return outcome
 
     def _work_unless_replaced(self) -> RunOutcome:
@@ -133,32 +136,32 @@ class JobRunner:
     def _work_and_save(self) -> RunOutcome:
         """The loop, with everything that ended and every partial output on disk however it ends."""
         self._recorder.start()
-        self._uploads.start()
+        self._house.uploads.start()
         try:
             self._loop()
         finally:
             self._recorder.save_partials(self._engine.partials(at_least=1))
             self._recorder.close()
             self._engine.close()
-            self._uploads.stop()
-        self._housekeep()
+            self._house.uploads.stop()
+        self._house.look()
         if not self._plan.finished:
-            return RunOutcome("interrupted", self._latest)
+            return RunOutcome("interrupted", self._house.latest)
         try:
             return self._finish()
         except Interrupted:
-            return RunOutcome("interrupted", self._latest)
+            return RunOutcome("interrupted", self._house.latest)
 
     def _finish(self) -> RunOutcome:
         """Mark the run finished; a bucket has all of its parts before that, and its `_SUCCESS` after."""
         deliver(self._run, self._record, self._should_stop)
         totals = finish_run(self._run, self._record)
         deliver(self._run, self._record, self._should_stop)
-        return RunOutcome(totals.status, self._latest, totals)
+        return RunOutcome(totals.status, self._house.latest, totals)
 
     def _loop(self) -> None:
         while not self._should_stop() and not self._deadline.over:
-            self._housekeep_now_and_then()
+            self._keep_house()
             self._top_up()
             if self._engine.in_flight:
                 self._record_answers(self._engine.step())
@@ -174,14 +177,23 @@ class JobRunner:
             if not self._engine.in_flight:
                 self._engine.admit(self._engine.isolation.next_group())
             return
-        generations: list[Generation] = []
         places = 2 * self._engine.max_num_seqs - len(self._engine.in_flight)
-        while len(generations) < places and not self._engine.isolation.active and (generation := self._feed.next()):
-            if key_of(generation) not in self._elsewhere and self._fits(generation):
-                generations.append(generation)
+        generations = self._take(places)
         if not generations and len(self._engine.in_flight) < self._engine.max_num_seqs:
             generations = self._help(places)
         self._engine.admit(generations)
+
+    def _take(self, places: int) -> list[Generation]:
+        """The next generations of this worker's shards; none after one with suspects was opened, which run first."""
+        taken: list[Generation] = []
+        while len(taken) < places and not self._engine.isolation.active:
+            if (generation := self._feed.next()) is None:
+                if (shard := self._feed.claim()) is None:
+                    break
+                self._open_shard(shard)
+            elif key_of(generation) not in self._elsewhere and self._fits(generation):
+                taken.append(generation)
+        return taken
 
     def _help(self, places: int) -> list[Generation]:
         """Nothing is left to claim: what others will not get to for a while, about once a second."""
@@ -209,7 +221,7 @@ class JobRunner:
         return self._deadline.fits(tokens - len(generation.request.output_token_ids))
 
     def _engine_failed(self, kind: str, in_flight: int) -> None:
-        self._log("engine_failed", error=kind, in_flight=in_flight)
+        self._house.log("engine_failed", error=kind, in_flight=in_flight)
         self._progress.engine_replaced()
 
     def _record_answers(self, answers: list[Answer]) -> None:
@@ -227,73 +239,35 @@ class JobRunner:
     def _read_shard(self, shard: int) -> ShardWork:
         return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
 
-    def _open_shard(self, shard: int) -> ShardWork:
+    def _open_shard(self, shard: int) -> None:
         work = self._read_shard(shard)
         rows = self._plan.shards[shard].rows * self._spec.sampling.generations
-        self._progress.opened(shard, already_done=rows - work.outstanding)
-        self._progress.refused(shard, len(work.refused))
+        self._progress.opened(shard, already_done=rows - work.outstanding, refused=len(work.refused))
         for journal, lines in work.damaged.items():
-            self._log("journal_damaged", journal=journal, lines=len(lines))
+            self._house.log("journal_damaged", journal=journal, lines=len(lines))
         self._recorder.open(work)
         aside = set_aside(work, suspicion(self._run, shard, self._life))
         self._reclaim_from_dead(shard, aside)
-        return aside.work
+        self._feed.give(aside.work)
 
     def _reclaim_from_dead(self, shard: int, aside: SetAside) -> None:
         """What was in the engine of a process that died runs alone, or not at all if it is the cause."""
         self._engine.isolation.suspect(aside.groups)
         answers = [engine_error(generation, f"the engine process die: {how}") for generation, how in aside.convicted]
         if answers:
-            self._log("rows_convicted", shard=shard, rows=len(answers))
+            self._house.log("rows_convicted", shard=shard, rows=len(answers))
             self._record_answers(answers)
 
-    def _housekeep_now_and_then(self) -> None:
+    def _keep_house(self) -> None:
         self._recorder.check()
         now = time.monotonic()
         if now >= self._next_housekeeping or not self._engine.in_flight:
-            self._housekeep()
+            self._house.look()
             self._elsewhere |= self._tail.elsewhere(self._feed.shard)
-            self._check_world()
+            self._house.check()
             # Thousands of partition folders, or a slow network disk: looking must not take the engine's time.
             took = time.monotonic() - now
             self._next_housekeeping = now + max(_HOUSEKEEPING_S, _HOUSEKEEPING_PAUSE * took)
         if now >= self._next_partials:
             self._next_partials = now + _SAVE_PARTIALS_S
             self._recorder.save_partials(self._engine.partials(at_least=_LONG_OUTPUT))
-
-    def _housekeep(self) -> None:
-        """See what was committed, here and by others, and publish the progress."""
-        self._plan.refresh()
-        for done in self._recorder.take_recorded():
-            self._error_rate.ran(done.rows, failed=done.failed)
-            if done.late:
-                self._progress.spoiled(done.shard, done.rows)
-        for shard, info in self._recorder.take_committed():
-            self._uploads.add(shard)
-            self._log("committed", shard=shard, rows=info.rows, errors=info.error_rows)
-        for shard in self._plan.committed - self._counted:
-            self._counted.add(shard)
-            self._engine.drop(shard)
-            self._progress.committed(shard, read_part_info(self._run.part(shard)))
-        self._latest = self._progress.snapshot()
-
-    def _check_world(self) -> None:
-        """Raise when there is no point in going on: disk, another run in this place, or too many errors so far."""
-        self._heartbeat.check()
-        check_not_replaced(self._run, self._record.run_id)
-        if not self._latest.all_done:
-            self._error_rate.check(self._plan.planned)
-
-    def _record_end(self, ended: str, message: str | None) -> None:
-        """On a disk that fails nothing can be said; the error that stopped the run matters more."""
-        with suppress(BulkrunError):
-            self._heartbeat.stop(ended, message)
-            stats = self._engine.stats
-            computed = {
-                "computed_prompt_tokens": stats.num_prompt_tokens,
-                "computed_output_tokens": stats.num_output_tokens,
-            }
-            self._log(ended, rows=self._latest.rows_done, **computed)
-
-    def _log(self, event: str, **numbers: str | int | float | bool | None) -> None:
-        log_event(self._run, self._worker.id, event, **numbers)

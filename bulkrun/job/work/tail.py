@@ -43,7 +43,7 @@ class Tail:
 
     def elsewhere(self, shard: int) -> set[Key]:
         """What other living workers have, or had lately, of this shard in their engines."""
-        flights = [read_flight(self._run.flight / f"{other}.jsonl") for other in self._others(shard)]
+        flights = [read_flight(self._run.flight_file(other)) for other in self._others(shard)]
         return {key for flight in flights for key in flight.left if key[0] == shard}
 
     def look(self, shards: Sequence[int], mine: Collection[Key], places: int) -> Help | None:
@@ -78,5 +78,5 @@ class Tail:
         return Help(shard, generations=last, aside=aside if suspects else None, refused=refused)
 
     def _others(self, shard: int) -> list[str]:
-        attempts = {path.name.split(".")[1] for path in self._run.journals_of(shard)} - {self._worker}
-        return sorted(worker for worker in attempts if lives(self._run, worker, self._life))
+        others = self._run.attempts_at(shard) - {self._worker}
+        return sorted(worker for worker in others if lives(self._run, worker, self._life))

@@ -38,8 +38,7 @@ class TeamProgress:
         return any(self._living())
 
     def _living(self) -> Iterable[WorkerState]:
-        names = {path.stem for path in self._run.workers.glob("*.json") if not path.name.startswith(".")}
-        for name in sorted(names - self._gone):
+        for name in sorted(set(self._run.worker_ids()) - self._gone):
             state = read_worker(self._run, name)
             if state is not None and self._life.alive(state.worker):
                 yield state

@@ -67,6 +67,12 @@ def test_the_jobs_own_shard_rows_is_a_hard_limit() -> None:
     assert Limits.of(10**6, 1000, 37) == Limits(37, Limits.of(1, 1, None).nbytes, 28)
 
 
+def test_a_small_rest_of_a_partition_goes_with_the_shard_before_it() -> None:
+    order = RunOrder(np.arange(20), np.ones(20, np.bool_), np.array([11, 20]))
+    ones = np.ones(20, np.int64)
+    assert cut(order, ones, ones, Limits(rows=1000, nbytes=10**6, shards=4)).tolist() == [0, 5, 11, 16, 20]
+
+
 def test_error_rows_cost_nothing_and_still_fit_into_shards() -> None:
     count = MAX_SHARD_ROWS * 2 + 5
     order = RunOrder(np.arange(count), np.ones(count, np.bool_), np.array([count]))

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.data.durable import make_dirs
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import Worker, present
 from tests.job.plan.planning import job, make_plan, plan_bytes, write_parquet
 
 ROWS = 4007
@@ -25,10 +27,11 @@ plan(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 def plan(root: Path, table: Path) -> None:
-    make_plan(
-        root,
-        job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 1300}, output={"rows_per_file": 60}),
-    )
+    spec = job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 1300}, output={"rows_per_file": 60})
+    worker = Worker.this_process()
+    make_dirs(RunDir(root).workers)
+    with present(RunDir(root), worker, "planner"):
+        make_plan(root, spec, worker=worker)
 
 
 def planned_with_kills(root: Path, table: Path, kills: int, rng: random.Random, longest: float) -> int:

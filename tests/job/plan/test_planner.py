@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
-import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,11 @@ import pytest
 from bulkrun.data.files import InputFile, open_stream
 from bulkrun.data.reader import open_input
 from bulkrun.errors import InputError, Interrupted, JobFileError, ResumeError, RunError
+from bulkrun.job.plan.ids import DuplicateIds, find_duplicates
 from bulkrun.job.plan.planner import Planner, dry_plan
 from bulkrun.job.plan.report import PlanReport, undeclared_lines
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import Worker
 from tests.job.plan.planning import (
     BOS,
     CharacterCodec,
@@ -33,6 +34,7 @@ from tests.job.plan.planning import (
     write_jsonl,
     write_parquet,
 )
+from tests.job.store.test_workers import beat
 
 
 def sample_texts(count: int, seed: int = 0) -> list[str]:
@@ -205,6 +207,16 @@ def test_windows_add_up_to_the_whole_and_rows_keep_their_numbers(table: Path, tm
     )
 
 
+@pytest.mark.parametrize(("limit", "window_rows"), [(None, 1000), (1600, 400)])
+def test_windows_are_cut_by_the_rows_of_the_whole_input_where_they_are_known(
+    tmp_path: Path, limit: int | None, window_rows: int
+) -> None:
+    """A run has about 16 shards. If each window had, a large run would be made of small files."""
+    path = write_parquet(tmp_path / "in.parquet", {"text": [f"{row:04d}" for row in range(4000)]})
+    report = make_plan(tmp_path / "run", job(path, run={"window_rows": window_rows, "limit": limit}))
+    assert (report.windows, report.counters.shards) == (4, 16)
+
+
 def test_planning_again_in_another_directory_gives_the_same_bytes(table: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_plan(tmp_path / name, job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 999}))
@@ -254,6 +266,35 @@ def test_duplicate_ids_are_counted_over_windows_with_examples(tmp_path: Path) ->
     assert [row["row_id"] for row in rows[-3:]] == ["2499", str(len(ids) - 2), str(len(ids) - 1)]
     with open_input(str(path)) as dataset:
         assert dry_plan(spec, dataset, CharacterCodec(), 10_000).duplicate_ids == expected
+
+
+def test_the_hashes_of_ids_stay_until_the_plan_is_complete(table: Path, tmp_path: Path) -> None:
+    spec = job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 999})
+    with pytest.raises(Interrupted):
+        make_plan(tmp_path / "run", spec, should_stop=lambda: RunDir(tmp_path / "run").window(1).exists())
+    assert sorted(path.name for path in RunDir(tmp_path / "run").plan.glob("ids*")) == [
+        "ids-00000.u64",
+        "ids-00001.u64",
+    ]
+    make_plan(tmp_path / "run", spec)
+    assert not list(RunDir(tmp_path / "run").plan.glob("ids*"))
+
+
+def test_a_planner_that_finds_the_ids_removed_returns_the_report_of_the_faster_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_parquet(tmp_path / "in.parquet", {"text": ["a", "b", "c"], "key": ["x", "y", "x"]})
+    spec = job(path, input={"path": str(path), "id": "key"}, run={"window_rows": 2})
+    faster: list[PlanReport] = []
+
+    def find(paths: list[Path]) -> DuplicateIds:
+        monkeypatch.setattr("bulkrun.job.plan.duplicates.find_duplicates", find_duplicates)
+        faster.append(make_plan(tmp_path / "run", spec))
+        return find_duplicates(paths)
+
+    monkeypatch.setattr("bulkrun.job.plan.duplicates.find_duplicates", find)
+    assert [make_plan(tmp_path / "run", spec)] == faster
+    assert faster[0].duplicate_ids == {"count": 1, "examples": [{"id": "x", "rows": [0, 2]}]}
 
 
 def test_duplicate_ids_can_be_refused_before_anything_is_published(tmp_path: Path) -> None:
@@ -345,15 +386,20 @@ def test_windows_may_end_anywhere_in_any_of_several_files(tmp_path: Path, window
 
 
 def test_only_folders_of_planners_that_are_gone_are_removed(table: Path, tmp_path: Path) -> None:
-    spool = RunDir(tmp_path / "run").spool
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    stale, alive = (spool / f"{socket.gethostname()}.{pid}.abcd" for pid in (gone.pid, os.getpid()))
-    elsewhere = spool / f"another-host.{gone.pid}.abcd"
-    for folder in (stale, alive, elsewhere):
-        folder.mkdir(parents=True)
-    make_plan(tmp_path / "run", job(table))
-    assert sorted(spool.iterdir()) == sorted([alive, elsewhere])
+    run, here = RunDir(tmp_path / "run"), Worker.this_process()
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    # A container may have this host's name and numbers of processes of its own: this one lives in another.
+    elsewhere = Worker("elsewhere", here.place + "1", process.pid, "0")
+    run.workers.mkdir(parents=True)
+    beat(run, replace(here, id="alive"), 1)
+    beat(run, replace(here, id="killed", pid=process.pid), 1)
+    beat(run, elsewhere, 1)
+    beat(run, replace(elsewhere, id="ended"), 1, "interrupted")
+    for name in ("alive", "killed", "elsewhere", "ended", "unknown"):
+        (run.spool / name).mkdir(parents=True)
+    make_plan(run.root, job(table))
+    assert sorted(path.name for path in run.spool.iterdir()) == ["alive", "elsewhere", "unknown"]
 
 
 def test_a_row_larger_than_a_shard_may_be_is_a_shard_of_its_own(
@@ -386,6 +432,16 @@ def test_nothing_of_a_window_is_published_when_the_input_changed_while_it_was_re
     with pytest.raises(ResumeError):
         make_plan(tmp_path / "run", job(path, run={"window_rows": 3}), check_input=check_input)
     assert looks == [0, 1, 2] and len(plan_bytes(tmp_path / "run")) == 4, "two shards and two markers"
+
+
+def test_the_files_that_a_window_came_from_are_looked_at_again(tmp_path: Path) -> None:
+    for number, size in enumerate([3, 0, 4, 2]):
+        write_jsonl(tmp_path / f"{number}.jsonl", [{"text": f"{number} {row}"} for row in range(size)])
+    looked_at: list[list[int]] = []
+    spec = job(tmp_path / "*.jsonl", run={"window_rows": 3})
+    make_plan(tmp_path / "run", spec, check_input=lambda files: looked_at.append(list(files)))
+    # A window that begins at the end of a file has looked whether that file goes on.
+    assert looked_at == [[0], [0, 1, 2], [2, 3], [3]]
 
 
 def test_a_column_that_nobody_reads_fails_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,6 @@ def test_damage_in_the_middle_is_reported_with_its_line(tmp_path: Path) -> None:
 def test_appending_after_a_failed_write_does_not_lose_the_next_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     writer, real = JournalWriter(tmp_path / "j"), os.write
 
     def half(fd: int, data: bytes) -> int:
@@ -119,13 +118,39 @@ def test_appending_after_a_failed_write_does_not_lose_the_next_record(
 
 
 def test_of_several_attempts_the_first_good_record_wins_and_the_longest_partial(tmp_path: Path) -> None:
-    for name, response, tokens in (("a", "first", (1,)), ("b", "second", (1, 2))):
+    for name, response, tokens in (("a", "first", (1,)), ("b", "second", (1, 2)), ("c", "third", (1,))):
         writer = JournalWriter(tmp_path / name)
         writer.append([record(7, response), PartialRecord((8, 9), 1, tokens)])
         writer.close()
-    outcomes = read_outcomes([tmp_path / "a", tmp_path / "b", tmp_path / "missing"])
+    outcomes = read_outcomes([tmp_path / name for name in ("a", "b", "c", "missing")])
     assert outcomes.answered[7, 0].response == "first"
     assert outcomes.partials == {(8, 1): (1, 2), (9, 1): (1, 2)}
+
+
+def test_a_journal_has_one_writer(tmp_path: Path) -> None:
+    JournalWriter(tmp_path / "j").append([record(0)])
+    with pytest.raises(RunError, match="File exists"):
+        JournalWriter(tmp_path / "j")
+    assert [one.rows for one in read_journal(tmp_path / "j").records] == [(0,)]
+
+
+def test_the_name_of_a_journal_survives_a_power_cut_with_the_first_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, real = list[int](), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    writer, file, folder = JournalWriter(tmp_path / "j"), (tmp_path / "j").stat().st_ino, tmp_path.stat().st_ino
+    writer.sync()
+    assert synced == [], "nothing is in it"
+    for row in range(2):
+        writer.append([record(row)])
+        writer.sync()
+    assert synced == [file, folder, file]
 
 
 def test_rows_of_one_generation_become_done_together(tmp_path: Path) -> None:

@@ -52,3 +52,17 @@ def test_two_parts_with_one_number_are_refused(tmp_path: Path) -> None:
     put(run, 0, "lang=b")
     with pytest.raises(RunError, match=r"has the number of .*part-00000\.parquet; move away"):
         run.parts()
+
+
+def test_names_are_read_back_as_they_were_given(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    files = [run.journal_file(shard, worker) for shard, worker in ((3, "a1"), (3, "b2"), (100_000, "a1"))]
+    files += [run.flight_file("a1"), run.worker_file("b2"), run.ids(7)]
+    files += [run.claims / f"{run.shard_claim(3)}.{epoch}" for epoch in (1, 12)] + [run.claims / "plan.1"]
+    for file in [*files, *(file.with_name(f".{file.name}") for file in files)]:  # with a dot: not whole yet
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert run.journaled_shards() == {3, 100_000} and run.journals_of(3) == files[:2]
+    assert run.attempts_at(3) == {"a1", "b2"} and run.attempts_at(4) == set()
+    assert run.workers_in_flight() == ["a1"] and run.worker_ids() == ["b2"] and run.id_files() == [run.ids(7)]
+    assert [path.name for path in run.claims_of(3)] == ["shard-00003.1", "shard-00003.12"]

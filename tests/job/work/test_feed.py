@@ -22,37 +22,69 @@ from tests.job.store.test_claims import worker
 from tests.job.store.test_workers import Clock, beat
 
 
-def feed_of(run: RunDir, name: str, opened: list[int], spec: Any, clock: Clock) -> Feed:
-    def opening(shard: int) -> Any:
-        opened.append(shard)
-        return open_shard(run, shard, spec.sampling)
+class Fed:
+    """One worker's feed, used as a runner does."""
 
-    beat(run, worker(name), 1)
-    return Feed(PlanView(run), Claims(run, worker(name), LifeWatch(run, clock=clock)), opening, clock)
+    def __init__(self, run: RunDir, name: str, spec: Any, clock: Clock) -> None:
+        beat(run, worker(name), 1)
+        self.plan = PlanView(run)
+        self.opened: list[int] = []
+        self._run, self._spec = run, spec
+        self._feed = Feed(self.plan, Claims(run, worker(name), LifeWatch(run, clock=clock)), clock)
+
+    def next_row(self) -> int | None:
+        """The first row of the next generation, None while there is none."""
+        while (generation := self._feed.next()) is None:
+            if (shard := self._feed.claim()) is None:
+                return None
+            self.opened.append(shard)
+            self._feed.give(open_shard(self._run, shard, self._spec.sampling))
+        return generation.rows[0]
 
 
-def test_a_shard_is_opened_only_when_the_one_before_has_nothing_left_to_give(tmp_path: Path) -> None:
-    spec, opened, theirs, clock = job(tmp_path), list[int](), list[int](), Clock()
+def test_a_shard_is_claimed_only_when_the_one_before_has_nothing_left_to_give(tmp_path: Path) -> None:
+    spec, clock = job(tmp_path), Clock()
     run, _ = enter(tmp_path, spec)
     write_plan(run, make_rows(9, error_every=0, duplicate_every=0), 3)
-    feed = feed_of(run, "me", opened, spec, clock)
+    mine, yours = Fed(run, "me", spec, clock), Fed(run, "you", spec, clock)
     # Run order inside a shard is the plan's, here the reverse of the input's.
-    assert [feed.next().rows[0] for _ in range(4)] == [2, 1, 0, 5] and opened == [0, 1]  # type: ignore[union-attr]
-    other = feed_of(run, "you", theirs, spec, clock)
-    assert [other.next().rows[0] for _ in range(3)] == [8, 7, 6] and theirs == [2]  # type: ignore[union-attr]
-    assert other.next() is None
-    assert [feed.next().rows[0] for _ in range(2)] == [4, 3] and feed.next() is None  # type: ignore[union-attr]
+    assert [mine.next_row() for _ in range(4)] == [2, 1, 0, 5] and mine.opened == [0, 1]
+    assert [yours.next_row() for _ in range(4)] == [8, 7, 6, None] and yours.opened == [2]
+    assert [mine.next_row() for _ in range(3)] == [4, 3, None]
 
 
 def test_a_dead_workers_shards_are_taken_over_after_a_while(tmp_path: Path) -> None:
-    spec, opened, clock = job(tmp_path), list[int](), Clock()
+    spec, clock = job(tmp_path), Clock()
     run, _ = enter(tmp_path, spec)
     write_plan(run, make_rows(3, error_every=0), 3)
-    assert feed_of(run, "dead", [], spec, clock).next() is not None
-    feed = feed_of(run, "me", opened, spec, clock)
-    assert feed.next() is None
+    assert Fed(run, "dead", spec, clock).next_row() is not None
+    mine = Fed(run, "me", spec, clock)
+    assert mine.next_row() is None
     clock.now += 31
-    assert feed.next() is not None and opened == [0]
+    assert mine.next_row() is not None and mine.opened == [0]
+
+
+def test_the_rest_of_a_shard_that_another_worker_committed_is_left_out(tmp_path: Path) -> None:
+    spec = job(tmp_path)
+    run, _ = enter(tmp_path, spec)
+    write_plan(run, make_rows(6, error_every=0, duplicate_every=0), 3)
+    mine = Fed(run, "me", spec, Clock())
+    assert mine.next_row() == 2
+    run.part(0).touch()
+    mine.plan.refresh()
+    assert mine.next_row() == 5
+
+
+def test_a_directory_with_nothing_to_claim_is_looked_at_twice_a_second(tmp_path: Path) -> None:
+    spec, clock = job(tmp_path), Clock()
+    run, _ = enter(tmp_path, spec)
+    mine = Fed(run, "me", spec, clock)
+    assert mine.next_row() is None
+    write_plan(run, make_rows(3, error_every=0), 3)
+    clock.now += 0.4
+    assert mine.next_row() is None
+    clock.now += 0.1
+    assert mine.next_row() is not None
 
 
 def test_the_noise_of_a_row_is_63_bits_of_seed_id_and_sample() -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bulkrun.errors import RunError
-from bulkrun.job.store.journal import read_journal
+from bulkrun.job.store.journal import JournalRecord, read_journal, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity
-from bulkrun.job.work.recorder import Recorder
+from bulkrun.job.work.recorder import Recorded, Recorder
 from bulkrun.job.work.shard_work import Generation, open_shard
-from bulkrun.request import Completion, Request
+from bulkrun.request import Completion, Request, RowError, SamplingParams, StructuredOutput
 from tests.job.small_runs import Row, enter, job, write_plan
 
 
@@ -23,10 +24,15 @@ def generation(rows: tuple[int, ...] = (0,)) -> Generation:
     return Generation(Request(f"{rows[0]}:0", [1, 2, 3]), 0, rows, 0)
 
 
+def digits(batch: list[Sequence[int]]) -> list[str]:
+    return ["".join(map(str, ids)) for ids in batch]
+
+
 def recorder(tmp_path: Path, decode: object, checkpoint_every: float = 60.0) -> tuple[RunDir, Recorder]:
+    """The recorder of a run of two shards of three rows, which has the first of them open."""
     spec = job(tmp_path)
     run, record = enter(tmp_path, spec)
-    write_plan(run, [Row(row, str(row), (row,)) for row in range(3)], 3)
+    write_plan(run, [Row(row, str(row), (row,)) for row in range(6)], 3)
     identity = RunIdentity(record.run_id, record.plan_hash, 1)
     made = Recorder(run, identity, decode, attempt="me", checkpoint_every=checkpoint_every)  # type: ignore[arg-type]
     made.start()
@@ -62,3 +68,39 @@ def test_what_kills_the_thread_comes_out_in_the_engines_thread(tmp_path: Path) -
             made.check()
     with pytest.raises(RunError, match="no such token"):
         made.close()
+
+
+def test_a_failure_is_late_only_if_the_engine_did_not_know_of_it(tmp_path: Path) -> None:
+    """The progress counts an engine's error when it comes: one that is late is counted again."""
+    _, made = recorder(tmp_path, digits)
+    an_object = SamplingParams(structured_outputs=StructuredOutput("json", '{"type": "object"}'))
+    other = Generation(Request("1:0", [1], an_object), 0, (1,), 0)
+    made.record([Answer(generation((0,)), Completion("0:0", (), "error", error=RowError("nan_logits", "no")))])
+    made.record([Answer(other, Completion("1:0", (7,), "stop"))])
+    made.record([Answer(generation((2,)), Completion("2:0", (7,), "stop"))])
+    made.close()
+    assert made.take_recorded() == [
+        Recorded(shard=0, rows=1, failed=True, late=False),
+        Recorded(shard=0, rows=1, failed=True, late=True),
+        Recorded(shard=0, rows=1, failed=False, late=False),
+    ]
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_shard_that_others_work_on_is_committed_only_when_told_so(tmp_path: Path, shard: int) -> None:
+    run, made = recorder(tmp_path, digits)
+    mine, theirs = (3 * shard, 3 * shard + 1), 3 * shard + 2
+    made.help(shard, [JournalRecord((mine[0],), 0, error_code="bad_input")])
+    made.record([Answer(replace(generation((mine[1],)), shard=shard), Completion("", (7,), "stop"))])
+    deadline = time.monotonic() + 10
+    while not made.idle:
+        assert time.monotonic() < deadline
+    assert sorted(read_outcomes(run.journals_of(shard)).answered) == [(row, 0) for row in mine]
+    assert made.take_committed() == []
+    made.record([Answer(replace(generation((theirs,)), shard=shard), Completion("", (8,), "stop"))])
+    while not made.idle:
+        assert time.monotonic() < deadline
+    assert made.take_committed() == [], "whose outcomes they are is not known here"
+    made.commit(shard)
+    made.close()
+    assert [committed for committed, _ in made.take_committed()] == [shard] and run.part(shard).exists()

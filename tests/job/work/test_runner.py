@@ -11,14 +11,14 @@ import pytest
 
 from bulkrun.errors import ErrorRateExceeded, ModelError, RunError
 from bulkrun.job.store.events import read_events
-from bulkrun.job.store.journal import read_journal
+from bulkrun.job.store.journal import read_journal, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.flight import read_flight
 from bulkrun.job.work.runner import JobRunner, RunOutcome
 from bulkrun.request import Request
-from tests.job.fake_engine import FakeEngine, decode
+from tests.job.fake_engine import FakeEngine, decode, expected_tokens
 from tests.job.small_runs import Row, enter, job, make_rows, oracle, results, start, write_plan
 
 
@@ -68,6 +68,18 @@ def test_a_partial_generation_goes_on_where_it_was(tmp_path: Path) -> None:
     start(tmp_path / "out", rows, spec, engine=engine)
     assert len(engine.seen[0].output_token_ids) > 5
     assert results(tmp_path / "out") == oracle(rows, spec)
+
+
+def test_tokens_in_the_engine_are_not_left_to_make_whichever_attempt_made_them(tmp_path: Path) -> None:
+    spec = job(tmp_path, max_tokens=200)
+    requests = [Request("", (number,), spec.sampling.to_params()) for number in range(1000)]
+    long = [request for request in requests if len(expected_tokens(request)) > 150]
+    rows = [Row(row, str(row), tuple(request.prompt_token_ids)) for row, request in enumerate(long[:4])]
+    for _ in range(3):
+        outcome = start(tmp_path, rows, spec, should_stop=StopAfter(20))
+        saved = read_outcomes(RunDir(tmp_path).journals_of(0)).partials.values()
+        assert outcome.progress.num_generations == 0, "so that each output is expected to have all of its 200 tokens"
+        assert outcome.progress.remaining_tokens == 4 * (1 + 200) - sum(map(len, saved))
 
 
 def test_a_finished_run_again_does_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""What a worker does about once a second beside its work: see what was committed, say how far it is, look around.
+
+Knows what others see of a worker (heartbeat, events, uploads) and when there is no point in going on; admits nothing
+and records nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from bulkrun.data.parts import read_part_info
+from bulkrun.errors import BulkrunError
+from bulkrun.job.plan.plan_view import PlanView
+from bulkrun.job.store.events import log_event
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, check_not_replaced
+from bulkrun.job.store.workers import Heartbeat, Worker
+from bulkrun.job.work.engine_runner import EngineRunner
+from bulkrun.job.work.error_rate import ErrorRate
+from bulkrun.job.work.progress import ProgressSnapshot, WorkerProgress
+from bulkrun.job.work.recorder import Recorder
+from bulkrun.job.work.uploads import Uploads
+
+
+class Housekeeping:
+    """Of one worker. `latest` is its progress as of the last look, which the heartbeat publishes."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        record: RunRecord,
+        worker: Worker,
+        plan: PlanView,
+        recorder: Recorder,
+        engine: EngineRunner,
+        progress: WorkerProgress,
+        *,
+        max_error_rate: float,
+        heartbeat_s: float,
+    ) -> None:
+        self._run, self._record, self._worker, self._plan = run, record, worker, plan
+        self._recorder, self._engine, self._progress = recorder, engine, progress
+        self.latest = ProgressSnapshot()
+        self.uploads = Uploads(run, record, worker.id)
+        self._heartbeat = Heartbeat(run, worker, lambda: self.latest.to_json(), interval_s=heartbeat_s)
+        self._error_rate = ErrorRate(run, record, max_error_rate)
+        self._counted: set[int] = set()  # committed shards that the progress knows of
+
+    def start(self) -> None:
+        """Let others see this worker."""
+        self._heartbeat.start()
+
+    def look(self) -> None:
+        """See what was committed, here and by others, and publish the progress."""
+        self._plan.refresh()
+        for done in self._recorder.take_recorded():
+            self._error_rate.ran(done.rows, failed=done.failed)
+            if done.late:
+                self._progress.spoiled(done.shard, done.rows)
+        for shard, info in self._recorder.take_committed():
+            self.uploads.add(shard)
+            self.log("committed", shard=shard, rows=info.rows, errors=info.error_rows)
+        for shard in self._plan.committed - self._counted:
+            self._counted.add(shard)
+            self._engine.drop(shard)
+            self._progress.committed(shard, read_part_info(self._run.part(shard)))
+        self.latest = self._progress.snapshot(self._engine.tokens_in_flight)
+
+    def check(self) -> None:
+        """Raise when there is no point in going on: disk, another run in this place, or too many errors so far."""
+        self._heartbeat.check()
+        check_not_replaced(self._run, self._record.run_id)
+        if not self.latest.all_done:
+            self._error_rate.check(self._plan.planned)
+
+    def end(self, ended: str, message: str | None) -> None:
+        """Say goodbye. On a disk that fails nothing can be said; the error that stopped the run matters more."""
+        with suppress(BulkrunError):
+            self._heartbeat.stop(ended, message)
+            stats = self._engine.stats
+            computed = {
+                "computed_prompt_tokens": stats.num_prompt_tokens,
+                "computed_output_tokens": stats.num_output_tokens,
+            }
+            self.log(ended, rows=self.latest.rows_done, **computed)
+
+    def log(self, event: str, **numbers: str | int | float | bool | None) -> None:
+        """An event of this worker."""
+        log_event(self._run, self._worker.id, event, **numbers)

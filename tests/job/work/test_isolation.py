@@ -1,0 +1,22 @@
+"""Suspects run alone, in groups: those of the latest crash first, in the order in which they were given."""
+
+from __future__ import annotations
+
+from bulkrun.job.work.isolation import Isolation
+from bulkrun.job.work.shard_work import Generation
+from bulkrun.request import Request
+
+
+def generations(*rows: int) -> list[Generation]:
+    return [Generation(Request(f"{row}:0", [1]), 0, (row,), 0) for row in rows]
+
+
+def test_groups_run_in_their_order_and_what_crashes_is_split_before_the_next_one_runs() -> None:
+    isolation = Isolation()
+    isolation.suspect([generations(0), generations(*range(1, 17)), generations(17)])
+    assert isolation.next_group() == generations(0)
+    isolation.crashed(isolation.next_group(), RuntimeError("device-side assert"))
+    ran = []
+    while isolation.active:
+        ran.append([generation.rows[0] for generation in isolation.next_group()])
+    assert ran == [[row, row + 1] for row in range(1, 17, 2)] + [[17]]

@@ -1,0 +1,25 @@
+"""An open shard: what is left to generate of it, and from where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bulkrun.job.store.journal import JournalWriter, PartialRecord
+from bulkrun.job.work.shard_work import open_shard
+from tests.job.small_runs import Row, enter, job, write_plan
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "resumed"), [(12, (1, 2, 3, 4, 5)), (6, (1, 2, 3, 4, 5)), (5, (1, 2, 3, 4)), (1, ())]
+)
+def test_a_saved_output_leaves_at_least_one_token_to_generate(
+    tmp_path: Path, max_tokens: int, resumed: tuple[int, ...]
+) -> None:
+    """The engine ends an output when it makes a token, so one that is resumed must not have all it may have."""
+    run, _ = enter(tmp_path, job(tmp_path))
+    write_plan(run, [Row(0, "0", (7,))], 1)
+    JournalWriter(run.journal_file(0, "before")).append([PartialRecord((0,), 0, (1, 2, 3, 4, 5))])
+    [generation] = open_shard(run, 0, job(tmp_path, max_tokens=max_tokens).sampling).generations
+    assert generation.request.output_token_ids == resumed
