@@ -157,6 +157,23 @@ def test_a_better_priority_does_not_wait_behind_one_that_did_not_fit() -> None:
     assert _step(scheduler)[0].new_seqs == [small]
 
 
+def test_preempted_with_a_token_under_way_waits_until_it_is_known() -> None:
+    scheduler = _scheduler(num_blocks=1 + 14, max_num_seqs=3, budget=64)
+    small, big = (_sequence(n, 1, num_output_tokens=4, num_prompt_tokens=size) for n, size in enumerate([4, 24]))
+    for seq in (small, big):
+        scheduler.add(seq)
+    launched = scheduler.schedule().sampling_seqs()
+    for seq in launched:
+        seq.num_pending += 1
+    urgent = _sequence(2, 0, num_output_tokens=2, num_prompt_tokens=38)  # both must go, and the small one fits again
+    scheduler.add(urgent)
+    assert scheduler.schedule().new_seqs == [urgent]
+    for seq in launched:
+        seq.num_pending -= 1
+        seq.token_ids.append(1)
+    assert scheduler.schedule().new_seqs == [small]
+
+
 def test_equal_priority_never_takes_anybodys_place() -> None:
     scheduler = _scheduler(max_num_seqs=2)
     for number in range(6):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 
 import pytest
 from hypothesis import given, settings
@@ -359,11 +360,90 @@ def test_after_a_preemption_nothing_is_admitted_until_something_ends() -> None:
     seqs = [_sequence(0, [1] * 8, 12, expected=1), _sequence(1, [2] * 8, 20, expected=1), _sequence(2, [3] * 2, 2)]
     for seq in seqs:
         scheduler.add(seq)
-    batches = []
-    while not (batches and seqs[0].row is None):
-        batches.append(scheduler.schedule())
-        _fake_model(batches[-1], scheduler, lambda seq: seq.request.sampling.max_tokens)
-    assert scheduler.num_preemptions <= 1
+    ended: list[Sequence] = []
+    while not scheduler.num_preemptions:
+        ended = _fake_model(scheduler.schedule(), scheduler, lambda seq: seq.request.sampling.max_tokens)
+    (victim,) = preempted(scheduler)
+    while not ended:
+        batch = scheduler.schedule()
+        assert not batch.new_seqs
+        ended = _fake_model(batch, scheduler, lambda seq: seq.request.sampling.max_tokens)
+    assert scheduler.schedule().new_seqs[:1] == [victim]
+
+
+def test_what_did_not_fit_is_tried_again_as_soon_as_something_ends() -> None:
+    scheduler = _scheduler(num_blocks=1 + 12, budget=64, caching=False)
+    short, long, waits = (
+        _sequence(number, [1] * prompt, output, can_stop=False)
+        for number, (prompt, output) in enumerate([(8, 3), (8, 8), (22, 4)])
+    )
+    for seq in (short, long, waits):
+        scheduler.add(seq)
+    while short.row is not None or not short.num_output_tokens:
+        batch = scheduler.schedule()
+        assert waits not in batch.new_seqs
+        _fake_model(batch, scheduler, lambda seq: seq.request.sampling.max_tokens)
+    assert scheduler.schedule().new_seqs == [waits]
+    assert scheduler.running == [long, waits]
+
+
+class _CountsLookups(BlockManager):
+    num_lookups = 0
+
+    def match_prefix(self, hashes: SequenceOf[bytes]) -> list[int]:
+        self.num_lookups += 1
+        return super().match_prefix(hashes)
+
+
+def test_what_did_not_fit_costs_nothing_until_something_ends() -> None:
+    manager = _CountsLookups(1 + 12, BLOCK_SIZE)
+    scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=True)
+    for number in range(2):
+        scheduler.add(_sequence(number, [1 + number] * 8, 30, can_stop=False))
+    lookups = []
+    for _ in range(10):
+        _fake_model(scheduler.schedule(), scheduler, lambda _: 30)
+        lookups.append(manager.num_lookups)
+    assert lookups[1:] == lookups[:1] * 9
+
+
+def test_who_fits_only_without_half_empty_blocks_is_not_let_in() -> None:
+    """At their peak the two hold 10 tokens in 4 blocks, where 3 are."""
+    scheduler = _scheduler(num_blocks=1 + 3, caching=False)
+    seqs = [_sequence(0, [1, 1], 5, can_stop=False), _sequence(1, [2, 2], 3, can_stop=False)]
+    batches = _check_run(scheduler, seqs, lambda seq: seq.request.sampling.max_tokens)
+    assert scheduler.num_preemptions == 0
+    assert max(len(batch.seqs) for batch in batches) == 1
+
+
+def test_cached_tokens_of_a_completion_are_those_of_the_first_admission() -> None:
+    scheduler = _scheduler(max_num_seqs=1, budget=64)
+    seq = _sequence(0, [1] * 9, 20)
+    scheduler.add(seq)
+    _fake_model(scheduler.schedule(), scheduler, lambda _: 20)
+    params = SamplingParams(max_tokens=1)
+    scheduler.add(Sequence(Request("urgent", [2], params, priority=-1), arrival=1, max_model_len=99))
+    while not seq.num_preemptions or seq.row is None:
+        _fake_model(scheduler.schedule(), scheduler, lambda seq: seq.request.sampling.max_tokens)
+    assert seq.num_shared_tokens == 8  # it finds its own blocks again
+    assert seq.num_cached_tokens == 0
+
+
+def test_after_a_preemption_lengths_are_not_guessed_for_a_while() -> None:
+    """Short outputs are known, then come long ones: too many are let in, but only once."""
+    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=16, budget=64, caching=False)
+    seqs = [_sequence(number, [1, 2, 3], 33) for number in range(40)]
+    for seq in seqs:
+        scheduler.add(seq)
+    let_in_before: list[Sequence] = []
+    while scheduler.running or scheduler.num_waiting:
+        batch = scheduler.schedule()
+        if not scheduler.num_preemptions:
+            let_in_before += batch.new_seqs
+        _fake_model(batch, scheduler, lambda seq: 2 if seq.arrival < 20 else 33)
+    victims = [seq for seq in seqs if seq.num_preemptions]
+    assert victims
+    assert all(seq in let_in_before and seq.num_preemptions == 1 for seq in victims)
 
 
 def test_admission_reserves_max_tokens_until_lengths_are_known() -> None:
