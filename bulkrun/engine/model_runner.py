@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from bulkrun.blocks import NULL_BLOCK
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.cuda_graphs import CudaCapture, StepGraphs
 from bulkrun.engine.memory_errors import first_line, is_out_of_memory
@@ -27,7 +28,7 @@ from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.engine.token_masks import PendingMasks
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.ops.attention_metadata import NULL_BLOCK, TILE_ROWS
+from bulkrun.ops.attention_metadata import TILE_ROWS
 
 
 class StepLogits(NamedTuple):
