@@ -168,7 +168,7 @@ class LLMEngine:
             time.sleep(_WINDOW_PAUSE_S)
         self._land()
         if self._memory.shortage is not None:
-            self._shrink(self._memory.shortage)
+            self._shrink()
         self._under_way = launched
         if not self.config.async_scheduling:
             self._land()
@@ -228,10 +228,15 @@ class LLMEngine:
     def _masks(self, sampling: list[Sequence]) -> PendingMasks | None:
         return None if self._mask_filler is None else self._mask_filler.start(sampling)
 
-    def _shrink(self, shortage: str) -> None:
-        """Go on with smaller sizes. The step before has landed, so nobody's tokens are on their way any more."""
-        sizes = self._memory.shrink(shortage, self.scheduler, self.model_runner)
-        self.config = replace(self.config, **sizes._asdict())
+    def _shrink(self) -> None:
+        """Go on with smaller sizes: whoever runs waits again with the tokens it has, and its KV is computed anew.
+
+        The step before has landed, so nobody's tokens are on their way any more.
+        """
+        while self._memory.shortage is not None:
+            self.config = config = self._memory.smaller(self.config)
+            self.scheduler.restart(BlockManager(config.num_blocks, config.block_size), config.max_num_batched_tokens)
+            self._memory.attempt(lambda: self.model_runner.restart(self.config))
 
     def _land(self) -> None:
         """Wait for the step under way, if there is one, and take in what it brought."""
