@@ -35,15 +35,22 @@ def _simulated_peak(growths: list[Growth]) -> int:
 
 
 @settings(max_examples=200, deadline=None)
-@given(*[st.lists(st.builds(Growth, st.integers(0, 50), st.integers(1, 40)), max_size=6)] * 2)
-def test_peak_equals_a_step_by_step_simulation(running: list[Growth], later: list[Growth]) -> None:
+@given(
+    *[st.lists(st.builds(Growth, st.integers(0, 50), st.integers(1, 40)), max_size=6)] * 2,
+    st.integers(0, 9),
+    st.integers(0, 200),
+)
+def test_what_fits_is_what_a_step_by_step_simulation_has_room_for(
+    running: list[Growth], later: list[Growth], half_empty: int, more_than_the_peak: int
+) -> None:
     growths = Growths(running)
     for growth in later:
-        assert growths.peak_tokens_with(growth) == _simulated_peak([*running, growth])
-        assert growths.bound_with(growth) >= growths.peak_tokens_with(growth)
+        peak = _simulated_peak([*running, growth])
+        used_tokens = half_empty + sum(held for held, _ in running)
+        assert growths.fit_with(growth, peak + half_empty + more_than_the_peak, used_tokens)
+        assert not growths.fit_with(growth, peak + half_empty - 1, used_tokens)
         growths.add(growth)
         running = [*running, growth]
-        assert growths.held_tokens == sum(held for held, _ in running)
 
 
 def test_limit_is_reserved_while_nothing_is_known() -> None:
