@@ -57,12 +57,11 @@ class OutputLengthEstimator:
         if not seq.stop_token_ids and seq.stop_matcher is None:
             return limit  # nothing can end it earlier
         done = seq.num_output_tokens
-        if len(self._sorted) >= MIN_SAMPLES:
-            first_longer = bisect_right(self._sorted, done)
-            num_longer = len(self._sorted) - first_longer
-            return self._sorted[first_longer + int(QUANTILE * num_longer)] - done if num_longer else limit
-        expected = seq.request.expected_tokens
-        return expected - done if expected is not None and expected > done else limit
+        first_longer = bisect_right(self._sorted, done)
+        num_longer = len(self._sorted) - first_longer
+        if len(self._sorted) < MIN_SAMPLES or not num_longer:
+            return limit
+        return self._sorted[first_longer + int(QUANTILE * num_longer)] - done
 
 
 class Growths:

@@ -12,12 +12,11 @@ from bulkrun.engine.sequence import Sequence
 from bulkrun.request import Request, SamplingParams
 
 
-def _sequence(num_output: int, max_tokens: int, *, expected: int | None = None, can_stop: bool = True) -> Sequence:
+def _sequence(num_output: int, max_tokens: int, *, can_stop: bool = True) -> Sequence:
     request = Request(
         "r",
         [1, 2, 3],
         SamplingParams(max_tokens=max_tokens),
-        expected_tokens=expected,
     )
     eos_token_ids = frozenset([0]) if can_stop else frozenset()
     seq = Sequence(request, arrival=0, max_model_len=10_000, eos_token_ids=eos_token_ids)
@@ -55,12 +54,6 @@ def test_what_fits_is_what_a_step_by_step_simulation_has_room_for(
 
 def test_limit_is_reserved_while_nothing_is_known() -> None:
     assert OutputLengthEstimator().remaining_tokens(_sequence(10, 100)) == 90
-
-
-def test_expected_tokens_stand_in_for_samples() -> None:
-    estimator = OutputLengthEstimator()
-    assert estimator.remaining_tokens(_sequence(10, 100, expected=25)) == 15
-    assert estimator.remaining_tokens(_sequence(30, 100, expected=25)) == 70  # proven wrong: back to the limit
 
 
 def test_sequence_that_nothing_can_stop_runs_to_its_limit() -> None:

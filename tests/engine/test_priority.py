@@ -16,7 +16,7 @@ from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.waiting import WaitingQueue
 from bulkrun.request import Request, SamplingParams
-from tests.engine.conftest import EngineFactory, preempted, run
+from tests.engine.conftest import EngineFactory, expect_short_outputs, preempted, run
 
 GREEDY = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
 RANDOM = SamplingParams(max_tokens=14, temperature=0.9, ignore_eos=True)
@@ -185,10 +185,11 @@ def test_equal_priority_never_takes_anybodys_place() -> None:
 
 def test_when_blocks_run_out_the_worst_priority_gives_way_however_cheap_others_are() -> None:
     scheduler = _scheduler(num_blocks=1 + 7, max_num_seqs=3)
+    expect_short_outputs(scheduler)
     params = SamplingParams(max_tokens=20)
     seqs = [
         Sequence(
-            Request(str(number), [1] * length, params, expected_tokens=1, priority=priority),
+            Request(str(number), [1] * length, params, priority=priority),
             arrival=number,
             max_model_len=100,
             eos_token_ids=frozenset([0]),

@@ -15,7 +15,7 @@ from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.request import Request, SamplingParams
-from tests.engine.conftest import preempted
+from tests.engine.conftest import expect_short_outputs, preempted
 
 BLOCK_SIZE = 4
 
@@ -29,8 +29,8 @@ def _scheduler(num_blocks: int = 65, max_num_seqs: int = 8, budget: int = 16, ca
     )
 
 
-def _sequence(number: int, prompt: list[int], max_tokens: int, *, can_stop: bool = True, expected: int | None = None):
-    request = Request(str(number), prompt, SamplingParams(max_tokens=max_tokens), expected_tokens=expected)
+def _sequence(number: int, prompt: list[int], max_tokens: int, *, can_stop: bool = True) -> Sequence:
+    request = Request(str(number), prompt, SamplingParams(max_tokens=max_tokens))
     eos_token_ids = frozenset([0]) if can_stop else frozenset()
     return Sequence(request, arrival=number, max_model_len=10_000, eos_token_ids=eos_token_ids)
 
@@ -340,10 +340,11 @@ def test_caching_off_shares_nothing() -> None:
 
 def test_preemption_takes_the_cheapest_but_never_the_oldest() -> None:
     scheduler = _scheduler(num_blocks=10, budget=64, caching=False)  # 9 blocks of 4
+    expect_short_outputs(scheduler)
     seqs = [
-        _sequence(0, [1] * 4, 30, expected=1),
-        _sequence(1, [2] * 15, 30, expected=1),
-        _sequence(2, [3] * 7, 30, expected=1),
+        _sequence(0, [1] * 4, 30),
+        _sequence(1, [2] * 15, 30),
+        _sequence(2, [3] * 7, 30),
     ]
     for seq in seqs:
         scheduler.add(seq)
@@ -357,7 +358,8 @@ def test_preemption_takes_the_cheapest_but_never_the_oldest() -> None:
 
 def test_after_a_preemption_nothing_is_admitted_until_something_ends() -> None:
     scheduler = _scheduler(num_blocks=10, budget=64, caching=False)
-    seqs = [_sequence(0, [1] * 8, 12, expected=1), _sequence(1, [2] * 8, 20, expected=1), _sequence(2, [3] * 2, 2)]
+    expect_short_outputs(scheduler)
+    seqs = [_sequence(0, [1] * 8, 12), _sequence(1, [2] * 8, 20), _sequence(2, [3] * 2, 2)]
     for seq in seqs:
         scheduler.add(seq)
     ended: list[Sequence] = []
@@ -460,13 +462,6 @@ def test_admission_reserves_max_tokens_until_lengths_are_known() -> None:
     assert width > 8
 
 
-def test_expected_tokens_are_used_before_any_length_is_known() -> None:
-    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=16, budget=64, caching=False)
-    for number in range(16):
-        scheduler.add(_sequence(number, [1, 2, 3], 33, expected=2))
-    assert len(scheduler.schedule().seqs) >= 8
-
-
 @pytest.mark.parametrize("caching", [True, False])
 def test_abort_frees_running_waiting_and_preempted(caching: bool) -> None:
     scheduler = _scheduler(max_num_seqs=2, caching=caching)
@@ -483,9 +478,13 @@ def test_abort_frees_running_waiting_and_preempted(caching: bool) -> None:
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests come, step and are dropped in any order; at the end everybody left must finish."""
 
-    @initialize(num_blocks=st.integers(9, 24), max_num_seqs=st.integers(1, 6), caching=st.booleans())
-    def make(self, num_blocks: int, max_num_seqs: int, caching: bool) -> None:
+    @initialize(
+        num_blocks=st.integers(9, 24), max_num_seqs=st.integers(1, 6), caching=st.booleans(), dares=st.booleans()
+    )
+    def make(self, num_blocks: int, max_num_seqs: int, caching: bool, dares: bool) -> None:
         self.scheduler = _scheduler(num_blocks, max_num_seqs, max_num_seqs + 3, caching)
+        if dares:
+            expect_short_outputs(self.scheduler)
         self.memory = PagedMemory()
         self.lengths: list[int] = []
         self.unfinished: set[int] = set()
@@ -493,13 +492,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=15),
         length=st.integers(1, 16),
-        expected=st.none() | st.integers(1, 16),
     )
-    def add(self, prompt: list[int], length: int, expected: int | None) -> None:
+    def add(self, prompt: list[int], length: int) -> None:
         number = len(self.lengths)
         self.lengths.append(length)
         self.unfinished.add(number)
-        self.scheduler.add(_sequence(number, prompt, 16, expected=expected))
+        self.scheduler.add(_sequence(number, prompt, 16))
 
     @rule()
     def step(self) -> None:
