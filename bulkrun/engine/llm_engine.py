@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bulkrun.engine.batching import batching_policy
+from bulkrun.engine.batching import Batching, BatchingPolicy, batching_policy
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.counters import Counters
@@ -70,7 +70,7 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
-            policy=batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock),
+            policy=_policy(config, clock),
         )
         self._sequences = SequenceFactory(
             vocab_size=model.config.vocab_size,
@@ -80,6 +80,7 @@ class LLMEngine:
             constraint_factory=constraint_factory,
             clock=clock,
         )
+        self._clock = clock
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
@@ -118,6 +119,12 @@ class LLMEngine:
     def max_num_seqs(self) -> int:
         """Most sequences that run at once."""
         return self.config.max_num_seqs
+
+    def change_batching(self, batching: Batching) -> None:
+        """Go on with another policy; weights, cache and counters stay. Between two runs only."""
+        assert not self.has_unfinished(), "a policy is changed between two runs"
+        self.config = replace(self.config, batching=batching)
+        self.scheduler.policy = _policy(self.config, self._clock)
 
     def add_request(self, request: Request) -> None:
         """Queue a request. One that cannot be served ends as an error completion of the next step.
@@ -283,3 +290,7 @@ class LLMEngine:
             self._add(seq.request, shares_prefix=seq.shares_prefix)
         self._unsettled = []
         self._deadlines.keep_only(self.scheduler.waiting)
+
+
+def _policy(config: EngineConfig, clock: Callable[[], float]) -> BatchingPolicy:
+    return batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock)
