@@ -82,9 +82,9 @@ class Request:
 
     `seed` (63 bits) is the noise of this request: a function of (job seed, row id, sample), so that a result
     does not depend on neighbours, order or resume. `output_token_ids` are tokens that an earlier attempt
-    already generated; they count as output and generation continues after them. `expected_tokens` is the
-    caller's guess of the output length, for admission only. `priority`: smaller goes first (vLLM's meaning), and takes
-    the place of a running request of worse priority when there is no room otherwise; its tokens are the same.
+    already generated; they count as output and generation continues after them. `priority`: smaller goes
+    first (vLLM's meaning), and takes the place of a running request of worse priority when there is no room otherwise;
+    its tokens are the same.
     """
 
     request_id: str
@@ -92,7 +92,6 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     output_token_ids: tuple[int, ...] = ()
-    expected_tokens: int | None = None
     priority: int = 0
 
 

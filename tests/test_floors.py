@@ -18,6 +18,7 @@ FLOORS = {
     "request": 0,
     "sampling_params": -1,  # a part of `request`
     "errors": 0,
+    "blocks": 0,
     "sandbox": 0,
     "ops": 1,
     "models": 2,
@@ -29,7 +30,7 @@ FLOORS = {
     "launch": 4,
     "cli": 5,
 }
-TENSOR_COLUMN = {"ops", "models", "engine"}
+TENSOR_COLUMN = {"blocks", "ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
 CONTRACT = {"request", "sampling_params", "errors"}
 # Where names and bytes are made durable; the journal appends, doctor measures.
@@ -124,6 +125,16 @@ def imports_at_run_time(path: Path) -> set[str]:
     ],
 )
 def test_the_job_column_never_loads_torch(code: str) -> None:
-    check = f"import sys; {code}; print([m for m in {sorted(HEAVY)} if m in sys.modules])"
+    assert loads(code) == []
+
+
+def test_the_scheduler_never_loads_torch() -> None:
+    """Numbers of blocks and tokens: its tests run in seconds, and without a tensor library."""
+    assert loads("import bulkrun.engine.scheduler") == []
+
+
+def loads(code: str) -> list[str]:
+    """The heavy libraries that are loaded after `code`."""
+    check = f"import sys; {code}; print(*[m for m in {sorted(HEAVY)} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert result.stdout.strip().splitlines()[-1] == "[]"
+    return result.stdout.splitlines()[-1].split()

@@ -57,12 +57,11 @@ class OutputLengthEstimator:
         if not seq.stop_token_ids and seq.stop_matcher is None:
             return limit  # nothing can end it earlier
         done = seq.num_output_tokens
-        if len(self._sorted) >= MIN_SAMPLES:
-            first_longer = bisect_right(self._sorted, done)
-            num_longer = len(self._sorted) - first_longer
-            return self._sorted[first_longer + int(QUANTILE * num_longer)] - done if num_longer else limit
-        expected = seq.request.expected_tokens
-        return expected - done if expected is not None and expected > done else limit
+        first_longer = bisect_right(self._sorted, done)
+        num_longer = len(self._sorted) - first_longer
+        if len(self._sorted) < MIN_SAMPLES or not num_longer:
+            return limit
+        return self._sorted[first_longer + int(QUANTILE * num_longer)] - done
 
 
 class Growths:
@@ -70,13 +69,13 @@ class Growths:
 
     def __init__(self, growths: Iterable[Growth]) -> None:
         self._longest_first = sorted(growths, key=_shortness)
-        self.held_tokens = sum(growth.held_tokens for growth in self._longest_first)
+        self._held_tokens = sum(growth.held_tokens for growth in self._longest_first)
         self._remaining_tokens = sum(growth.remaining_tokens for growth in self._longest_first)
 
     def add(self, growth: Growth) -> None:
         """One more is running."""
         insort(self._longest_first, growth, key=_shortness)
-        self.held_tokens += growth.held_tokens
+        self._held_tokens += growth.held_tokens
         self._remaining_tokens += growth.remaining_tokens
 
     def fit_with(self, growth: Growth, capacity: int, used_tokens: int) -> bool:
@@ -84,14 +83,14 @@ class Growths:
 
         used_tokens: of the blocks that they have, with what they share and the room in half-empty last blocks.
         """
-        room = capacity - max(0, used_tokens - self.held_tokens)
-        return self.bound_with(growth) <= room or self.peak_tokens_with(growth) <= room
+        room = capacity - max(0, used_tokens - self._held_tokens)
+        return self._bound_with(growth) <= room or self._peak_tokens_with(growth) <= room
 
-    def bound_with(self, growth: Growth) -> int:
-        """No less than `peak_tokens_with`, without going through them: as if all were there at their ends."""
-        return self.held_tokens + self._remaining_tokens + sum(growth)
+    def _bound_with(self, growth: Growth) -> int:
+        """No less than `_peak_tokens_with`, without going through them: as if all were there at their ends."""
+        return self._held_tokens + self._remaining_tokens + sum(growth)
 
-    def peak_tokens_with(self, growth: Growth) -> int:
+    def _peak_tokens_with(self, growth: Growth) -> int:
         """The most KV tokens they and one more will hold at one time, if each grows by one per step and then ends.
 
         Just before the sequence with the k-th largest remainder r ends, k sequences are alive and each has grown by r;

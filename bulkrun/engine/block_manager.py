@@ -17,7 +17,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from bulkrun.ops.attention_metadata import NULL_BLOCK
+from bulkrun.blocks import NULL_BLOCK
 
 DIGEST_BYTES = 16
 ROOT_HASH = b"\0" * DIGEST_BYTES

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bulkrun.engine.batching import batching_policy
+from bulkrun.engine.batching import Batching, BatchingPolicy, batching_policy
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.counters import Counters
@@ -35,7 +35,7 @@ from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.sequence_factory import SequenceFactory
-from bulkrun.engine.token_masks import MaskFiller, PendingMasks
+from bulkrun.engine.step_launcher import StepLauncher
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import (
     Completion,
@@ -70,7 +70,7 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
-            policy=batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock),
+            policy=_policy(config, clock),
         )
         self._sequences = SequenceFactory(
             vocab_size=model.config.vocab_size,
@@ -80,13 +80,13 @@ class LLMEngine:
             constraint_factory=constraint_factory,
             clock=clock,
         )
-        self._vocab_size = model.config.vocab_size
-        self._mask_filler: MaskFiller | None = None  # as long as nothing is constrained
+        self._clock = clock
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
         self._unsettled: list[Sequence] = []  # those that a step is about to change, or has changed by half
         self._memory = MemoryGuard(model.config, config)
+        self._launcher = StepLauncher(self.model_runner, self._memory, model.config.vocab_size)
         self._counters = Counters()
 
     @classmethod
@@ -120,6 +120,12 @@ class LLMEngine:
         """Most sequences that run at once."""
         return self.config.max_num_seqs
 
+    def change_batching(self, batching: Batching) -> None:
+        """Go on with another policy; weights, cache and counters stay. Between two runs only."""
+        assert not self.has_unfinished(), "a policy is changed between two runs"
+        self.config = replace(self.config, batching=batching)
+        self.scheduler.policy = _policy(self.config, self._clock)
+
     def add_request(self, request: Request) -> None:
         """Queue a request. One that cannot be served ends as an error completion of the next step.
 
@@ -134,8 +140,8 @@ class LLMEngine:
             self._ended.append(refused(request, seq))
             return
         seq.shares_prefix = shares_prefix
-        if seq.constraint is not None and self._mask_filler is None:
-            self._mask_filler = MaskFiller(self._vocab_size)
+        if seq.constraint is not None:
+            self._launcher.expect_constraints()
         starts_over = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
         for token_id in () if starts_over else request.output_token_ids:
             ending = append_token(seq, token_id)
@@ -168,7 +174,7 @@ class LLMEngine:
             time.sleep(_WINDOW_PAUSE_S)
         self._land()
         if self._memory.shortage is not None:
-            self._shrink(self._memory.shortage)
+            self._shrink()
         self._under_way = launched
         if not self.config.async_scheduling:
             self._land()
@@ -201,37 +207,21 @@ class LLMEngine:
         )
 
     def _launch(self, batch: ScheduledBatch) -> PendingStep | None:
-        """Put a step on its way; None where memory ran out for it.
-
-        Masks are filled while the model computes. Those that depend on tokens under way have to wait for these, while
-        the device goes on with this step's forward pass.
-        """
         self._deadlines.start(batch.new_seqs)
-        sampling = batch.sampling_seqs()
-        depends = self._mask_filler is not None and any(s.num_pending and s.constraint is not None for s in sampling)
-        masks = None if depends else self._masks(sampling)
-        logits = self._memory.attempt(lambda: self.model_runner.compute(batch))
-        if depends and logits is not None:
-            self._land()
-            masks = self._masks(sampling)
-        launched = None if logits is None else self._memory.attempt(lambda: self.model_runner.sample(logits, masks))
-        if launched is None:
-            if masks is not None:
-                masks.result()  # the next step asks the same constraints
-            return None
-        self._memory.worked()
-        self._counters.count(batch)
-        for seq in launched.seqs:
-            seq.num_pending += 1
+        launched = self._launcher.launch(batch, self._land)
+        if launched is not None:
+            self._counters.count(batch)
         return launched
 
-    def _masks(self, sampling: list[Sequence]) -> PendingMasks | None:
-        return None if self._mask_filler is None else self._mask_filler.start(sampling)
+    def _shrink(self) -> None:
+        """Go on with smaller sizes: whoever runs waits again with the tokens it has, and its KV is computed anew.
 
-    def _shrink(self, shortage: str) -> None:
-        """Go on with smaller sizes. The step before has landed, so nobody's tokens are on their way any more."""
-        sizes = self._memory.shrink(shortage, self.scheduler, self.model_runner)
-        self.config = replace(self.config, **sizes._asdict())
+        The step before has landed, so nobody's tokens are on their way any more.
+        """
+        while self._memory.shortage is not None:
+            self.config = config = self._memory.smaller(self.config)
+            self.scheduler.restart(BlockManager(config.num_blocks, config.block_size), config.max_num_batched_tokens)
+            self._memory.attempt(lambda: self.model_runner.restart(self.config))
 
     def _land(self) -> None:
         """Wait for the step under way, if there is one, and take in what it brought."""
@@ -293,11 +283,14 @@ class LLMEngine:
     def _start_over(self) -> None:
         """After a step that was broken off."""
         self._under_way = None
-        if self._mask_filler is not None:
-            self._mask_filler.settle()
+        self._launcher.settle()
         start_over(self.scheduler, {completion.request_id for completion in self._ended})
         self.abort([seq.request.request_id for seq in self._unsettled])
         for seq in self._unsettled:
             self._add(seq.request, shares_prefix=seq.shares_prefix)
         self._unsettled = []
         self._deadlines.keep_only(self.scheduler.waiting)
+
+
+def _policy(config: EngineConfig, clock: Callable[[], float]) -> BatchingPolicy:
+    return batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock)

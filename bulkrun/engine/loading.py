@@ -15,7 +15,7 @@ from bulkrun.engine.memory_probe import measure_cuda
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loader import default_dtype, load_model
-from bulkrun.models.model_dir import generation_defaults
+from bulkrun.models.model_dir import eos_token_ids
 
 
 class ReadyModel(NamedTuple):
@@ -58,5 +58,4 @@ def ready_model(
     )
     measure = partial(measure_cuda, model)
     config = EngineConfig.resolve(model_config, torch_dtype, torch_device, measure=measure, **engine_settings)
-    eos_token_ids = generation_defaults(path).get("eos_token_ids") or model_config.eos_token_ids
-    return ReadyModel(model, config, eos_token_ids)
+    return ReadyModel(model, config, eos_token_ids(path))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from bulkrun.blocks import NULL_BLOCK
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.cuda_graphs import CudaCapture, StepGraphs
 from bulkrun.engine.memory_errors import first_line, is_out_of_memory
@@ -27,7 +27,7 @@ from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.engine.token_masks import PendingMasks
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.ops.attention_metadata import NULL_BLOCK, TILE_ROWS
+from bulkrun.ops.attention_metadata import TILE_ROWS
 
 
 class StepLogits(NamedTuple):
@@ -48,19 +48,19 @@ class ModelRunner:
         self.kv_cache = self._allocate(config.num_blocks)
         self.graphs = self._capture()
 
-    def replace_kv_cache(self, num_blocks: int, max_num_batched_tokens: int) -> None:
-        """Free the pool and take one of another size, for steps of at most so many tokens; what it held is gone.
+    def restart(self, config: EngineConfig) -> None:
+        """Free the pool and take one of another size, for steps of another size; what it held is gone.
 
         Raises what the allocator raises.
         """
-        self._config = replace(self._config, num_blocks=num_blocks, max_num_batched_tokens=max_num_batched_tokens)
+        self._config = config
         if self.prefixes is not None:
             self.prefixes.clear()  # the step that ran out has written its own
         self.graphs = None  # they read the old one
         self.kv_cache = KVCache([], [])  # the old one goes before the new one comes
-        if self._config.device.type == "cuda":
+        if config.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.kv_cache = self._allocate(num_blocks)
+        self.kv_cache = self._allocate(config.num_blocks)
         self.graphs = self._capture()
 
     def _capture(self) -> StepGraphs | None:

@@ -1,7 +1,6 @@
 """When memory runs out for a step: what that looks like, and going on with smaller sizes so that nothing is lost.
 
-Whoever runs waits again with the tokens it has, and its KV is computed anew in a smaller pool. Knows sizes and errors,
-and which parts of an engine hold memory; knows no requests.
+Knows sizes and errors; knows no requests. What the engine does with smaller sizes is its own business.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from typing import TypeVar
 
 import torch
 
-from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.memory import POOL_SHRINK, SizeLimits, Sizes, smaller
 from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
 from bulkrun.engine.model_runner import ModelRunner
-from bulkrun.engine.scheduler import Scheduler
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
@@ -70,19 +67,16 @@ def _block_bytes(model_config: ModelConfig, config: EngineConfig) -> int:
 
 
 class MemoryGuard:
-    """The sizes in use, and smaller ones each time memory runs out.
+    """Says when memory ran out, and with which sizes to go on.
 
-    `shortage` is what the allocator said, until `shrink` has done something about it: a text and not the error, which
-    through its frames would hold the tensors of the step.
+    `shortage` is what the allocator said, until `smaller` has an answer to it: a text and not the error, which through
+    its frames would hold the tensors of the step.
     """
 
     def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
-        self._block_size = config.block_size
         self._block_bytes = _block_bytes(model_config, config)
         self._token_bytes = _step_bytes_per_token(model_config, config.dtype)
-        self._limits = SizeLimits(1 + config.max_blocks_per_seq, config.max_num_seqs)
         self._num_in_a_row = 0
-        self.sizes = Sizes(config.num_blocks, config.max_num_batched_tokens)
         self.shortage: str | None = None
 
     def worked(self) -> None:
@@ -90,64 +84,48 @@ class MemoryGuard:
         self._num_in_a_row = 0
 
     def attempt(self, work: Callable[[], _Result]) -> _Result | None:
-        """What comes of it; None where memory ran out."""
+        """What comes of it; None where memory ran out. Other errors are raised as they are."""
         try:
             return work()
         except MEMORY_ERRORS as error:
-            self.ran_out(error)
+            if not is_out_of_memory(error):
+                raise
+            self.shortage = first_line(error)
             return None
 
-    def ran_out(self, error: Exception) -> None:
-        """Remember a shortage; raises the error again where it is about something else."""
-        if not is_out_of_memory(error):
-            raise error
-        self.shortage = first_line(error)
+    def smaller(self, config: EngineConfig) -> EngineConfig:
+        """After a shortage: the same with a smaller pool, or smaller steps.
 
-    def shrink(self, shortage: str, scheduler: Scheduler, model_runner: ModelRunner) -> Sizes:
-        """Preempt everyone and take a smaller pool, or smaller steps; no step may be under way. Returns the sizes.
-
-        Said in the log with the key that saves the next run from this. Where nothing is left to give up, the same step
-        is tried again: others' memory comes and goes. Raises ModelError after too many times without a step in between.
+        Said in the log with the key that saves the next run from this. Where nothing is left to give up, nothing is
+        smaller: others' memory comes and goes. Raises ModelError after too many times without a step in between.
         """
-        while True:
-            self.sizes = self._next(shortage)
-            scheduler.restart(BlockManager(self.sizes.num_blocks, self._block_size), self.sizes.max_num_batched_tokens)
-            try:
-                model_runner.replace_kv_cache(*self.sizes)
-            except MEMORY_ERRORS as error:
-                self.ran_out(error)
-            else:
-                self.shortage = None
-                return self.sizes
-
-    def _next(self, shortage: str) -> Sizes:
+        shortage, self.shortage = self.shortage, None
+        assert shortage is not None, "memory has not run out"
         self._num_in_a_row += 1
-        pool_bytes = self._pool_bytes(self.sizes)
-        step_bytes = self.sizes.max_num_batched_tokens * self._token_bytes
-        found = smaller(self.sizes, self._limits, pool_bytes=pool_bytes, step_bytes=step_bytes)
         if self._num_in_a_row > MAX_IN_A_ROW:
-            raise ModelError(self._hopeless(shortage))
-        if found != self.sizes:
-            logging.getLogger(__name__).warning("%s", self._said(found, shortage))
-        return found
+            raise ModelError(self._hopeless(config, shortage))
+        sizes = Sizes(config.num_blocks, config.max_num_batched_tokens)
+        limits = SizeLimits(1 + config.max_blocks_per_seq, config.max_num_seqs)
+        step_bytes = sizes.max_num_batched_tokens * self._token_bytes
+        found = smaller(sizes, limits, pool_bytes=sizes.num_blocks * self._block_bytes, step_bytes=step_bytes)
+        if found != sizes:
+            logging.getLogger(__name__).warning("%s", self._said(found, sizes, shortage))
+        return replace(config, **found._asdict())
 
-    def _said(self, found: Sizes, shortage: str) -> str:
-        if found.num_blocks < self.sizes.num_blocks:
-            what = _as_pool(self._pool_bytes(found))
+    def _said(self, found: Sizes, before: Sizes, shortage: str) -> str:
+        if found.num_blocks < before.num_blocks:
+            what = _as_pool(found.num_blocks * self._block_bytes)
         else:
             num_tokens = found.max_num_batched_tokens
             what = f"steps of {num_tokens} tokens; to begin with that, set engine.max_num_batched_tokens: {num_tokens}"
         return f"out of memory; nothing is lost, going on with {what} ({shortage})"
 
-    def _hopeless(self, shortage: str) -> str:
+    def _hopeless(self, config: EngineConfig, shortage: str) -> str:
         return (
-            f"out of memory, even with a KV pool of {self._pool_bytes(self.sizes) / _GIB:.2f} GiB and steps of "
-            f"{self.sizes.max_num_batched_tokens} tokens; lower engine.max_num_seqs or engine.max_model_len, or free "
+            f"out of memory, even with a KV pool of {config.num_blocks * self._block_bytes / _GIB:.2f} GiB and steps "
+            f"of {config.max_num_batched_tokens} tokens; lower engine.max_num_seqs or engine.max_model_len, or free "
             f"what other processes hold ({shortage})"
         )
-
-    def _pool_bytes(self, sizes: Sizes) -> int:
-        return sizes.num_blocks * self._block_bytes
 
 
 def _step_bytes_per_token(model_config: ModelConfig, dtype: torch.dtype) -> int:

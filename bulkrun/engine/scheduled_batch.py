@@ -18,7 +18,7 @@ class KVCopy(NamedTuple):
 
 @dataclass(slots=True)
 class ScheduledBatch:
-    """One step. Sequences with exactly one token come first; the lists are parallel, one entry per sequence."""
+    """One step. Sequences that decode come first; the lists are parallel, one entry per sequence."""
 
     seqs: list[Sequence] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # position of the first token to compute

@@ -48,12 +48,11 @@ class Scheduler:
         self._num_rows = max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._lengths = OutputLengthEstimator()
-        self._blocked = False  # the head of the queue did not fit, and nothing has ended since
+        self._refused: Sequence | None = None  # did not fit when it was the head, and nobody has left the pool since
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence behind all others of its priority and better ones."""
         self.waiting.add(seq)
-        self._blocked = self._blocked and self.waiting.head is not seq
 
     @property
     def num_waiting(self) -> int:
@@ -85,7 +84,6 @@ class Scheduler:
             if observe:
                 self._lengths.observe(seq.num_output_tokens)
         self.running = [seq for seq in self.running if not seq.has_ended]
-        self._blocked = False
 
     def abort(self, request_ids: set[str]) -> list[Sequence]:
         """Drop the sequences of these requests; returns those dropped."""
@@ -110,7 +108,7 @@ class Scheduler:
             self._count_preemption(seq)
         self.running = []
         self._free_rows = list(range(self._num_rows - 1, -1, -1))
-        self._blocked = False
+        self._refused = None
 
     def _make_room_for_growth(self) -> None:
         """Preempt until every running sequence that enters a new block can have one."""
@@ -124,8 +122,7 @@ class Scheduler:
             assert len(self.running) > 1, "one sequence alone always fits: EngineConfig sees to it"
             first = min(self.running, key=lambda seq: seq.order)
             self._preempt(min((seq for seq in self.running if seq is not first), key=_cost_of_preemption))
-            self._lengths.observe_preemption()
-            self._blocked = True  # or it would come straight back and be thrown out again
+            self._lengths.observe_preemption()  # or others would come in, and be thrown out in their turn
 
     def _make_room_for_priority(self) -> None:
         """Preempt those of worse priority than the head of the queue until it fits, if that is enough for it."""
@@ -142,7 +139,6 @@ class Scheduler:
             if fits and self._free_rows:
                 return
             self._preempt(victim)
-            self._blocked = False
 
     def _preempt(self, seq: Sequence) -> None:
         self._release(seq)
@@ -159,6 +155,7 @@ class Scheduler:
         self.block_manager.release(seq.block_table)
         self._free_rows.append(seq.row)
         seq.leave_pool()
+        self._refused = None
 
     def _schedule_running(self, batch: ScheduledBatch) -> None:
         """One token for every sequence that is one behind, then what is left for chunked prompts.
@@ -187,16 +184,15 @@ class Scheduler:
     def _admit_waiting(self, batch: ScheduledBatch, num_seats: int) -> None:
         """Let sequences in, in order, while there are seats and tokens left and the head of the queue fits."""
         budget = self.max_num_batched_tokens - batch.num_tokens
-        self._blocked = self._blocked and bool(self.running)
         growths: Growths | None = None  # of who runs, once somebody may be let in
-        while budget > 0 and len(batch.new_seqs) < num_seats and self._free_rows and self.waiting and not self._blocked:
+        while budget > 0 and len(batch.new_seqs) < num_seats and self._free_rows and self.waiting:
             seq = self.waiting.head
-            if seq.num_pending:
-                break  # preempted while a step under way computes its next token
+            if seq is self._refused or seq.num_pending:  # pending: preempted while its next token is computed
+                break
             cached = self._prefix_cache.find(seq)
             growths = growths or self._growths()
             if not self._fits(seq, cached.blocks, growths):
-                self._blocked = True
+                self._refused = seq
                 break
             self._start(batch, seq, cached)
             growths.add(self._growth(seq))
@@ -247,6 +243,7 @@ class Scheduler:
 
     def _start(self, batch: ScheduledBatch, seq: Sequence, cached: CachedPrefix) -> None:
         """Give the head of the queue its row and blocks."""
+        assert not seq.num_pending, "its new row would lack the tokens that a step under way brings"
         manager = self.block_manager
         self.running.append(self.waiting.head)
         self.waiting.pop()

@@ -12,12 +12,12 @@ from itertools import chain
 import torch
 
 from bulkrun import ops
+from bulkrun.blocks import NULL_BLOCK
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.staging import HostStaging
 from bulkrun.ops import StepBuffers
-from bulkrun.ops.attention_metadata import NULL_BLOCK
 
 
 class SequenceRows:

@@ -8,8 +8,7 @@ from pathlib import Path
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.prepare import PreparedJob
 from bulkrun.launch.threads import settle_threads
-from bulkrun.models.config import ModelConfig
-from bulkrun.models.model_dir import generation_defaults
+from bulkrun.models.model_dir import eos_token_ids
 from bulkrun.request import Engine
 from bulkrun.text.tokenizer import Tokenizer
 
@@ -41,9 +40,3 @@ def check_device(engine: EngineSpec) -> None:
         from bulkrun.engine.device import resolve_device
 
         resolve_device(engine.device)
-
-
-def eos_token_ids(model_dir: Path) -> list[int]:
-    """The tokens that end an output, as the engine reads them from the model's files."""
-    defaults = generation_defaults(model_dir)
-    return defaults.get("eos_token_ids") or list(ModelConfig.from_dir(model_dir).eos_token_ids)

@@ -6,27 +6,24 @@ an exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from os import PathLike, fspath
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
-from bulkrun.data.json_types import is_unicode
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
-from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
-from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
 from bulkrun.job.work.answers import AnswerReader
 from bulkrun.job.work.shard_work import row_seed
+from bulkrun.launch.asking import Ask, ask_prompt, conversation_asker
 from bulkrun.launch.engine import load_engine
 from bulkrun.launch.prepare import BUNDLED_ROOT, sampling_with_defaults
-from bulkrun.launch.prompt_stream import Asked, PromptStream, RequestOutput, SharedEngine
+from bulkrun.launch.prompt_stream import PromptStream, RequestOutput, SharedEngine
 from bulkrun.launch.structured_output import with_schema
 from bulkrun.models.model_dir import generation_defaults, resolve_model
-from bulkrun.request import RowError, SamplingParams
-from bulkrun.sandbox import TemplateFailed
+from bulkrun.request import SamplingParams
 from bulkrun.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -137,7 +134,7 @@ class LLM:
         """
         asked = [prompts] if isinstance(prompts, str | Mapping) else prompts
         show = _Shown(ordered, use_tqdm)
-        return self._run(asked, self._ask_prompt, sampling_params, show, add_special_tokens=True)
+        return self._run(asked, ask_prompt, sampling_params, show, add_special_tokens=True)
 
     @overload
     def chat(  # type: ignore[overload-overlap]
@@ -178,36 +175,15 @@ class LLM:
         messages = [messages] if isinstance(messages, Mapping) else messages
         one = isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
         asked: Iterable[Any] = [messages] if one else messages
-        ask, show = self._chat_asker(chat_template_kwargs or {}), _Shown(ordered, use_tqdm)
-        return self._run(asked, ask, sampling_params, show, add_special_tokens=False)
-
-    def _chat_asker(self, template_kwargs: Mapping[str, Any]) -> Callable[[Any, SamplingParams, int], Asked]:
-        """The function from a conversation to what is asked of the engine."""
         if not self._tokenizer.has_chat_template:
             raise UsageError(f"{self._job['model']}: has no chat template; use generate() with the prompt's text")
-        try:
-            check_template_kwargs(template_kwargs)
-        except ValueError as problem:
-            raise UsageError(f"chat_template_kwargs: {problem}") from None
-        renderer = self._tokenizer.chat_renderer()
-
-        def ask(conversation: Any, sampling: SamplingParams, seed: int) -> Asked:
-            try:
-                messages = read_messages(conversation)
-                if asks_nothing(messages):
-                    return Asked(None, None, sampling, seed, RowError("empty_prompt", "the prompt is empty"))
-                text = renderer.render(messages, **template_kwargs)
-            except (BadMessages, TemplateFailed) as problem:
-                code = "bad_template" if isinstance(problem, TemplateFailed) else "bad_input"
-                return Asked(None, None, sampling, seed, RowError(code, f"messages{problem}"))
-            return self._ask_text(text, sampling, seed)
-
-        return ask
+        ask = conversation_asker(self._tokenizer, chat_template_kwargs or {})
+        return self._run(asked, ask, sampling_params, _Shown(ordered, use_tqdm), add_special_tokens=False)
 
     def _run(
         self,
         given: Iterable[Any],
-        ask: Callable[[Any, SamplingParams, int], Asked],
+        ask: Ask,
         sampling_params: Sampling | Sequence[Sampling] | None,
         show: _Shown,
         add_special_tokens: bool,
@@ -250,35 +226,6 @@ class LLM:
             raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
         spec = with_schema(job_of({**self._job, "sampling": dict(sampling)})).sampling
         return sampling_with_defaults(spec, self._defaults).to_params(), sampling.get("seed")
-
-    def _ask_prompt(self, prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
-        """The same for vLLM's prompts as mappings, of which the ids count where there are both."""
-        if not isinstance(prompt, Mapping):
-            return self._ask_text(prompt, sampling, seed)
-        given = {key: value for key, value in prompt.items() if value is not None}
-        if given and given.keys() <= {"prompt", "prompt_token_ids"}:
-            asked = self._ask_text(given.get("prompt_token_ids", given.get("prompt")), sampling, seed)
-            return asked._replace(text=prompt["prompt"]) if len(given) == 2 else asked
-        message = f"{repr(prompt)[:60]}: a mapping holds prompt or prompt_token_ids, and nothing else"
-        return Asked(None, None, sampling, seed, RowError("bad_input", message))
-
-    def _ask_text(self, prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
-        """A text or token ids as a request, or why it is none."""
-        if isinstance(prompt, str):
-            error = None
-            if not prompt.strip():
-                error = RowError("empty_prompt", "the prompt is empty")
-            elif not is_unicode(prompt):
-                error = RowError("bad_input", "the prompt holds half a surrogate pair, which is not text")
-            return Asked(prompt, None, sampling, seed, error)
-        if (
-            isinstance(prompt, Sequence)
-            and not isinstance(prompt, bytes | bytearray)
-            and all(type(token_id) is int and token_id >= 0 for token_id in prompt)
-        ):
-            return Asked(None, list(prompt), sampling, seed)
-        error = RowError("bad_input", f"{repr(prompt)[:60]} is neither a text nor a list of token ids")
-        return Asked(None, None, sampling, seed, error)
 
 
 def _not_sampling(given: object) -> UsageError:

@@ -96,11 +96,16 @@ def generation_defaults(path: Path | str) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"{file}: not readable as JSON ({error}); mend or remove it") from None
+        raise ModelError(f"{file}: not readable as JSON ({error}); fix or remove it") from None
     if not isinstance(raw, dict):
-        raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; mend or remove it")
+        raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; fix or remove it")
     defaults = dict(_defaults(raw))
     return {key: value for key, value in defaults.items() if value is not None}
+
+
+def eos_token_ids(path: Path | str) -> tuple[int, ...]:
+    """The tokens that end an output: those of generation_config.json, else those of config.json."""
+    return tuple(generation_defaults(path).get("eos_token_ids") or ModelConfig.from_dir(path).eos_token_ids)
 
 
 def _defaults(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:

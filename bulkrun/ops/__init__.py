@@ -4,7 +4,7 @@ Callers import ops from here. Whether an op's reference, its Triton twin (`trito
 (`cpu/<op>.py`) runs is chosen here, by device; all have one signature.
 """
 
-from bulkrun.ops.attention_metadata import NULL_BLOCK, AttentionMetadata
+from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.draw_tokens import draw_tokens as _draw_tokens
 from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
@@ -57,7 +57,6 @@ step_inputs = by_device(_step_inputs)
 token_logprobs = by_device(_token_logprobs)
 
 __all__ = [
-    "NULL_BLOCK",
     "PACKED_EXPERTS_NDIM",
     "AttentionMetadata",
     "StepBuffers",

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bulkrun.ops.attention_tiles import AttentionTiles
     from bulkrun.ops.sequence_groups import SequenceGroup
 
-NULL_BLOCK = 0  # never allocated: padding in block tables points here, and padded tokens may write here
 PREFIX_UNIT = 64  # tokens: a shared prefix ends at a multiple of it, where a tile of keys ends too
 TILE_ROWS = 128  # query heads of all tokens that a kernel computes together; of wide heads fewer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bulkrun.ops.attention_metadata import NULL_BLOCK
+from bulkrun.blocks import NULL_BLOCK
 
 
 @dataclass(frozen=True, slots=True)

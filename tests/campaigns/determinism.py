@@ -104,7 +104,7 @@ def make_requests(count: int) -> list[Request]:
             ignore_eos=True,
             logprobs=2,
         )
-        requests.append(Request(f"r{number}", prompt, sampling, seed=number, expected_tokens=1))
+        requests.append(Request(f"r{number}", prompt, sampling, seed=number))
     return requests
 
 

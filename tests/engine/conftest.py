@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from bulkrun.engine.admission import MIN_SAMPLES
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
-from bulkrun.request import Completion, Request
+from bulkrun.request import Completion, Request, SamplingParams
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
 
 EngineFactory = Callable[..., LLMEngine]
@@ -66,6 +67,14 @@ def run(engine: LLMEngine, requests: SequenceOf[Request], *, max_steps: int = 50
     assert sorted(completions) == sorted(request.request_id for request in requests)
     assert engine.stats().kv_cache_usage == 0
     return completions
+
+
+def expect_short_outputs(scheduler: Scheduler) -> None:
+    """Let it see many outputs of one token, so that it lets in more than can get to their ends."""
+    for number in range(MIN_SAMPLES):
+        seq = Sequence(Request("short", [1], SamplingParams(max_tokens=1)), arrival=-1 - number, max_model_len=2)
+        seq.token_ids.append(1)
+        scheduler.finish([seq])
 
 
 def preempted(scheduler: Scheduler) -> list[Sequence]:

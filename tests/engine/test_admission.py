@@ -12,12 +12,11 @@ from bulkrun.engine.sequence import Sequence
 from bulkrun.request import Request, SamplingParams
 
 
-def _sequence(num_output: int, max_tokens: int, *, expected: int | None = None, can_stop: bool = True) -> Sequence:
+def _sequence(num_output: int, max_tokens: int, *, can_stop: bool = True) -> Sequence:
     request = Request(
         "r",
         [1, 2, 3],
         SamplingParams(max_tokens=max_tokens),
-        expected_tokens=expected,
     )
     eos_token_ids = frozenset([0]) if can_stop else frozenset()
     seq = Sequence(request, arrival=0, max_model_len=10_000, eos_token_ids=eos_token_ids)
@@ -35,25 +34,26 @@ def _simulated_peak(growths: list[Growth]) -> int:
 
 
 @settings(max_examples=200, deadline=None)
-@given(*[st.lists(st.builds(Growth, st.integers(0, 50), st.integers(1, 40)), max_size=6)] * 2)
-def test_peak_equals_a_step_by_step_simulation(running: list[Growth], later: list[Growth]) -> None:
+@given(
+    *[st.lists(st.builds(Growth, st.integers(0, 50), st.integers(1, 40)), max_size=6)] * 2,
+    st.integers(0, 9),
+    st.integers(0, 200),
+)
+def test_what_fits_is_what_a_step_by_step_simulation_has_room_for(
+    running: list[Growth], later: list[Growth], half_empty: int, more_than_the_peak: int
+) -> None:
     growths = Growths(running)
     for growth in later:
-        assert growths.peak_tokens_with(growth) == _simulated_peak([*running, growth])
-        assert growths.bound_with(growth) >= growths.peak_tokens_with(growth)
+        peak = _simulated_peak([*running, growth])
+        used_tokens = half_empty + sum(held for held, _ in running)
+        assert growths.fit_with(growth, peak + half_empty + more_than_the_peak, used_tokens)
+        assert not growths.fit_with(growth, peak + half_empty - 1, used_tokens)
         growths.add(growth)
         running = [*running, growth]
-        assert growths.held_tokens == sum(held for held, _ in running)
 
 
 def test_limit_is_reserved_while_nothing_is_known() -> None:
     assert OutputLengthEstimator().remaining_tokens(_sequence(10, 100)) == 90
-
-
-def test_expected_tokens_stand_in_for_samples() -> None:
-    estimator = OutputLengthEstimator()
-    assert estimator.remaining_tokens(_sequence(10, 100, expected=25)) == 15
-    assert estimator.remaining_tokens(_sequence(30, 100, expected=25)) == 70  # proven wrong: back to the limit
 
 
 def test_sequence_that_nothing_can_stop_runs_to_its_limit() -> None:

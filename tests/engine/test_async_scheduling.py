@@ -87,6 +87,23 @@ def test_any_traffic_equals_transformers(
     assert engine.stats().kv_cache_usage == 0
 
 
+def test_preempted_with_a_token_under_way_equals_transformers(
+    make_engine: EngineFactory, expected: dict[str, list[int]]
+) -> None:
+    """Two give way at once, and the small one would fit again in the very step that still computes its token."""
+    block_bytes = 1536  # 3 layers, 4 tokens, 2 heads of 8 numbers, keys and values, float32
+    pool = {"kv_cache_memory_bytes": 23 * block_bytes, "max_model_len": 64}
+    engine = make_engine(async_scheduling=True, max_num_seqs=3, **pool)
+    small, big, urgent = (_request(number, expected, priority=1 - number // 8) for number in (1, 5, 8))
+    for request in (small, big):
+        engine.add_request(request)
+    engine.step()
+    engine.add_request(urgent)
+    done = _step_until_done(engine)
+    assert (engine.config.num_blocks, engine.stats().num_preemptions) == (23, 2)
+    assert {int(name): done[name].token_ids for name in done} == {n: _wanted(n, expected) for n in (1, 5, 8)}
+
+
 def test_an_end_by_length_costs_no_step(make_engine: EngineFactory) -> None:
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
     engine = make_engine(async_scheduling=True)

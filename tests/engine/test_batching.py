@@ -166,6 +166,18 @@ def test_greedy_tokens_equal_transformers_under_each_policy(make_engine: EngineF
         assert list(completion.token_ids) == expected
 
 
+def test_an_idle_engine_changes_its_policy(make_engine: EngineFactory) -> None:
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    engine = make_engine(batching="static", max_num_seqs=2)
+    run(engine, [Request("before", [5], params)])
+    engine.change_batching("continuous")
+    for name in ("early", "late"):
+        engine.add_request(Request(name, [5], params))
+        engine.step()
+    assert engine.stats().num_running == 2  # a static batch would have been closed
+    assert engine.config.batching == "continuous"
+
+
 def test_settings_that_cannot_work_are_refused_by_name(make_engine: EngineFactory) -> None:
     with pytest.raises(UsageError, match=r"engine\.batching: 'magic' is none of continuous, static, dynamic"):
         make_engine(batching="magic")

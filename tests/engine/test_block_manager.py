@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from bulkrun.blocks import NULL_BLOCK
 from bulkrun.engine.block_manager import ROOT_HASH, BlockManager, hash_block
-from bulkrun.ops.attention_metadata import NULL_BLOCK
 
 
 def _hash(n: int) -> bytes:

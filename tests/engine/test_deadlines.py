@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bulkrun.request import Completion, Request, SamplingParams
-from tests.engine.conftest import EngineFactory, generate_with_transformers, preempted
+from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, preempted
 from tests.models.tiny_models import VOCAB_SIZE
 
 PROMPT = [17, 5, 99, 42, 63]
@@ -95,9 +95,10 @@ def test_preempted_request_times_out_and_keeps_its_tokens(make_engine: EngineFac
     clock = Clock()
     engine = make_engine(clock=clock, max_model_len=90, kv_cache_memory_bytes=110_000, enable_prefix_caching=False)
     engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + 1])
+    expect_short_outputs(engine.scheduler)
     params = SamplingParams(max_tokens=40, temperature=0.0, timeout_s=5.0)
     for number in range(12):
-        engine.add_request(Request(str(number), [number + 3] * 7, params, expected_tokens=1))
+        engine.add_request(Request(str(number), [number + 3] * 7, params))
     while not preempted(engine.scheduler):
         assert _steps(engine, 1) == {}
     waiting = {seq.request.request_id: seq.output_token_ids for seq in preempted(engine.scheduler)}

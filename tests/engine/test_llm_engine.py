@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bulkrun.request import Completion, RepetitionStop, Request, SamplingParams, Thinking
-from tests.engine.conftest import EngineFactory, generate_with_transformers, run
+from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, run
 from tests.engine.test_token_masks import steps_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
@@ -75,9 +75,8 @@ def test_alone_equals_preempted(make_engine: EngineFactory, alone) -> None:
     for caching in (False, True):
         engine = make_engine(enable_prefix_caching=caching, max_model_len=90, kv_cache_memory_bytes=110_000)
         engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + 1])
-        requests = [
-            Request(r.request_id, r.prompt_token_ids, params, seed=r.seed, expected_tokens=1) for r in _requests(params)
-        ]
+        expect_short_outputs(engine.scheduler)
+        requests = [Request(r.request_id, r.prompt_token_ids, params, seed=r.seed) for r in _requests(params)]
         completions = run(engine, requests)
         assert engine.stats().num_preemptions > 0
         assert _tokens(completions) == expected
@@ -179,11 +178,10 @@ def test_options_that_only_watch_change_no_token(make_engine: EngineFactory, alo
         repetition_stop=RepetitionStop(8, 30, 200),
         timeout_s=1000.0,
     )
-    requests = [
-        Request(r.request_id, r.prompt_token_ids, watched, seed=r.seed, expected_tokens=1) for r in _requests(params)
-    ]
+    requests = [Request(r.request_id, r.prompt_token_ids, watched, seed=r.seed) for r in _requests(params)]
     engine = make_engine(constraint_factory=steps_factory, **settings)
     engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + 1])
+    expect_short_outputs(engine.scheduler)
     completions = run(engine, requests)
     assert _tokens(completions) == expected
     assert ("max_model_len" in settings) == (engine.stats().num_preemptions > 0)

@@ -6,13 +6,13 @@ import random
 
 import torch
 
+from bulkrun.blocks import NULL_BLOCK
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.model_input import build_model_input
 from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.sequence_rows import SequenceRows
-from bulkrun.ops.attention_metadata import NULL_BLOCK
 from bulkrun.request import Request, SamplingParams
 
 BLOCK_SIZE = 4

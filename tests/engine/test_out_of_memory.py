@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -197,7 +198,8 @@ def test_a_pool_of_no_given_size_is_made_smaller_until_it_fits(
 
 
 def test_what_is_captured_anew_sees_no_shared_prefixes_and_no_larger_steps(make_engine: EngineFactory) -> None:
-    runner = make_engine(max_model_len=64, max_num_seqs=8).model_runner
+    engine = make_engine(max_model_len=64, max_num_seqs=8)
+    runner = engine.model_runner
     table = SharedPrefixTable(8, 4, 1, HostStaging(torch.device("cpu")))
     view = table.view(8)
     view.prefix_lens_S.fill_(512)  # as the step that ran out has left it
@@ -207,23 +209,24 @@ def test_what_is_captured_anew_sees_no_shared_prefixes_and_no_larger_steps(make_
         seen.append((bool(view.prefix_lens_S.any()), runner._config.max_num_batched_tokens, runner.kv_cache.num_blocks))
 
     runner._capture = capture  # type: ignore[method-assign]
-    runner.replace_kv_cache(20, 100)
+    runner.restart(replace(engine.config, num_blocks=20, max_num_batched_tokens=100))
     assert seen == [(False, 100, 20)]
 
 
 @pytest.mark.parametrize("variant", ["llama", "gpt2"])
-def test_the_old_pool_is_gone_before_a_smaller_one_is_taken(make_engine: EngineFactory, variant: str) -> None:
+def test_the_old_pool_is_gone_before_a_smaller_one_is_taken(
+    make_engine: EngineFactory, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(variant, max_model_len=64, max_num_seqs=8)
     run(engine, _requests()[:1])
-    runner = engine.model_runner
-    old, allocate, is_alive = ref(runner.kv_cache.k[0]), runner._allocate, []
+    old, allocate, is_alive = ref(engine.model_runner.kv_cache.k[0]), KVCache.allocate, []
 
-    def watched(num_blocks: int) -> KVCache:
+    def watched(*args: Any) -> KVCache:
         is_alive.append(old() is not None)
-        return allocate(num_blocks)
+        return allocate(*args)
 
-    runner._allocate = watched  # type: ignore[method-assign]
-    runner.replace_kv_cache(20, 100)
+    monkeypatch.setattr(KVCache, "allocate", watched)
+    engine.model_runner.restart(replace(engine.config, num_blocks=20, max_num_batched_tokens=100))
     assert is_alive == [False]
 
 

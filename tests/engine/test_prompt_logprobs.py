@@ -9,7 +9,7 @@ import torch
 
 from bulkrun.engine import prompt_logprobs
 from bulkrun.request import Completion, Request, SamplingParams
-from tests.engine.conftest import EngineFactory, run
+from tests.engine.conftest import EngineFactory, expect_short_outputs, run
 from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model
 
 NUM_TOP = 3
@@ -77,7 +77,8 @@ def test_preempted_requests_have_the_same_prompt_logprobs(make_engine: EngineFac
             max_num_seqs=12,
         )  # fmt: skip
         engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE + 1])
-        requests = [Request(r.request_id, r.prompt_token_ids, params, expected_tokens=1) for r in _requests()]
+        expect_short_outputs(engine.scheduler)
+        requests = [Request(r.request_id, r.prompt_token_ids, params) for r in _requests()]
         completions = run(engine, requests)
         assert engine.stats().num_preemptions > 0
         for request in requests:

@@ -80,7 +80,9 @@ def test_logprobs_equal_transformers(make_engine: EngineFactory, temperature: fl
     assert completions["asks not"].logprobs is None
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 9, "top_p": 0.7}])
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 1}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 9, "top_p": 0.7}]
+)
 def test_samples_follow_the_filtered_distribution(make_engine: EngineFactory, filters: dict[str, float]) -> None:
     temperature, draws = 1.5, 600
     probs = (_logits(PROMPT) / temperature).softmax(-1)

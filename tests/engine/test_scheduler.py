@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduler import Scheduler
 from bulkrun.engine.sequence import Sequence
 from bulkrun.request import Request, SamplingParams
-from tests.engine.conftest import preempted
+from tests.engine.conftest import expect_short_outputs, preempted
 
 BLOCK_SIZE = 4
 
@@ -28,8 +29,8 @@ def _scheduler(num_blocks: int = 65, max_num_seqs: int = 8, budget: int = 16, ca
     )
 
 
-def _sequence(number: int, prompt: list[int], max_tokens: int, *, can_stop: bool = True, expected: int | None = None):
-    request = Request(str(number), prompt, SamplingParams(max_tokens=max_tokens), expected_tokens=expected)
+def _sequence(number: int, prompt: list[int], max_tokens: int, *, can_stop: bool = True) -> Sequence:
+    request = Request(str(number), prompt, SamplingParams(max_tokens=max_tokens))
     eos_token_ids = frozenset([0]) if can_stop else frozenset()
     return Sequence(request, arrival=number, max_model_len=10_000, eos_token_ids=eos_token_ids)
 
@@ -339,10 +340,11 @@ def test_caching_off_shares_nothing() -> None:
 
 def test_preemption_takes_the_cheapest_but_never_the_oldest() -> None:
     scheduler = _scheduler(num_blocks=10, budget=64, caching=False)  # 9 blocks of 4
+    expect_short_outputs(scheduler)
     seqs = [
-        _sequence(0, [1] * 4, 30, expected=1),
-        _sequence(1, [2] * 15, 30, expected=1),
-        _sequence(2, [3] * 7, 30, expected=1),
+        _sequence(0, [1] * 4, 30),
+        _sequence(1, [2] * 15, 30),
+        _sequence(2, [3] * 7, 30),
     ]
     for seq in seqs:
         scheduler.add(seq)
@@ -356,14 +358,94 @@ def test_preemption_takes_the_cheapest_but_never_the_oldest() -> None:
 
 def test_after_a_preemption_nothing_is_admitted_until_something_ends() -> None:
     scheduler = _scheduler(num_blocks=10, budget=64, caching=False)
-    seqs = [_sequence(0, [1] * 8, 12, expected=1), _sequence(1, [2] * 8, 20, expected=1), _sequence(2, [3] * 2, 2)]
+    expect_short_outputs(scheduler)
+    seqs = [_sequence(0, [1] * 8, 12), _sequence(1, [2] * 8, 20), _sequence(2, [3] * 2, 2)]
     for seq in seqs:
         scheduler.add(seq)
-    batches = []
-    while not (batches and seqs[0].row is None):
-        batches.append(scheduler.schedule())
-        _fake_model(batches[-1], scheduler, lambda seq: seq.request.sampling.max_tokens)
-    assert scheduler.num_preemptions <= 1
+    ended: list[Sequence] = []
+    while not scheduler.num_preemptions:
+        ended = _fake_model(scheduler.schedule(), scheduler, lambda seq: seq.request.sampling.max_tokens)
+    (victim,) = preempted(scheduler)
+    while not ended:
+        batch = scheduler.schedule()
+        assert not batch.new_seqs
+        ended = _fake_model(batch, scheduler, lambda seq: seq.request.sampling.max_tokens)
+    assert scheduler.schedule().new_seqs[:1] == [victim]
+
+
+def test_what_did_not_fit_is_tried_again_as_soon_as_something_ends() -> None:
+    scheduler = _scheduler(num_blocks=1 + 12, budget=64, caching=False)
+    short, long, waits = (
+        _sequence(number, [1] * prompt, output, can_stop=False)
+        for number, (prompt, output) in enumerate([(8, 3), (8, 8), (22, 4)])
+    )
+    for seq in (short, long, waits):
+        scheduler.add(seq)
+    while short.row is not None or not short.num_output_tokens:
+        batch = scheduler.schedule()
+        assert waits not in batch.new_seqs
+        _fake_model(batch, scheduler, lambda seq: seq.request.sampling.max_tokens)
+    assert scheduler.schedule().new_seqs == [waits]
+    assert scheduler.running == [long, waits]
+
+
+class _CountsLookups(BlockManager):
+    num_lookups = 0
+
+    def match_prefix(self, hashes: SequenceOf[bytes]) -> list[int]:
+        self.num_lookups += 1
+        return super().match_prefix(hashes)
+
+
+def test_what_did_not_fit_costs_nothing_until_something_ends() -> None:
+    manager = _CountsLookups(1 + 12, BLOCK_SIZE)
+    scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=True)
+    for number in range(2):
+        scheduler.add(_sequence(number, [1 + number] * 8, 30, can_stop=False))
+    lookups = []
+    for _ in range(10):
+        _fake_model(scheduler.schedule(), scheduler, lambda _: 30)
+        lookups.append(manager.num_lookups)
+    assert lookups[1:] == lookups[:1] * 9
+
+
+def test_who_fits_only_without_half_empty_blocks_is_not_let_in() -> None:
+    """At their peak the two hold 10 tokens in 4 blocks, where 3 are."""
+    scheduler = _scheduler(num_blocks=1 + 3, caching=False)
+    seqs = [_sequence(0, [1, 1], 5, can_stop=False), _sequence(1, [2, 2], 3, can_stop=False)]
+    batches = _check_run(scheduler, seqs, lambda seq: seq.request.sampling.max_tokens)
+    assert scheduler.num_preemptions == 0
+    assert max(len(batch.seqs) for batch in batches) == 1
+
+
+def test_cached_tokens_of_a_completion_are_those_of_the_first_admission() -> None:
+    scheduler = _scheduler(max_num_seqs=1, budget=64)
+    seq = _sequence(0, [1] * 9, 20)
+    scheduler.add(seq)
+    _fake_model(scheduler.schedule(), scheduler, lambda _: 20)
+    params = SamplingParams(max_tokens=1)
+    scheduler.add(Sequence(Request("urgent", [2], params, priority=-1), arrival=1, max_model_len=99))
+    while not seq.num_preemptions or seq.row is None:
+        _fake_model(scheduler.schedule(), scheduler, lambda seq: seq.request.sampling.max_tokens)
+    assert seq.num_shared_tokens == 8  # it finds its own blocks again
+    assert seq.num_cached_tokens == 0
+
+
+def test_after_a_preemption_lengths_are_not_guessed_for_a_while() -> None:
+    """Short outputs are known, then come long ones: too many are let in, but only once."""
+    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=16, budget=64, caching=False)
+    seqs = [_sequence(number, [1, 2, 3], 33) for number in range(40)]
+    for seq in seqs:
+        scheduler.add(seq)
+    let_in_before: list[Sequence] = []
+    while scheduler.running or scheduler.num_waiting:
+        batch = scheduler.schedule()
+        if not scheduler.num_preemptions:
+            let_in_before += batch.new_seqs
+        _fake_model(batch, scheduler, lambda seq: 2 if seq.arrival < 20 else 33)
+    victims = [seq for seq in seqs if seq.num_preemptions]
+    assert victims
+    assert all(seq in let_in_before and seq.num_preemptions == 1 for seq in victims)
 
 
 def test_admission_reserves_max_tokens_until_lengths_are_known() -> None:
@@ -378,13 +460,6 @@ def test_admission_reserves_max_tokens_until_lengths_are_known() -> None:
         _fake_model(scheduler.schedule(), scheduler, lambda _: 2)  # but outputs are short
         width = max(width, len(scheduler.running))
     assert width > 8
-
-
-def test_expected_tokens_are_used_before_any_length_is_known() -> None:
-    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=16, budget=64, caching=False)
-    for number in range(16):
-        scheduler.add(_sequence(number, [1, 2, 3], 33, expected=2))
-    assert len(scheduler.schedule().seqs) >= 8
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -403,9 +478,13 @@ def test_abort_frees_running_waiting_and_preempted(caching: bool) -> None:
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests come, step and are dropped in any order; at the end everybody left must finish."""
 
-    @initialize(num_blocks=st.integers(9, 24), max_num_seqs=st.integers(1, 6), caching=st.booleans())
-    def make(self, num_blocks: int, max_num_seqs: int, caching: bool) -> None:
+    @initialize(
+        num_blocks=st.integers(9, 24), max_num_seqs=st.integers(1, 6), caching=st.booleans(), dares=st.booleans()
+    )
+    def make(self, num_blocks: int, max_num_seqs: int, caching: bool, dares: bool) -> None:
         self.scheduler = _scheduler(num_blocks, max_num_seqs, max_num_seqs + 3, caching)
+        if dares:
+            expect_short_outputs(self.scheduler)
         self.memory = PagedMemory()
         self.lengths: list[int] = []
         self.unfinished: set[int] = set()
@@ -413,13 +492,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=15),
         length=st.integers(1, 16),
-        expected=st.none() | st.integers(1, 16),
     )
-    def add(self, prompt: list[int], length: int, expected: int | None) -> None:
+    def add(self, prompt: list[int], length: int) -> None:
         number = len(self.lengths)
         self.lengths.append(length)
         self.unfinished.add(number)
-        self.scheduler.add(_sequence(number, prompt, 16, expected=expected))
+        self.scheduler.add(_sequence(number, prompt, 16))
 
     @rule()
     def step(self) -> None:

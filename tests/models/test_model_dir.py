@@ -14,8 +14,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from bulkrun.errors import ModelError
-from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
-from tests.models.tiny_models import save_tiny_model
+from bulkrun.models.model_dir import eos_token_ids, generation_defaults, model_fingerprint, resolve_model
+from tests.models.tiny_models import EOS_TOKEN_ID, save_tiny_model
 
 
 def test_no_torch_is_loaded() -> None:
@@ -167,6 +167,15 @@ def test_generation_defaults(raw: dict[str, Any], expected: dict[str, Any], tmp_
 
 def test_no_generation_config_suggests_nothing(tmp_path: Path) -> None:
     assert generation_defaults(tmp_path) == {}
+
+
+def test_ends_of_an_output_come_from_the_generation_config_else_the_config(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama")
+    assert eos_token_ids(tmp_path) == (EOS_TOKEN_ID,)
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true}')
+    assert eos_token_ids(tmp_path) == (EOS_TOKEN_ID,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert eos_token_ids(tmp_path) == (7, 9)
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])

@@ -8,14 +8,16 @@ nothing, but its seat stays empty. `dynamic` is static with an arrival window. `
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench
 from bulkrun.launch.bench.measure import Measured, run_workload, warm_up
 from bulkrun.launch.bench.workload import Work, heavy_tailed_work, padded, poisson_arrivals
+
+if TYPE_CHECKING:
+    from bulkrun.engine.batching import Batching
 
 _DEFAULT_BATCHES = 4
 _TIMELINE_BINS = 60
@@ -70,29 +72,16 @@ def _without_sharing(choice: ModelChoice) -> ModelChoice:
 
 def _runs(loaded: LoadedModel, work: list[Work], arrivals: list[float] | None) -> dict[str, Measured]:
     """Each policy by name; the baseline only where requests come at once, for its batches must be known."""
-    from bulkrun.engine.batching import Batching
-
+    policies: tuple[Batching, ...] = ("static", "dynamic", "continuous")
     runs = {}
     if arrivals is None:
-        _use(loaded, "static")
+        loaded.engine.change_batching("static")
         longer = padded(work, loaded.engine.max_num_seqs)
         runs["padded"] = run_workload(loaded.engine, longer, holds_seats=True)
-    for batching in ("static", "dynamic", "continuous"):
-        assert batching in get_args(Batching), "a policy of the engine"
-        _use(loaded, batching)
+    for batching in policies:
+        loaded.engine.change_batching(batching)
         runs[batching] = run_workload(loaded.engine, work, arrivals, holds_seats=batching != "continuous")
     return runs
-
-
-def _use(loaded: LoadedModel, batching: Any) -> None:
-    """Put another policy on the idle engine; weights and cache stay."""
-    from bulkrun.engine.batching import batching_policy
-
-    config = loaded.engine.config
-    assert not loaded.engine.has_unfinished(), "a policy is changed between two runs"
-    loaded.engine.scheduler.policy = batching_policy(
-        batching, config.max_num_seqs, config.batching_window_s, time.monotonic
-    )
 
 
 def _facts(run: Measured, work: list[Work], max_num_seqs: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def roofline_of(
     """One workload on a loaded engine. `trace`: then a few steps for `idle` and `ops` (see `op_table`), which takes as
     long as filling the engine again."""
     engine = loaded.engine
-    cost = ModelCost.of(loaded.config, engine.model_runner.kv_cache.k[0].element_size())
+    cost = ModelCost.of(loaded.config, engine.config.kv_cache_dtype.itemsize)
     work = asked.work(loaded, seed)
     check_lengths(work, engine.max_model_len)
     warm_up(engine, work)

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from bulkrun.ops.attention_metadata import NULL_BLOCK
+from bulkrun.blocks import NULL_BLOCK
 from bulkrun.ops.cpu.library import c_function
 from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.step_inputs import StepBuffers

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.attention_metadata import NULL_BLOCK
+from bulkrun.blocks import NULL_BLOCK
 from bulkrun.ops.step_inputs import StepBuffers
 
 _TILE = 1024  # tokens, block ids or counts that a program takes at a time
