@@ -32,7 +32,10 @@ class InputSpec(Section):
 
     path: str | list[str] = Field(
         description="A file, a directory, a glob, or a list of them: .parquet, .jsonl or .ndjson, .csv (text also "
-        ".gz, .zst); local or s3://. CSV columns are all text."
+        ".gz, .zst); local or s3://; a file named twice is read once. CSV columns are all text. A JSON column has the "
+        "type of nine in ten of its first values, and any other value is its row's error, but for a number, true or "
+        "false in a column of strings, which is text there; without such a majority the column is text, other values "
+        "in it JSON."
     )
     sql: str | None = Field(
         None,
