@@ -31,7 +31,7 @@ from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import INPUT_COLUMNS, extra_fields, schema_text
 from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.sizes import RowSizes
@@ -166,7 +166,8 @@ class Planner:
             while (marker := self._plan_window(_next_point(markers), folder)) is not None:
                 markers.append(marker)
         report = self._report(markers)
-        write_new_json(self._run.plan_complete, report.to_json())
+        columns = {INPUT_COLUMNS: schema_text(self._input.passthrough)}
+        write_new_json(self._run.plan_complete, report.to_json() | columns)
         return report
 
     def _finished_windows(self) -> list[dict[str, Any]]:
