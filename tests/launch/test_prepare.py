@@ -112,3 +112,12 @@ def test_an_input_without_a_readable_row_says_what_is_wrong_with_its_first() -> 
     job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
     with pytest.raises(InputError, match=r"rows\.jsonl:1: not valid JSON"):
         prepare(job_of(job)).open_dataset()
+
+
+def test_results_inside_the_folder_of_the_input_are_refused_before_they_are_read_as_rows() -> None:
+    Path("data").mkdir()
+    Path("rows.jsonl").rename("data/rows.jsonl")
+    job = {"name": "try", "model": "model", "input": {"path": ["data"]}}
+    with pytest.raises(JobFileError, match=r"output\.path: 'data/out' lies in what input\.path 'data' reads"):
+        prepare(job_of({**job, "output": {"path": "data/out"}}))
+    assert prepare(job_of({**job, "output": {"path": "data/_out"}})).files
