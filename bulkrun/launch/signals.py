@@ -87,6 +87,9 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
         raise Interrupted(str(stop)) from None
     finally:
         for number, handler in before.items():
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, DrainOnSignal):  # that of the whole command: to it the next signal is the second one
+                outer.received = outer.received or drain.received
             signal.signal(number, handler)
 
 

@@ -103,6 +103,26 @@ def test_the_second_one_gives_the_cursor_back_and_says_that_it_ended(term: str, 
     )
 
 
+def test_a_second_one_after_the_saving_is_the_second_one_to_the_whole_command() -> None:
+    script = """
+import time
+from bulkrun.launch.signals import drain_on_signal
+with drain_on_signal():
+    with drain_on_signal() as drain:
+        drain.started()
+        print("ready", flush=True)
+        while not drain.should_stop():
+            time.sleep(0.01)
+    print("saved", flush=True)
+    time.sleep(60)
+"""
+    process = start("started", script=script)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None and process.stdout.readline() == "saved\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+
+
 def test_what_a_library_catches_while_starting_is_not_the_signal() -> None:
     script = SCRIPT.replace(
         "        while not drain.should_stop():\n            time.sleep(0.01)\n",
