@@ -78,6 +78,7 @@ class PreparedJob:
             sql=given.sql,
             sql_snapshot=snapshot,
             max_row_bytes=given.max_row_bytes,
+            delimiter=given.delimiter,
             kept_as_text=partial(json_text_columns, self.spec),
             known_types={field.name: field.type for field in self._carried_fields()},
         )
