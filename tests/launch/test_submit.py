@@ -94,7 +94,7 @@ def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
     assert refused.exit_code == 2
     assert "f0" in refused.stderr
     result = submit()
-    assert result.exit_code == 0 and "1 rows have an id that an earlier row has ('f0' in rows 0, 5)" in result.stderr
+    assert result.exit_code == 0 and "1 row has an id that an earlier row has ('f0' in rows 0, 5)" in result.stderr
     assert json.loads((folder / "out/_SUCCESS").read_text())["duplicate_ids"] == 1
     status = CliRunner().invoke(main, ["status", "out"]).stdout
     assert "duplicate ids" in status
