@@ -58,7 +58,7 @@ class _Topics(click.Group):
 
 def _end(error: BulkrunError) -> NoReturn:
     prefix = "" if error.exit_code == 75 else "error: "
-    for line in str(error).splitlines():
+    for line in filter(str.strip, str(error).splitlines()):  # DuckDB puts a blank one before what it points at
         click.echo(f"{prefix}{line}", err=True)
     sys.exit(error.exit_code)
 

@@ -13,7 +13,7 @@ import click
 
 from bulkrun.cli.output import count, json_option, note, print_facts, print_json, print_table
 from bulkrun.cli.run_path import RunPath
-from bulkrun.cli.summary import counted, print_summary, warn_of_undeclared
+from bulkrun.cli.summary import counted_changes, print_summary, warn_of_undeclared
 from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         print_json({**report.to_json(), "changes": changes})
         return
     if changes is not None:
-        print_facts({"since the last run": counted(changes)})
+        print_facts({"since the last run": counted_changes(changes)})
     _print_plan(report)
 
 

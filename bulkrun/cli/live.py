@@ -15,7 +15,7 @@ import click
 from bulkrun.cli.output import count, duration
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.columns import Columns
 
     from bulkrun.job.work.progress import ProgressSnapshot
 
@@ -98,24 +98,27 @@ def progress_line(snapshot: ProgressSnapshot) -> str:
     )
 
 
-def _bar(snapshot: ProgressSnapshot) -> Table:
+def _bar(snapshot: ProgressSnapshot) -> Columns:
+    from rich.columns import Columns
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
     total = count(snapshot.rows_total) + ("" if snapshot.plan_complete else "+ (still planning)")
     share = snapshot.rows_done / snapshot.rows_total if snapshot.rows_total else 0.0
-    row = Table.grid(padding=(0, 1))
-    row.add_row(
-        ProgressBar(total=max(1, snapshot.rows_total), completed=snapshot.rows_done, width=40),
-        f"{share:.0%}",
-        f"{count(snapshot.rows_done)} of {total} rows",
-        f"{duration(snapshot.eta_s)} left",
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        ProgressBar(total=max(1, snapshot.rows_total), completed=snapshot.rows_done, width=30),
+        Text(f"{share:.0%}", no_wrap=True),
     )
-    return row
+    texts = (f"{count(snapshot.rows_done)} of {total} rows", f"{duration(snapshot.eta_s)} left")
+    return Columns([bar, *(Text(text, no_wrap=True) for text in texts)], padding=(0, 1))
 
 
-def _numbers(snapshot: ProgressSnapshot, phase: str) -> Table:
-    from rich.table import Table
+def _numbers(snapshot: ProgressSnapshot, phase: str) -> Columns:
+    """The facts, as many beside each other as fit whole."""
+    from rich.columns import Columns
+    from rich.text import Text
 
     facts = {
         "in": f"{count(snapshot.prompt_tokens_per_s)} tok/s",
@@ -127,6 +130,5 @@ def _numbers(snapshot: ProgressSnapshot, phase: str) -> Table:
         "time": duration(snapshot.elapsed_s),
         "now": phase,
     }
-    table = Table.grid(padding=(0, 3))
-    table.add_row(*(f"[dim]{name}[/dim] {value}" for name, value in facts.items()))
-    return table
+    whole = [Text.assemble((name, "dim"), f" {value}", no_wrap=True) for name, value in facts.items()]
+    return Columns(whole, padding=(0, 3))

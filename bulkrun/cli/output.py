@@ -75,6 +75,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 row, 2 rows."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as people say it: 5 s, 3 min 20 s, 2 h 5 min; unknown is a question mark."""
     if seconds is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from bulkrun.cli.output import count, duration, note
+from bulkrun.cli.output import count, counted, duration, note
 
 if TYPE_CHECKING:
     from bulkrun.job.work.finish import RunTotals
@@ -23,7 +23,7 @@ def print_summary(done: Submitted, anew: str) -> None:
 
     totals, root = done.totals, shlex.quote(str(done.run.root))
     if done.changes:
-        note(f"rows: {counted(done.changes)}")
+        note(_changes(done.changes))
     if not done.worked:
         said = "is finished already, nothing to do" if done.changes is None else "has nothing to run"
         note(f"{root} {said} ({totals.status}).{anew}")
@@ -33,15 +33,17 @@ def print_summary(done: Submitted, anew: str) -> None:
             note(f"next     {read_status(done.run).next_command} (of a retry or an incremental night under way)")
         return
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
-    rows = f"{count(totals.rows)} rows" + (f" x {totals.samples} samples" if totals.samples > 1 else "")
+    rows = counted(totals.rows, "row") + (f" x {totals.samples} samples" if totals.samples > 1 else "")
     note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
     if not totals.rows:
         note("  the input has no rows")
     if what := saved(totals):
         note(f"  {what}")
     if totals.cut:
+        was = "was" if totals.cut == 1 else "were"
         note(
-            f"  {count(totals.cut)} outputs were cut at max_tokens (finish_reason 'length'): raise sampling.max_tokens"
+            f"  {counted(totals.cut, 'output')} {was} cut at max_tokens (finish_reason 'length'): raise "
+            "sampling.max_tokens"
         )
     for code, rows_with in totals.errors.items():
         note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
@@ -50,11 +52,18 @@ def print_summary(done: Submitted, anew: str) -> None:
         warn_of_duplicates(planned.get("duplicate_ids", {}))
         warn_of_undeclared(planned.get("undeclared_columns", {}))
     deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
-    note(f"results  {shlex.quote(_results_place(done))}/{deep}*.parquet ({totals.parts} parts)")
+    note(f"results  {shlex.quote(_results_place(done))}/{deep}*.parquet ({counted(totals.parts, 'part')})")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
 
 
-def counted(changes: dict[str, int]) -> str:
+def _changes(changes: dict[str, int]) -> str:
+    """What was to run and why: of a retry only that it failed before, which says nothing of how it ended now."""
+    if changes.keys() == {"failed"}:
+        return f"rows: {count(changes['failed'])} that failed before"
+    return f"rows: {counted_changes(changes)}"
+
+
+def counted_changes(changes: dict[str, int]) -> str:
     """How an input differs from the results, as in '2 new, 0 changed'."""
     return ", ".join(f"{count(rows)} {name.replace('_', ' ')}" for name, rows in changes.items())
 
@@ -64,7 +73,8 @@ def warn_of_duplicates(found: dict[str, Any]) -> None:
     if not found.get("count"):
         return
     shown = "; ".join(f"{each['id']!r} in rows {', '.join(map(str, each['rows']))}" for each in found["examples"])
-    note(f"  {count(found['count'])} rows have an id that an earlier row has ({shown}): `row` tells them apart")
+    have = "has" if found["count"] == 1 else "have"
+    note(f"  {counted(found['count'], 'row')} {have} an id that an earlier row has ({shown}): `row` tells them apart")
 
 
 def warn_of_undeclared(columns: dict[str, int]) -> None:
@@ -86,8 +96,8 @@ def _results_place(done: Submitted) -> str:
 def saved(totals: RunTotals) -> str:
     """What the run did not have to compute, in words; empty when there is nothing to say."""
     parts = {
-        "{} generations answered by another row's": totals.saved_generations,
-        "{} prompt tokens found in the prefix cache": totals.cached_tokens,
-        "{} outputs stopped early (repetition, timeout)": totals.stopped,
+        ("generation", "answered by another row's"): totals.saved_generations,
+        ("prompt token", "found in the prefix cache"): totals.cached_tokens,
+        ("output", "stopped early (repetition, timeout)"): totals.stopped,
     }
-    return ", ".join(text.format(count(number)) for text, number in parts.items() if number)
+    return ", ".join(f"{counted(number, noun)} {what}" for (noun, what), number in parts.items() if number)

@@ -29,8 +29,8 @@ class InputBatch:
     """Consecutive rows of one file.
 
     `rows` has the declared schema of the dataset; `errors` maps an index in the batch to why that row could not be
-    read, and such a row is null in every column. `numbers` (int64) are the rows' numbers in a larger input that they
-    were picked from; None where the rows are the whole input.
+    read, and such a row is null in the columns that could not. `numbers` (int64) are the rows' numbers in a larger
+    input that they were picked from; None where the rows are the whole input.
     """
 
     position: Position

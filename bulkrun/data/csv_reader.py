@@ -1,54 +1,68 @@
 """CSV with a header row: every record is exactly one row, every column is text. Blank lines between records are none.
 
 CSV has no types, so guessing them would make a row's value depend on other rows: cast in `input.sql` where it matters.
-A field in double quotes may hold commas and newlines. A record with too few or too many fields, bad quotes, a NUL or
-invalid UTF-8 becomes a row with an error that names the line on which the record starts.
+Commas separate the fields, in .tsv tabs, or what the job says; a field in double quotes may hold them, and newlines. A
+record with too few or too many fields, bad quotes, a NUL or invalid UTF-8 becomes a row with an error that names the
+line on which the record starts.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, record_batch
-from bulkrun.data.files import InputFile, open_stream
+from bulkrun.data.files import InputFile, has_tabs, open_stream
 from bulkrun.data.lines import Line, is_blank, read_lines
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
 Record = list[str] | RowError
+_OTHERS = ";\t|,"  # what may separate fields, if not what should
 
 
 class CsvSource:
-    """Rows of CSV files; `columns` is the union of the headers, a column that a file lacks is null there."""
+    """Rows of CSV files; `columns` is the union of the headers, a column that a file lacks is null there.
+
+    `delimiter` None: as each file's name says.
+    """
 
     num_rows: int | None = None
 
-    def __init__(self, files: Sequence[InputFile], headers: list[list[str]], columns: list[str], max_row_bytes: int):
+    def __init__(
+        self,
+        files: Sequence[InputFile],
+        headers: list[list[str]],
+        columns: list[str],
+        max_row_bytes: int,
+        delimiter: str | None = None,
+    ) -> None:
         self._files = files
+        self._delimiter = delimiter
         self._headers = headers
         self._max_row_bytes = max_row_bytes
         self.undeclared_columns: dict[str, int] = {}
         self.schema = pa.schema([(name, pa.string()) for name in columns])
 
     @classmethod
-    def open(cls, files: Sequence[InputFile], max_row_bytes: int) -> CsvSource:
+    def open(cls, files: Sequence[InputFile], max_row_bytes: int, delimiter: str | None = None) -> CsvSource:
         """Read the headers. Raises InputError for a file without a usable one."""
-        headers = [_read_header(file, max_row_bytes) for file in files]
+        headers = [_read_header(file, max_row_bytes, delimiter) for file in files]
         columns = list(dict.fromkeys(name for header in headers for name in header))
-        return cls(files, headers, columns, max_row_bytes)
+        return cls(files, headers, columns, max_row_bytes, delimiter)
 
     def select(self, columns: Sequence[str]) -> CsvSource:
-        return CsvSource(self._files, self._headers, list(columns), self._max_row_bytes)
+        return CsvSource(self._files, self._headers, list(columns), self._max_row_bytes, self._delimiter)
 
     def batches(self, start: Position) -> Iterator[InputBatch]:
         file, row = self._files[start.file], start.row
         width = len(self._headers[start.file])
         with open_stream(file) as stream:
-            records = _Records(file, stream, self._max_row_bytes)
+            records = _Records(file, stream, self._max_row_bytes, self._delimiter)
             for _ in range(start.row + 1):  # the header is a record too
                 next(records, None)
             while group := _next_group(records, width):
@@ -84,11 +98,12 @@ class _TooLong(Exception):
 class _Records:
     """The records of a CSV stream, the header included; one that is no good is a RowError."""
 
-    def __init__(self, file: InputFile, stream: BinaryIO, max_row_bytes: int) -> None:
+    def __init__(self, file: InputFile, stream: BinaryIO, max_row_bytes: int, delimiter: str | None) -> None:
         self._file = file
-        self._lines = _Lines(stream, max_row_bytes)
+        delimiter = delimiter or ("\t" if has_tabs(file) else ",")
+        self._lines = _Lines(stream, max_row_bytes, delimiter)
         csv.field_size_limit(max(csv.field_size_limit(), max_row_bytes))  # the module's own is 128 KiB
-        self._reader = csv.reader(self._lines, strict=True)
+        self._reader = csv.reader(self._lines, strict=True, delimiter=delimiter)
 
     @property
     def bytes_read(self) -> int:
@@ -130,8 +145,9 @@ class _Lines:
     Bytes that are not UTF-8 come through as lone surrogates, so that the record they are in can be found.
     """
 
-    def __init__(self, stream: BinaryIO, max_bytes: int) -> None:
+    def __init__(self, stream: BinaryIO, max_bytes: int, delimiter: str) -> None:
         self._lines = read_lines(stream, max_bytes)
+        self._delimiter = delimiter.encode()
         self.max_bytes = max_bytes
         self.line = 0
         self.record_line = 1
@@ -149,7 +165,7 @@ class _Lines:
 
     def __next__(self) -> str:
         line = self._next()
-        while self._between and is_blank(line):
+        while self._between and is_blank(line) and self._delimiter not in (line.data or b""):  # tabs are empty fields
             self.start_record()
             line = self._next()
         self._between = False
@@ -164,13 +180,18 @@ class _Lines:
         return line
 
 
-def _read_header(file: InputFile, max_row_bytes: int) -> list[str]:
+def _read_header(file: InputFile, max_row_bytes: int, delimiter: str | None) -> list[str]:
     with open_stream(file) as stream:
-        header = next(_Records(file, stream, max_row_bytes), None)
+        header = next(_Records(file, stream, max_row_bytes, delimiter), None)
     if header is None:
         return []  # not one line, so not one row
     if isinstance(header, RowError):
         raise InputError(f"{header.message} (in the header, which names the columns)")
+    if delimiter is None and len(header) == 1 and (other := next((c for c in _OTHERS if c in header[0]), None)):
+        raise InputError(
+            f"{file.path}:1: the header has one column, {header[0]!r}; if {other!r} separates its fields, set "
+            f'input.delimiter: {json.dumps(other)}, and input.delimiter: "," if it does not'
+        )
     for number, name in enumerate(header, start=1):
         if not name.strip():
             raise InputError(f"{file.path}:1: column {number} has no name; every column of the header needs one")

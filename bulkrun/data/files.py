@@ -24,9 +24,15 @@ from bulkrun.errors import InputError
 Format = Literal["parquet", "jsonl", "csv"]
 Compression = Literal["gzip", "zstd"]
 
-FORMATS: dict[str, Format] = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+FORMATS: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
 COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
-WHAT_WORKS = "these work: .parquet .jsonl .ndjson .csv (the last three also with .gz or .zst)"
+WHAT_WORKS = "these work: .parquet .jsonl .ndjson .csv .tsv (all but the first also with .gz or .zst)"
 _EDGE_BYTES = 64 * 2**10
 
 
@@ -130,6 +136,12 @@ def _kind(path: Path | RemotePath, size: int) -> tuple[Format, Compression | Non
     if kind[1] and size == 0:
         raise InputError(f"{path}: empty, so not a {kind[1]} file: it was cut off while it was written; make it again")
     return kind
+
+
+def has_tabs(file: InputFile) -> bool:
+    """Whether the name of a CSV file says that tabs separate its fields."""
+    name = PurePosixPath(str(file.path))
+    return (name.with_suffix("") if file.compression else name).suffix.lower() == ".tsv"
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 Numbers that are sometimes whole and sometimes not are doubles, unless some are integers that no double holds and few
 have a fraction: those few are errors then, and not the ids. Objects and lists become Arrow structs and lists when
-the sample agrees on their inside. A column whose values have no one type is kept as text: strings as they are,
-everything else as its JSON. So is a column that the sample knows nothing about (all null, all empty lists or objects),
-unless its type is known from elsewhere. What is known decides too where a sample would do with less: whole numbers in a
-column of doubles, numbers alone in one that was text.
+the sample agrees on their inside. A column of strings takes numbers, true and false as text. One whose values have no
+one type is kept as text: strings as they are, everything else as its JSON. So is a column that the sample knows nothing
+about (all null, all empty lists or objects), unless its type is known from elsewhere. What is known decides too where a
+sample would do with less: whole numbers in a column of doubles, numbers alone in one that was text.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ class JsonlSource:
         """The values of one column as an array; None when some row has a value of another type."""
         type_ = self._types[name]
         values = [row.get(name) for row in rows]
-        if type_.kind == "text":
-            values = [v if v is None or isinstance(v, str) else _json_text(v) for v in values]
+        if type_.kind in ("text", "string"):
+            values = [v if v is None or isinstance(v, str) else _as_text(v, type_) for v in values]
         bent = type_.kind in _BENT and any(map(_BENT[type_.kind], values))
         if bent or (type_.nested and any(find_mismatch(value, type_, name, undeclared) for value in values)):
             return None
@@ -120,14 +120,18 @@ class JsonlSource:
     def _drop_mismatches(
         self, file: InputFile, lines: list[Line], rows: list[dict[str, Any]], errors: dict[int, RowError]
     ) -> None:
-        """Find the rows that keep a batch from being built, make each an error and empty it."""
+        """Make each row that keeps a batch from being built an error, and take the values out that do not fit: the
+        others stay, the id above all."""
         for index, row in enumerate(rows):
             for name, type_ in self._types.items():
-                problem = find_mismatch(row.get(name), type_, name, KeyCounts()) or self._unstorable(name, row)
-                if problem:
-                    errors[index] = _row_error(file, lines[index], problem)
-                    rows[index] = {}
-                    break
+                if problem := self._misfit(name, type_, row):
+                    errors.setdefault(index, _row_error(file, lines[index], problem))
+                    row[name] = None
+
+    def _misfit(self, name: str, type_: JsonType, row: dict[str, Any]) -> str | None:
+        """Why a column cannot hold the value that the row has for it; None where it can."""
+        value = _as_text(row.get(name), type_) if type_.kind == "string" else row.get(name)
+        return find_mismatch(value, type_, name, KeyCounts()) or self._unstorable(name, row)
 
     def _unstorable(self, name: str, row: dict[str, Any]) -> str | None:
         """Values of the right type that Arrow cannot hold: lone surrogates."""
@@ -139,6 +143,13 @@ class JsonlSource:
         if not row.keys() <= self._all_names:
             for name in row.keys() - self._all_names:
                 self._undeclared.add(name)
+
+
+def _as_text(value: Any, type_: JsonType) -> Any:
+    """What a column of text holds of a value: JSON, which in one of strings a single value may become."""
+    if value is None or isinstance(value, str) or (type_.kind == "string" and isinstance(value, dict | list)):
+        return value
+    return _json_text(value)
 
 
 def _json_text(value: Any) -> str:

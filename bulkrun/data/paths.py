@@ -69,6 +69,20 @@ def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and matches(parts[1:], pattern[1:])
 
 
+def would_take(pattern: str, folder: str) -> bool:
+    """Whether an input path (local or s3://) means, now or later, the Parquet files that are written in `folder`."""
+    if ("://" in pattern) is not ("://" in folder) or user_path(pattern).is_file():
+        return False
+    spelled, parts = _real_parts(pattern), (*_real_parts(folder), "part-00000.parquet")
+    named = parts[: len(spelled)] == spelled  # a directory's own name may look like a glob
+    found = named or any(matches(parts[:depth], spelled) for depth in range(1, len(parts) + 1))
+    return found and not is_hidden(parts, spelled)
+
+
+def _real_parts(path: str) -> tuple[str, ...]:
+    return tuple(path.rstrip("/").split("/")) if "://" in path else user_path(path).resolve().parts
+
+
 def partition_folders(parts: Sequence[str], pattern: Sequence[str]) -> str:
     """The folders like lang=en of a file, without those that `pattern` (a directory or a glob) spells out."""
     # A directory's own name may look like a glob; then it is on the way.

@@ -123,20 +123,21 @@ def open_input(
     sql: str | None = None,
     sql_snapshot: Path | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
+    delimiter: str | None = None,
     kept_as_text: ChooseColumns | None = None,
     known_types: KnownTypes | None = None,
 ) -> Dataset:
     """Find the files and declare the schema.
 
     With `sql`, its result is written once to `sql_snapshot` and read from there ever after; without a path it lives
-    until the dataset is closed. JSON columns that `kept_as_text` chooses are read as text: strings as they are,
-    all else as JSON, so that nothing is lost where shapes change from line to line. A column of nulls alone has its
-    type in `known_types` (what `sql` makes of it is for the query to say). Raises InputError for everything that keeps
-    the input from being read as a whole.
+    until the dataset is closed. `delimiter` separates the fields of CSV files. JSON columns that `kept_as_text` chooses
+    are read as text: strings as they are, all else as JSON, so that nothing is lost where shapes change. A column of
+    nulls alone has its type in `known_types` (what `sql` makes of it is for the query to say). Raises InputError for
+    everything that keeps the input from being read as a whole.
     """
     files = find_files(paths)
     if sql is None:
-        return Dataset(files, _open_files(files, max_row_bytes, kept_as_text, known_types), len(files))
+        return Dataset(files, _open_files(files, max_row_bytes, delimiter, kept_as_text, known_types), len(files))
     from bulkrun.data.sql import SnapshotSource, write_snapshot  # DuckDB, which few jobs need, is slow to import
 
     folder = None
@@ -144,7 +145,7 @@ def open_input(
         folder = tempfile.TemporaryDirectory(prefix="bulkrun-")
         sql_snapshot = Path(folder.name, "input.snapshot")
     if not sql_snapshot.exists():
-        given = Dataset(files, _open_files(files, max_row_bytes, kept_as_text, None), len(files), folder)
+        given = Dataset(files, _open_files(files, max_row_bytes, delimiter, kept_as_text, None), len(files), folder)
         if given.is_void:  # no columns for a query to name
             return given
         given.refuse_unreadable()
@@ -153,7 +154,11 @@ def open_input(
 
 
 def _open_files(
-    files: list[InputFile], max_row_bytes: int, kept_as_text: ChooseColumns | None, known: KnownTypes | None
+    files: list[InputFile],
+    max_row_bytes: int,
+    delimiter: str | None,
+    kept_as_text: ChooseColumns | None,
+    known: KnownTypes | None,
 ) -> Source:
     for file in files:
         if file.format != files[0].format:
@@ -161,6 +166,10 @@ def _open_files(
                 f"input.path: {files[0].path} is {files[0].format} but {file.path} is {file.format}; "
                 "one input has one format: name the files you mean, for example data/*.jsonl"
             )
+    if files[0].format == "csv":
+        return with_folder_columns(CsvSource.open(files, max_row_bytes, delimiter), files)
+    if delimiter is not None:
+        raise InputError(f"input.delimiter: {files[0].path} is {files[0].format}, not CSV; remove this key")
     return with_folder_columns(_reader(files, max_row_bytes, kept_as_text, known), files)
 
 
@@ -169,6 +178,4 @@ def _reader(
 ) -> Source:
     if files[0].format == "jsonl":
         return JsonlSource.open(files, max_row_bytes, kept_as_text, known)
-    if files[0].format == "parquet":
-        return ParquetSource.open(files, max_row_bytes, known)
-    return CsvSource.open(files, max_row_bytes)
+    return ParquetSource.open(files, max_row_bytes, known)

@@ -145,7 +145,11 @@ def _write_result(
     except (duckdb.Error, NotASelect) as error:
         raise InputError(f"input.sql: {error}") from error
     except pa.ArrowNotImplementedError as error:
-        raise InputError(f"input.sql: a column has a type that Parquet does not have: {error}; cast it") from error
+        kind = str(error).rpartition(": ")[2]
+        which = ", ".join(repr(field.name) for field in schema if kind in str(field.type)) or "of the result"
+        raise InputError(
+            f"input.sql: column {which} has a type that Parquet does not have ({kind}); cast it"
+        ) from error
     finally:
         connection.close()
 

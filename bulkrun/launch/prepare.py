@@ -20,6 +20,7 @@ import bulkrun
 from bulkrun.data.durable import encode_json
 from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.parts import read_part_schema
+from bulkrun.data.paths import would_take
 from bulkrun.data.reader import Dataset, open_input
 from bulkrun.data.remote import RemotePath
 from bulkrun.data.schema import RESULT_NAMES
@@ -78,6 +79,7 @@ class PreparedJob:
             sql=given.sql,
             sql_snapshot=snapshot,
             max_row_bytes=given.max_row_bytes,
+            delimiter=given.delimiter,
             kept_as_text=partial(json_text_columns, self.spec),
             known_types={field.name: field.type for field in self._carried_fields()},
         )
@@ -285,9 +287,20 @@ def _look_again(file: InputFile) -> InputFile:
 
 
 def _find_input(spec: JobSpec) -> list[InputFile]:
+    _refuse_own_results(spec)
     try:
         return find_files(spec.input.path)
     except InputError as error:
         if spec.input.hint is None:
             raise
         raise InputError(f"{error}\n  how to make it: {spec.input.hint}") from None
+
+
+def _refuse_own_results(spec: JobSpec) -> None:
+    """Raise JobFileError where the input would hold the run's own results from its first part on."""
+    paths, output = spec.input.path, spec.output.path
+    for path in [paths] if isinstance(paths, str) else paths:
+        if would_take(path, output):
+            what = f"{output!r} lies in what input.path {path!r} reads, so the run would read its own results"
+            fix = "choose a directory outside of it, or one whose name begins with _, which no input path reads"
+            raise JobFileError([f"output.path: {what}; {fix}"])

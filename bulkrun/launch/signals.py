@@ -24,6 +24,7 @@ from bulkrun.errors import Interrupted
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _END_AT_ONCE = (signal.SIGINT, signal.SIGTERM)  # the second time
 _PR_SET_PDEATHSIG = 1
+_SHOW_CURSOR = "\x1b[?25h"
 
 
 class _StoppedWhileStarting(BaseException):
@@ -59,6 +60,7 @@ class DrainOnSignal:
             _leave_terminal()
         if self.received and number in _END_AT_ONCE:
             self.before_ending()
+            _say_the_end(signal.Signals(number).name)
             os._exit(128 + number)
         if self.received:
             return
@@ -85,11 +87,22 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
         raise Interrupted(str(stop)) from None
     finally:
         for number, handler in before.items():
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, DrainOnSignal):  # that of the whole command: to it the next signal is the second one
+                outer.received = outer.received or drain.received
             signal.signal(number, handler)
 
 
 def _is_nohup(number: signal.Signals) -> bool:
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def _say_the_end(name: str) -> None:
+    """The last line of a process that ends in the middle of whatever it was writing; a live view hid the cursor."""
+    drawn = os.isatty(2) and os.environ.get("TERM") not in (None, "dumb", "unknown")
+    line = f"stopped at once by {name}; what was saved is there: run the same command again to continue\n"
+    with suppress(OSError):
+        os.write(2, f"{_SHOW_CURSOR if drawn else ''}\n{line}".encode())
 
 
 def _leave_terminal() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -69,6 +70,23 @@ def test_the_live_view_draws_the_numbers() -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("starting", "500 of 2,000 rows", "1 h 2 min left", "64", "128", "43%", "running"):
         assert part in shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+def test_no_number_of_the_live_view_is_cut_or_folded(width: int) -> None:
+    view = LiveView()
+    try:
+        view.update(replace(SNAPSHOT, rows_total=12_345_678, rows_done=2_345_678))
+        view.phase("running")
+        console = Console(width=width, file=io.StringIO(), force_terminal=False)
+        console.print(view._draw())
+    finally:
+        view.close()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    facts = "in 1,234 tok/s|out 100 tok/s|running 64|waiting 128|KV cache 43%|errors 3|time 1 min 15 s|now running"
+    for fact in ("19%", "2,345,678 of 12,345,678 rows", "1 h 2 min left", *facts.split("|")):
+        assert fact in shown, shown
+    assert "━" in shown and max(map(len, shown.splitlines())) <= width
 
 
 def test_a_cell_shows_control_characters_instead_of_sending_them() -> None:

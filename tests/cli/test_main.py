@@ -54,6 +54,7 @@ def test_version() -> None:
     [
         (JobFileError(["a.yaml:1:1: x", "a.yaml:2:1: y"]), 2, "error: a.yaml:1:1: x\nerror: a.yaml:2:1: y\n"),
         (ResumeError("changed"), 4, "error: changed\n"),
+        (ResumeError("one\n\n  ^ two"), 4, "error: one\nerror:   ^ two\n"),
         (Interrupted("saved"), 75, "saved\n"),
     ],
 )

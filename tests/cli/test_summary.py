@@ -23,8 +23,17 @@ TOTALS = RunTotals("completed", 9, 1, 9, {}, 90, 9, 1, "run", "then", "now")
 def test_the_summary_says_what_was_saved_and_is_silent_where_nothing_was() -> None:
     assert saved(TOTALS) == ""
     assert saved(replace(TOTALS, saved_generations=1234)) == "1,234 generations answered by another row's"
+    assert saved(replace(TOTALS, saved_generations=1)) == "1 generation answered by another row's"
     everything = replace(TOTALS, saved_generations=2, cached_tokens=3, stopped=4)
     assert saved(everything).split(", ", 1)[1].startswith("3 prompt tokens found in the prefix cache, 4 outputs")
+
+
+def test_the_rows_of_a_retry_are_said_as_what_they_were_not_as_how_they_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(tmp_path / "out", make_rows(3), job(tmp_path / "out"))
+    print_summary(Submitted(RunDir(tmp_path / "out"), TOTALS, worked=True, changes={"failed": 1}), "")
+    assert capsys.readouterr().err.startswith("rows: 1 that failed before\ncompleted: ")
 
 
 def test_whoever_leaves_a_finished_run_alone_hears_of_an_update_under_way(

@@ -142,3 +142,27 @@ def test_blank_lines_between_records_are_no_rows_wherever_one_starts_to_read(tmp
         rows, errors = read_all(dataset, Position(0, row))
     assert [each["text"] for each in rows] == ["a\n\n b", None, "c"][row:]
     assert [error.message.split(": ")[0] for error in errors.values()] == ([f"{path}:10"] if row < 2 else [])
+
+
+@pytest.mark.parametrize("name", ["x.tsv", "x.TSV.gz", "x.csv"])
+def test_tabs_separate_the_fields_of_tsv_and_of_what_the_job_says(tmp_path: Path, name: str) -> None:
+    data = b'id\ttext\n1\ta, b\n\t\n\n2\t"a\tb"\n3\tx\ty\n'
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    rows, errors = read(tmp_path / name, **({"delimiter": "\t"} if name == "x.csv" else {}))
+    assert [(row["id"], row["text"]) for row in rows] == [("1", "a, b"), ("", ""), ("2", "a\tb"), (None, None)]
+    assert list(errors) == [3] and "3 fields where the header has 2" in errors[3].message
+
+
+def test_another_delimiter_is_used_or_suggested_where_the_header_has_it(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("id;text\n1;a,b\n")
+    assert read(tmp_path / "x.csv", delimiter=";") == ([{"id": "1", "text": "a,b"}], {})
+    with pytest.raises(InputError, match=r"x\.csv:1: .* 'id;text'; if ';' .* set input\.delimiter: \";\""):
+        read(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text("id;text\n1;a\n")
+    assert read(tmp_path / "x.csv", delimiter=",")[0] == [{"id;text": "1;a"}], "which is what it says"
+
+
+def test_a_delimiter_for_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(InputError, match=r"input\.delimiter: .*x\.jsonl is jsonl, not CSV"):
+        read(tmp_path / "x.jsonl", delimiter=";")

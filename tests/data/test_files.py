@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bulkrun.data.files import find_files, open_stream
-from bulkrun.data.paths import user_path
+from bulkrun.data.paths import user_path, would_take
 from bulkrun.errors import InputError
 
 
@@ -217,3 +217,38 @@ def test_a_tilde_is_the_home_directory_and_otherwise_a_name(folder: Path, monkey
     assert user_path("~/out") == Path("/home/me/out")
     assert user_path("out/~") == Path("out/~")
     assert user_path("~nobody-of-this-name/x") == Path.cwd() / "~nobody-of-this-name/x"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "output", "taken"),
+    [
+        ("data", "data/out", True),
+        ("data", "data/a/../out/", True),
+        (".", "out", True),
+        ("data/*", "data/out", True),
+        ("data/**/*.parquet", "data/out", True),
+        ("data/*.parquet", "data/out", False),
+        ("data/rows.jsonl", "data/out", False),
+        ("data/rows.jsonl", "data/rows.jsonl/out", False),
+        ("data", "data2/out", False),
+        ("data", "data/_out", False),
+        ("data/_out", "data/_out", True),
+        ("s3://b/data/", "s3://b/data/out", True),
+        ("s3://b/data/*.jsonl", "s3://b/data/out", False),
+        ("s3://b/data", "data/out", False),
+    ],
+)
+def test_whether_an_input_path_takes_what_is_written_somewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, output: str, taken: bool
+) -> None:
+    """The oracle: make the file, and look what the local paths find."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/a").mkdir(parents=True)
+    (tmp_path / "data/rows.jsonl").write_text("{}")
+    assert would_take(pattern, output) is taken
+    if "://" not in pattern and "rows.jsonl/" not in output:
+        part = Path(output, "part-00000.parquet")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        (tmp_path / "data/one.parquet").touch()
+        assert (part.resolve() in [file.path.resolve() for file in find_files(pattern)]) is taken  # type: ignore[union-attr]

@@ -112,3 +112,25 @@ def test_an_input_without_a_readable_row_says_what_is_wrong_with_its_first() -> 
     job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
     with pytest.raises(InputError, match=r"rows\.jsonl:1: not valid JSON"):
         prepare(job_of(job)).open_dataset()
+
+
+def test_results_inside_the_folder_of_the_input_are_refused_before_they_are_read_as_rows() -> None:
+    Path("data").mkdir()
+    Path("rows.jsonl").rename("data/rows.jsonl")
+    job = {"name": "try", "model": "model", "input": {"path": ["data"]}}
+    with pytest.raises(JobFileError, match=r"output\.path: 'data/out' lies in what input\.path 'data' reads"):
+        prepare(job_of({**job, "output": {"path": "data/out"}}))
+    assert prepare(job_of({**job, "output": {"path": "data/_out"}})).files
+
+
+def test_a_delimiter_is_one_character_reaches_the_reader_and_is_part_of_what_a_run_is() -> None:
+    Path("rows.csv").write_text("id;text\n1;a\n")
+    job = {"name": "try", "model": "model", "input": {"path": "rows.csv", "delimiter": ";"}, "output": {"path": "out"}}
+    prepared = prepare(job_of(job))
+    with prepared.open_dataset() as dataset:
+        assert dataset.schema.names == ["id", "text"]
+    assert prepared.record(None).identity["input"]["delimiter"] == ";"
+    plain = prepare(job_of({**job, "input": {"path": "rows.jsonl"}}))
+    assert "delimiter" not in plain.record(None).identity["input"], "runs of before this key go on"
+    with pytest.raises(JobFileError, match=r"input\.delimiter: .*one character"):
+        job_of({**job, "input": {"path": "rows.csv", "delimiter": "\\t"}})

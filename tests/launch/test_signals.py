@@ -80,6 +80,49 @@ def test_a_second_one_ends_the_process_at_once(number: signal.Signals, code: int
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize(("term", "shown"), [("xterm", "\x1b[?25h\r\n"), ("dumb", "\r\n")])
+def test_the_second_one_gives_the_cursor_back_and_says_that_it_ended(term: str, shown: str) -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "started", "hang"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env={**os.environ, "TERM": term},
+    )
+    os.close(theirs)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "SIGINT\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    said = os.read(ours, 9999).decode()
+    os.close(ours)
+    assert (
+        said == f"{shown}stopped at once by SIGINT; what was saved is there: run the same command again to continue\r\n"
+    )
+
+
+def test_a_second_one_after_the_saving_is_the_second_one_to_the_whole_command() -> None:
+    script = """
+import time
+from bulkrun.launch.signals import drain_on_signal
+with drain_on_signal():
+    with drain_on_signal() as drain:
+        drain.started()
+        print("ready", flush=True)
+        while not drain.should_stop():
+            time.sleep(0.01)
+    print("saved", flush=True)
+    time.sleep(60)
+"""
+    process = start("started", script=script)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None and process.stdout.readline() == "saved\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+
+
 def test_what_a_library_catches_while_starting_is_not_the_signal() -> None:
     script = SCRIPT.replace(
         "        while not drain.should_stop():\n            time.sleep(0.01)\n",

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -96,7 +97,7 @@ def test_duplicate_ids_are_kept_apart_or_refused(folder: Path) -> None:
     assert refused.exit_code == 2
     assert "f0" in refused.stderr
     result = submit()
-    assert result.exit_code == 0 and "1 rows have an id that an earlier row has ('f0' in rows 0, 5)" in result.stderr
+    assert result.exit_code == 0 and "1 row has an id that an earlier row has ('f0' in rows 0, 5)" in result.stderr
     assert json.loads((folder / "out/_SUCCESS").read_text())["duplicate_ids"] == 1
     status = CliRunner().invoke(main, ["status", "out"]).stdout
     assert "duplicate ids" in status
@@ -113,6 +114,22 @@ def test_an_empty_input_is_a_finished_run_without_rows(folder: Path, name: str, 
     shown = CliRunner().invoke(main, ["query", "out", "SELECT response FROM results", "--json"])
     assert shown.exit_code == 0 and json.loads(shown.stdout)["rows"] == []
     assert submit(f"input.path={name}").exit_code == 0
+
+
+def test_a_run_of_no_rows_has_the_columns_of_its_input_in_queries_and_exports(folder: Path) -> None:
+    columns = {
+        "name": pa.string(),
+        "source": pa.string(),
+        "day": pa.timestamp("ms", "UTC"),
+        "tags": pa.list_(pa.int16()),
+    }
+    pq.write_table(pa.schema(columns).empty_table(), folder / "rows.parquet")
+    assert submit("input.path=rows.parquet").exit_code == 0
+    shown = CliRunner().invoke(main, ["query", "out", "SELECT day, tags FROM results WHERE name = 'a'", "--json"])
+    assert shown.exit_code == 0 and json.loads(shown.stdout) == {"columns": ["day", "tags"], "rows": []}
+    done = CliRunner().invoke(main, ["export", "out", "--format", "parquet", "-o", "out.parquet"])
+    assert done.exit_code == 0
+    assert [(field.name, field.type) for field in pq.read_schema("out.parquet")][:4] == list(columns.items())
 
 
 @pytest.mark.parametrize(

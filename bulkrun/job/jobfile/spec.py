@@ -32,14 +32,22 @@ class InputSpec(Section):
     """Where the rows come from, and what is read of them."""
 
     path: str | list[str] = Field(
-        description="A file, a directory, a glob, or a list of them: .parquet, .jsonl or .ndjson, .csv (text also "
-        ".gz, .zst); local or s3://. CSV columns are all text."
+        description="A file, a directory, a glob, or a list of them: .parquet, .jsonl or .ndjson, .csv or .tsv (text "
+        "also .gz, .zst); local or s3://; a file named twice is read once. CSV columns are all text. A JSON column has "
+        "the type of nine in ten of its first values; any other value is its row's error, but for a number, true or "
+        "false in a column of strings, which is text there. Without such a majority the column is text, and other "
+        "values in it JSON."
     )
     sql: str | None = Field(
         None,
         description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input. It "
         "reads no other files: to join two Parquet files, list both in `path` and name both in the SQL "
         "(FROM 'docs.parquet' d JOIN 'authors.parquet' a ON ...). Default: all rows of the files.",
+    )
+    delimiter: str | None = Field(
+        None,
+        description='The character between the fields of a CSV file, as ";" (a tab is "\\t", in double quotes). '
+        "Default: a tab in .tsv files, a comma in .csv.",
     )
     id: str | None = Field(None, description="The column that names a row. Default: the row's position.")
     priority: str | None = Field(
@@ -63,6 +71,13 @@ class InputSpec(Section):
     hint: str | None = Field(
         None, description="A command to show when `path` matches no file: how to make the input. Default: none."
     )
+
+    @field_validator("delimiter")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        if value is not None and (len(value) != 1 or value in '"\r\n\0'):
+            raise ValueError('must be one character other than a quote, as ";" (a tab is "\\t", in double quotes)')
+        return value
 
 
 class PromptSpec(Section):

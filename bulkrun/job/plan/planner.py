@@ -28,7 +28,7 @@ from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import INPUT_COLUMNS, extra_fields, schema_text
 from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.sizes import RowSizes
@@ -181,8 +181,9 @@ class Planner:
                 refuse_duplicate_ids(self._input.dataset, self._input.spec, folder)
             while (marker := self._plan_window(_next_point(markers), folder)) is not None:
                 markers.append(marker)
+        columns = {INPUT_COLUMNS: schema_text(self._input.passthrough)}
         try:
-            write_new_json(self._run.plan_complete, self._report(markers).to_json())
+            write_new_json(self._run.plan_complete, self._report(markers).to_json() | columns)
         except FileNotFoundError:
             if not self._run.plan_complete.exists():  # else another planner was faster, and has removed the ids
                 raise

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+
 import pyarrow as pa
 
 from bulkrun.data.json_schema import arrow_type
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.row_key import ROW_KEY
 
+INPUT_COLUMNS = "input_columns"  # in the end marker of a plan: those that pass through
 _TOP = pa.struct([("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())])
 _LOGPROBS = pa.list_(pa.struct([*_TOP, ("top", pa.list_(_TOP))]))
 
@@ -43,3 +46,13 @@ def parsed_type(spec: JobSpec) -> pa.DataType | None:
     schema = sampling.structured_outputs.json_schema
     assert isinstance(schema, dict), "a schema's path is read when the job is prepared"
     return arrow_type(schema)
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """A schema as text for a JSON document, whatever its types."""
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def schema_of_text(text: str) -> pa.Schema:
+    """The schema that `schema_text` wrote."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -1,7 +1,8 @@
 """What a row's result depends on, as one hash: its prompt's tokens, its own sampling values, model and sampling.
 
 Made from the columns of a shard, so the key that a part keeps and the key that the next night computes from its
-input are one function of one thing. A row that the plan refuses has none: its key is null.
+input are one function of one thing. A row that the plan refuses has no prompt: its result is the error and the columns
+that pass through, and so is its key.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from itertools import pairwise
 
 import pyarrow as pa
 
+from bulkrun.data.python_rows import python_rows
+
 ROW_KEY = "row_key"  # the column of an incremental run's results
 
 
-def row_keys(rows: pa.Table | pa.RecordBatch, salt: str) -> list[str | None]:
-    """The key of each row (32 hex digits) from the shard columns `token_ids` and `overrides`; None without tokens.
+def row_keys(rows: pa.Table | pa.RecordBatch, salt: str) -> list[str]:
+    """The key of each row (32 hex digits) from its shard columns.
 
     `salt` is what all rows have in common (`RunRecord.key_salt`).
     """
-    begin, overrides = salt.encode(), rows["overrides"].to_pylist()
-    prompts = zip(rows["token_ids"].is_valid().to_pylist(), overrides, prompt_bytes(rows["token_ids"]), strict=True)
-    return [_key(begin, own, tokens) if valid else None for valid, own, tokens in prompts]
+    begin, overrides, refused = salt.encode(), rows["overrides"].to_pylist(), _refused_keys(rows)
+    prompts = zip(rows["error_code"].is_null().to_pylist(), overrides, prompt_bytes(rows["token_ids"]), strict=True)
+    return [_key(begin, own, tokens) if runs else next(refused) for runs, own, tokens in prompts]
 
 
 def _key(salt: bytes, overrides: str | None, tokens: memoryview) -> str:
@@ -30,6 +33,16 @@ def _key(salt: bytes, overrides: str | None, tokens: memoryview) -> str:
     digest.update(f"|{overrides or ''}|".encode("utf-8", "surrogatepass"))
     digest.update(tokens)
     return digest.hexdigest()
+
+
+def _refused_keys(rows: pa.Table | pa.RecordBatch) -> Iterator[str]:
+    """The keys of the refused rows alone. The message is no part of them: it may say in which line the row was found,
+    and a line that moved is no other row."""
+    refused = rows.select(["error_code", "passthrough"]).filter(rows["error_code"].is_valid())
+    for batch in refused.to_batches() if isinstance(refused, pa.Table) else [refused]:
+        values, _ = python_rows(pa.RecordBatch.from_struct_array(batch["passthrough"]))
+        for code, row in zip(batch["error_code"].to_pylist(), values, strict=True):
+            yield blake2b(f"{code}|{row!r}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def prompt_bytes(token_ids: pa.ListArray | pa.ChunkedArray) -> Iterator[memoryview]:

@@ -46,6 +46,8 @@ class RowTemplate:
         self._whole_row = ROW_VARIABLE in names and ROW_VARIABLE not in columns
         self._named = [name for name in columns if name in names]
         self.reads = list(columns) if self._whole_row else self._named
+        taken, self._takes_more = _taken_from_row(source) if self._whole_row else (set(), False)
+        self._printable = [name for name in columns if name in taken or name in self._named]
         if problems := _problems_of_names(names, source, columns):
             raise JobFileError([f"{key}: {problem}" for problem in problems])
 
@@ -62,8 +64,11 @@ class RowTemplate:
             return RowError("bad_template", f"{self._key}: {problem}")
 
     def _nulls(self, row: Mapping[str, Any]) -> str:
-        nulls = [name for name in self.reads if row.get(name) is None]
-        what = ", ".join(map(repr, nulls)) or "a value inside a column"
+        nulls = [name for name in self._printable if row.get(name) is None]
+        more = f" or a column taken from {ROW_VARIABLE}" if nulls and self._takes_more else ""
+        if not nulls and self._takes_more:
+            nulls = [name for name in self.reads if row.get(name) is None]
+        what = (", ".join(map(repr, nulls)) or "a value inside a column") + more
         first = nulls[0] if nulls else "..."
         printed = first if first in self._named or not nulls else f"{ROW_VARIABLE}[{first!r}]"
         return f"prints {what}, which is null in this row; write {{{{ {printed} or '' }}}} where null is fine"
@@ -79,6 +84,19 @@ def _names_in(source: str) -> set[str]:
     called = {call.node.name for call in parsed.find_all(nodes.Call) if isinstance(call.node, nodes.Name)}
     names = meta.find_undeclared_variables(parsed) | find_undeclared(parsed.body, (_OWN_NAME,))
     return names - (functions & called)
+
+
+def _taken_from_row(source: str) -> tuple[set[str], bool]:
+    """The columns that a template takes from `row` by name, and whether it does anything else with `row`."""
+    parsed = RowSandbox().parse(source)
+    fields = [node.attr for node in parsed.find_all(nodes.Getattr) if _is_row(node.node)]
+    items = [node.arg for node in parsed.find_all(nodes.Getitem) if _is_row(node.node)]
+    fields += [item.value for item in items if isinstance(item, nodes.Const)]
+    return set(fields), sum(map(_is_row, parsed.find_all(nodes.Name))) > len(fields)
+
+
+def _is_row(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Name) and node.name == ROW_VARIABLE
 
 
 def _problems_of_names(names: Set[str], source: str, columns: Sequence[str]) -> list[str]:

@@ -48,7 +48,9 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
     names = ("path", "sql", "id", "on_duplicate", "max_row_bytes")
     return {
         "model": {"name": job["model"], **model_facts},
-        "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
+        "input": {name: given[name] for name in names}
+        | ({"delimiter": given["delimiter"]} if given.get("delimiter") else {})  # which older runs do not know
+        | {"limit": run["limit"], **input_facts},
         "prompt": _prompt(job["prompt"])
         | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
         "sampling": _sampling(job["sampling"]),

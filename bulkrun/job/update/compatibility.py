@@ -19,7 +19,10 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines
 
 # The input of a night: which rows there are. What they say is in their keys.
-_TODAY = ("input.files", "input.path", "input.sql", "input.limit", "input.on_duplicate", "input.max_row_bytes")
+_TODAY = (
+    *("input.files", "input.path", "input.sql", "input.limit", "input.on_duplicate", "input.max_row_bytes"),
+    "input.delimiter",
+)
 _NEVER = ("input.id", "sampling.n")
 
 Changed = Mapping[str, tuple[Any, Any]]

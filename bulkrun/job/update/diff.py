@@ -2,7 +2,8 @@
 
 The input is planned once as a stream (so that a key is made of exactly what a plan would run) and its ids and keys go
 to a file; those of the results go to another; DuckDB joins the two with bounded memory. A row without an id (a broken
-line) is told from others only by its place among such rows. Runs nothing, changes nothing.
+line) is told from others only by its place among such rows; what was said of the one that had this place is replaced.
+Runs nothing, changes nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.rows import id_texts
 
-_TODAY = pa.schema([("position", pa.int64()), ("id", pa.string()), ("key", pa.string()), ("code", pa.string())])
-_RESULTS = pa.schema([("row", pa.int64()), ("id", pa.string()), ("key", pa.string()), ("code", pa.string())])
+_SAID = [("id", pa.string()), ("key", pa.string()), ("code", pa.string()), ("message", pa.string())]
+_TODAY = pa.schema([("position", pa.int64()), *_SAID])
+_RESULTS = pa.schema([("row", pa.int64()), *_SAID])
 _ROWS_PER_GROUP = 131_072
+# A refused row that is so again has no key in results of a version that gave it none.
+_SAME = "(today.key IS NOT DISTINCT FROM results.key OR (results.key IS NULL AND today.code IS NOT NULL))"
 
 # Who a row is: its id, or its place among the rows that have none.
 _WHO = (
@@ -124,7 +128,8 @@ def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, sa
         values = rows["passthrough"].field(id_column)
         ids = id_texts(values if like is None else values.cast(like), id_column)
         columns = [rows["row"], pa.array(ids, pa.string()), pa.array(row_keys(rows, salt), pa.string())]
-        writer.write_batch(pa.RecordBatch.from_arrays([*columns, rows["error_code"]], schema=_TODAY))
+        columns += [rows["error_code"], rows["error_message"]]
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_TODAY))
 
     with _writer(path, _TODAY) as writer:
         for _ in source.windows(keep):
@@ -132,12 +137,13 @@ def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, sa
 
 
 def _write_results(parts: Sequence[Path], id_column: str, path: Path) -> None:
+    told = [ROW_KEY, "error_code", "error_message"]
     with _writer(path, _RESULTS) as writer:
         for part in parts:
-            for table in read_part_columns(part, ["row", id_column, ROW_KEY, "error_code"]):
+            for table in read_part_columns(part, ["row", id_column, *told]):
                 for batch in table.combine_chunks().to_batches():
                     ids = pa.array(id_texts(batch[id_column], id_column), pa.string())
-                    columns = [batch["row"], ids, batch[ROW_KEY], batch["error_code"]]
+                    columns = [batch["row"], ids, *(batch[name] for name in told)]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_RESULTS))
 
 
@@ -175,7 +181,7 @@ def _load(connection: duckdb.DuckDBPyConnection, today: Path, results: Path) -> 
     connection.execute(f"CREATE TEMP TABLE today AS SELECT *, {_WHO.format(order='position')} AS who FROM {given}")
     connection.execute(
         "CREATE TEMP TABLE samples AS SELECT row, any_value(id) AS id, any_value(key) AS key, "
-        "bool_or(code IS NOT NULL) AS failed, min(code) AS code, list(DISTINCT code) AS codes "
+        "bool_or(code IS NOT NULL) AS failed, min(code) AS code, min(message) AS message, list(DISTINCT code) AS codes "
         f"FROM read_parquet({quoted(no_glob(str(results)))}) GROUP BY row"
     )
     connection.execute(f"CREATE TEMP TABLE results AS SELECT *, {_WHO.format(order='row')} AS who FROM samples")
@@ -198,7 +204,7 @@ def _compare(
 ) -> Changes:
     connection.execute(
         f"CREATE TEMP TABLE found AS SELECT position, row, today.key AS key, {_kind(reasons)} AS kind, "
-        "today.key IS NOT DISTINCT FROM results.key AS same FROM today LEFT JOIN results USING (who)",
+        f"{_SAME} AS same FROM today LEFT JOIN results USING (who)",
         [list(reasons.codes)] if reasons.failed_only else [],
     )
     counts = dict(connection.execute("SELECT kind, count(*) FROM found GROUP BY kind").fetchall())
@@ -213,14 +219,15 @@ def _compare(
 
 
 def _kind(reasons: Reasons) -> str:
-    """SQL for why a row runs. The same refusal as before (`code`) is no reason: it would be refused again."""
+    """SQL for why a row runs. A row that would be refused as before, by the same words, is no reason."""
     if reasons.failed_only:
         asked = "(len($1::VARCHAR[]) = 0 OR list_has_any(codes, $1::VARCHAR[]))"
         return f"CASE WHEN failed AND {asked} THEN 'failed' ELSE 'unchanged' END"
-    changed = "true" if reasons.everything else "today.key IS DISTINCT FROM results.key"
+    changed = "true" if reasons.everything else f"NOT {_SAME}"
+    refused_alike = "today.code = results.code AND today.message = results.message AND today.key = results.key"
     return (
         "CASE WHEN row IS NULL THEN 'new' "
-        "WHEN failed AND today.code = results.code THEN 'unchanged' "
+        f"WHEN failed AND {refused_alike} THEN 'unchanged' "
         f"WHEN {changed} THEN 'changed' WHEN failed THEN 'failed' ELSE 'unchanged' END"
     )
 

@@ -1,16 +1,17 @@
 """The columns of a run's results, also where it finished without one row and has no part that tells.
 
-Then the input's columns are not known (their types were nowhere written down), only those that the job adds.
+Then the end of its plan does, which says what the input's columns were; that of an earlier version does not.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
+from bulkrun.data.durable import read_json
 from bulkrun.data.parts import read_part_info, read_part_schema
 from bulkrun.data.schema import output_schema
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import INPUT_COLUMNS, extra_fields, schema_of_text
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.work.finish import read_totals
@@ -22,7 +23,9 @@ def declared_schema(run: RunDir) -> pa.Schema:
         types = read_part_info(path).partition_types
         folders = [pa.field(name, pa.type_for_alias(kind)) for name, kind in types.items()]
         return pa.schema([*folders, *read_part_schema(path)])
-    return output_schema(pa.schema([]), extra_fields(JobSpec.model_validate(read_record(run).job)))
+    planned = (read_json(run.plan_complete) or {}).get(INPUT_COLUMNS)
+    given = pa.schema([]) if planned is None else schema_of_text(planned)
+    return output_schema(given, extra_fields(JobSpec.model_validate(read_record(run).job)))
 
 
 def schema_without_rows(run: RunDir) -> pa.Schema | None:

@@ -18,8 +18,15 @@ def table(rows: list[tuple[list[int] | None, str | None]]) -> pa.Table:
         {
             "token_ids": pa.array([tokens for tokens, _ in rows], pa.list_(pa.int32())),
             "overrides": pa.array([overrides for _, overrides in rows], pa.string()),
+            "error_code": pa.array(["bad_input" if tokens is None else None for tokens, _ in rows], pa.string()),
+            "passthrough": pa.array([{}] * len(rows), pa.struct([])),
         }
     )
+
+
+def refused(codes: list[str], payload: pa.StructArray) -> pa.Table:
+    columns = {"token_ids": pa.nulls(len(codes), pa.list_(pa.int32())), "overrides": pa.nulls(len(codes), pa.string())}
+    return pa.table({**columns, "error_code": codes, "passthrough": payload})
 
 
 @settings(max_examples=60, deadline=None)
@@ -31,13 +38,8 @@ def test_keys_are_equal_if_and_only_if_tokens_and_overrides_are(
     keys = row_keys(chunked, "salt")
     assert keys == [*row_keys(table(one), "salt"), *row_keys(table(other), "salt")]
     rows = [*one, *other]
-    for key, (tokens, _) in zip(keys, rows, strict=True):
-        assert (key is None) == (tokens is None)
-    seen: dict[str, object] = {}
-    for key, row in zip(keys, rows, strict=True):
-        if key is not None:
-            assert seen.setdefault(key, row) == row
-    assert len(seen) == len({repr(row) for row in rows if row[0] is not None})
+    told_by = [repr(row) if row[0] is not None else "refused" for row in rows]
+    assert len(set(keys)) == len(set(told_by)) == len({*zip(keys, told_by, strict=True)})
 
 
 def test_a_slice_has_the_keys_of_its_rows() -> None:
@@ -49,3 +51,15 @@ def test_a_slice_has_the_keys_of_its_rows() -> None:
 def test_another_salt_is_another_key() -> None:
     one = table([([1], None)])
     assert row_keys(one, "a") != row_keys(one, "b")
+
+
+def test_the_key_of_a_refused_row_is_of_its_code_and_of_what_passes_through_whatever_that_is() -> None:
+    late = pa.scalar(2**62, pa.timestamp("s", "UTC"))  # beyond the years of Python
+    times = pa.array([1, 1, 2, 1, 1], pa.timestamp("ns", "Europe/Berlin"))
+    payload = pa.StructArray.from_arrays(
+        [times, pa.array([[1], [1], [1], None, [1]]), pa.array([late] * 5)], ["at", "marks", "late"]
+    )
+    keys = row_keys(refused(["bad_input"] * 4 + ["empty_prompt"], payload), "s")
+    assert keys[0] == keys[1] != keys[4]
+    assert keys[0] == row_keys(refused(["bad_input"], payload.slice(1, 1)), "another salt")[0]
+    assert len({keys[0], keys[3], keys[4]}) == 3

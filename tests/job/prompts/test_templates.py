@@ -111,6 +111,22 @@ def test_a_printed_null_is_an_error_that_names_the_column_instead_of_the_word_no
 
 
 @pytest.mark.parametrize(
+    ("source", "blamed"),
+    [
+        ("{{ text }} {{ row['my column'] }}", "'text', 'my column', which"),
+        ("{{ text or '' }} {{ row.title }}", "'text', 'title', which"),
+        ("{{ row.title }} {{ row['my column'] }}", "'my column', 'title', which"),
+        ("{{ text }} {{ '%(title)s' % row }}", "'text' or a column taken from row, which"),
+        ("{{ '%(title)s' % row }}", "'text', 'my column', 'title', 'unused', which"),
+    ],
+)
+def test_a_printed_null_blames_no_column_that_the_template_does_not_take(source: str, blamed: str) -> None:
+    columns = ["text", "my column", "title", "unused"]
+    error = RowTemplate("prompt.template", source, columns).render(dict.fromkeys(columns))
+    assert isinstance(error, RowError) and f"prints {blamed} is null in this row" in error.message
+
+
+@pytest.mark.parametrize(
     "source",
     [
         *(

@@ -1,0 +1,76 @@
+"""Nights over rows that the plan refuses: their errors are those of tonight's input, and no success goes for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from bulkrun.job.plan.row_key import row_keys
+from tests.launch.nights import Nights, rows_of, whole
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> Nights:
+    return Nights(tmp_path)
+
+
+def test_a_refused_row_that_changed_is_refused_anew_by_tonights_words(nights: Nights) -> None:
+    nights.settings["prompt__template"] = "Say {{ text }} {{ more }}"
+    nights.write([{"id": "a", "text": None, "more": "x"}, {"id": "b", "text": "u", "more": "v"}])
+    assert nights.submit().exit_code == 3
+    nights.write([{"id": "a", "text": "now there", "more": None}, {"id": "b", "text": "u", "more": "v"}])
+    done = nights.submit()
+    assert done.changes == {"new": 0, "changed": 1, "failed": 0, "unchanged": 1, "vanished": 0}
+    assert done.exit_code == 3 and nights.ran == 0
+    row = nights.results()["a"]
+    assert (row["text"], row["more"]) == ("now there", None) and "prints 'more'" in row["error_message"]
+    assert not nights.submit().worked
+    whole(nights)
+
+
+def test_rows_without_an_id_are_those_of_tonights_broken_lines(nights: Nights) -> None:
+    def told() -> list[str]:
+        rows = duckdb.sql(f"SELECT error_message FROM '{nights.out}/*.parquet' WHERE id IS NULL").fetchall()
+        return sorted(message.rpartition("/")[2][:12] for (message,) in rows)
+
+    nights.write([*rows_of(1), '{"id": "r1', *rows_of(1, 2), *rows_of(1, 3)])
+    nights.submit()
+    assert told() == ["rows.jsonl:2"]
+    nights.write([*rows_of(3), '{"id": "r3'])
+    assert nights.submit().exit_code == 3 and nights.ran == 1
+    assert told() == ["rows.jsonl:4"]
+    nights.write(['{"id": "new', *rows_of(3), '{"id": "r3'])
+    assert nights.submit().exit_code == 3 and nights.ran == 0
+    assert told() == ["rows.jsonl:1", "rows.jsonl:5"]
+    assert not nights.submit().worked
+    nights.write(rows_of(4))
+    assert nights.submit().exit_code == 0 and told() == []
+    whole(nights)
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_a_success_that_a_retry_made_of_a_refused_row_stays_with_keys_and_in_results_without(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, has_keys: bool
+) -> None:
+    def without_refused(rows: pa.Table, salt: str) -> list[str | None]:
+        has_prompt = rows["token_ids"].is_valid().to_pylist()
+        return [key if has else None for key, has in zip(row_keys(rows, salt), has_prompt, strict=True)]
+
+    nights.write([*rows_of(2), {"id": "empty", "text": None}, {"id": "other", "text": None}])
+    with monkeypatch.context() as before:
+        if not has_keys:
+            before.setattr("bulkrun.job.work.commit.row_keys", without_refused)
+            before.setattr("bulkrun.job.update.diff.row_keys", without_refused)
+        nights.submit()
+        nights.refuse = lambda request: request.request_id == "1:0"
+        assert nights.retry("prompt.template=Say {{ text or id }}").totals.errors == {"nan_logits": 1}
+    nights.refuse = lambda request: False
+    nights.write([*rows_of(2), {"id": "empty", "text": None}, {"id": "other", "text": None}])
+    done = nights.submit()
+    assert done.changes == {"new": 0, "changed": 0, "failed": 1, "unchanged": 3, "vanished": 0}
+    assert done.totals.errors == {"bad_input": 1} and nights.results()["empty"]["response"]
+    assert not nights.submit().worked
+    whole(nights)
