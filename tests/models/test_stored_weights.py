@@ -140,6 +140,25 @@ def test_a_fused_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe_sliding", "mixtral"])
+def test_a_model_cut_by_its_config_is_its_first_layers(
+    variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save_tiny_model(tmp_path, variant)
+    raw = json.loads((path / "config.json").read_text())
+    assert raw["num_hidden_layers"] == 3
+    edit_config(path, num_hidden_layers=2, layer_types=raw.get("layer_types", [])[:2] or None)
+    assert_is_what_transformers_loads(load(path), path)
+    assert "num_hidden_layers 2" in caplog.text
+
+
+def test_nothing_but_whole_layers_is_left_out(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, model__layers__2__mlp__shared__weight=torch.ones(1), model__layers__9__x=torch.ones(1))
+    with pytest.raises(ModelError, match=r"has no place for 1 of the tensors: model\.layers\.2\.mlp\.shared\.weight; "):
+        load(path)
+
+
 def test_the_value_head_of_a_training_is_left_alone(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "llama")
     edit_weights(path, v_head__summary__weight=torch.ones(1, 48), v_head__summary__bias=torch.ones(1))
