@@ -111,8 +111,8 @@ class Completion:
     stop string (the text is cut by whoever decodes it). `stop_reason` is the stop string or stop token id that
     ended it, None for end-of-sequence. `error` is set if and only if `finish_reason` is neither "stop" nor "length":
     codes `runaway` (repetition), `timeout`, `grammar_failed`, `engine_error` and those of a refusal. What was generated
-    before is kept in `token_ids`. `prompt_logprobs` has an entry per prompt token, None for the first. `progress` is
-    that of a constrained output when its limit ended it ("length").
+    before is kept in `token_ids`. `prompt_logprobs` has an entry per prompt token, None for the first. `progress` says
+    where the text of a constrained output stands that its limit or a stop ended; None where the model itself ended it.
     """
 
     request_id: str
@@ -210,8 +210,8 @@ class TokenConstraint(Protocol):
     def accept(self, token_id: int) -> str | None:
         """Go on with a token that was generated; None, or why no output can follow any more (`grammar_failed`)."""
 
-    def progress(self) -> Progress:
-        """Where the output stands after its last token."""
+    def progress(self, stop_reason: int | str | None = None) -> Progress:
+        """Where the output stands after its last token, or before the stop token or stop string that this completed."""
 
 
 class TokenConstraintFactory(Protocol):

@@ -80,7 +80,7 @@ def append_token(seq: Sequence, token_id: int) -> Ending | None:
     if ending is None and seq.repetition is not None:
         ending = _runaway_of(seq, seq.repetition)
     if ending is None and len(seq.token_ids) >= seq.max_num_tokens:
-        ending = Ending("length", progress=None if seq.constraint is None else seq.constraint.progress())
+        ending = Ending("length", progress=_progress_of(seq))
     return ending
 
 
@@ -114,9 +114,15 @@ def _stop_of(seq: Sequence) -> Ending | None:
     is_early = seq.num_output_tokens <= seq.request.sampling.min_tokens
     # a constrained sequence gets an ending token early only where it is all that its constraint allows
     if token_id in seq.stop_token_ids and (not is_early or seq.constraint is not None):
-        is_eos = token_id in seq.eos_token_ids
-        return Ending("stop", None if is_eos else token_id, drop_last=True)
-    return None if matched is None or is_early else Ending("stop", matched)
+        if token_id in seq.eos_token_ids:
+            return Ending("stop", drop_last=True)
+        return Ending("stop", token_id, drop_last=True, progress=_progress_of(seq, token_id))
+    return None if matched is None or is_early else Ending("stop", matched, progress=_progress_of(seq, matched))
+
+
+def _progress_of(seq: Sequence, stop_reason: int | str | None = None) -> Progress | None:
+    """Where a constrained sequence stands that something else than its own end stops."""
+    return None if seq.constraint is None else seq.constraint.progress(stop_reason)
 
 
 def _runaway_of(seq: Sequence, repetition: RepetitionWatch) -> Ending | None:

@@ -219,7 +219,12 @@ def _heads(keys: Mapping[str, Any]) -> tuple[int, int, int]:
 def _ropes(
     raw: Mapping[str, Any], keys: Mapping[str, Any], windows: tuple[int | None, ...]
 ) -> tuple[RopeConfig | None, ...]:
-    """Each layer's rotary embedding: one for all, except where windowed layers have their own or layers have none."""
+    """Each layer's rotary embedding: one for all, except where windowed layers have their own or layers have none.
+
+    OLMo 3's windowed layers have the file's `rope_theta` without its scaling, as in the code that it was published
+    with. transformers 5 reads the key for the other layers alone and gives these its default, which is what the
+    published files say.
+    """
     has_rope = rope_layers(keys)
     if "rope_local_base_freq" not in keys:
         rope = _rope(rope_keys(raw), keys, keys["rope_theta"])

@@ -1,20 +1,21 @@
 """Whether a model of the general path gives, over the paged cache, the logits of its own attention.
 
 Nothing else can know: an architecture may add a bias to its scores, mix neighbouring tokens or keep a state without
-saying so. Two short sequences in chunks, side by side, beside the same ones alone: a moment next to the loading. In
-half precision, rounding hides what is small.
+saying so. Two short sequences in chunks, side by side, beside the same ones alone: a moment next to the loading.
+Rounding hides what is small, so all of it is computed in float32, whatever the weights are stored in.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
 from bulkrun.errors import ModelError
 from bulkrun.models.general import ATTENTION_NAME, GeneralModel
+from bulkrun.models.in_float32 import in_float32
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 
@@ -36,20 +37,35 @@ def check_against_own_attention(model: GeneralModel) -> None:
         raise ModelError(f"{name} is not supported: transformers does not tell its layers from its head")
     if "position_ids" not in inspect.signature(model.model.base_model.forward).parameters:
         raise ModelError(f"{name} is not supported: it takes no positions, so sequences cannot share a step")
-    limit = min(model.config.vocab_size, 1000)
-    sequences = [torch.arange(7, 7 + 13 * length, 13, device=model.device) % limit for length in _LENS]
-    with _errors_named(name, "transformers' own code fails with it"):  # before anything of ours has run
-        theirs = [_own_logits(model, tokens) for tokens in sequences]
-    with _errors_named(name, "it fails over the paged cache"):
-        ours = _paged_logits(model, sequences)
-    if model.step.layers != list(range(model.config.num_layers)):
-        raise ModelError(f"{name} is not supported: its attention cannot be exchanged in transformers")
-    worst = max(_distance(*rows) for rows in zip(ours, theirs, _FIRST_COMPARED, strict=True))
-    if not worst < _tolerance(model):
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.model.modules()):
+        raise ModelError(f"{name} is not supported: it counts positions from its padding token's id, not from 0")
+    worst, tolerance = _worst_distance(model)
+    if not worst < tolerance:
         raise ModelError(
             f"{name} is not supported: over the paged cache its logits are off by {worst:.1%} of their spread; "
             "something in it besides attention looks at other tokens"
         )
+
+
+def _worst_distance(model: GeneralModel) -> tuple[float, float]:
+    """How far the logits are apart, and how far they may be."""
+    if model.dtype != torch.float32:
+        # Code that casts to a dtype of its own choice, and memory too small for a layer in float32, leave the other way
+        with suppress(ModelError, torch.OutOfMemoryError), in_float32(model.model):
+            return _distance_in(torch.float32, model), _TOLERANCE
+    return _distance_in(model.dtype, model), _tolerance(model)
+
+
+def _distance_in(dtype: torch.dtype, model: GeneralModel) -> float:
+    name, limit = model.config.architecture, min(model.config.vocab_size, 1000)
+    sequences = [torch.arange(7, 7 + 13 * length, 13, device=model.device) % limit for length in _LENS]
+    with _errors_named(name, "transformers' own code fails with it"):  # before anything of ours has run
+        theirs = [_own_logits(model, tokens) for tokens in sequences]
+    with _errors_named(name, "it fails over the paged cache"):
+        ours = _paged_logits(model, sequences, dtype)
+    if model.step.layers != list(range(model.config.num_layers)):
+        raise ModelError(f"{name} is not supported: its attention cannot be exchanged in transformers")
+    return max(_distance(*rows) for rows in zip(ours, theirs, _FIRST_COMPARED, strict=True))
 
 
 @contextmanager
@@ -66,11 +82,11 @@ def _errors_named(name: str, what: str) -> Iterator[None]:
         raise ModelError(f"{name} is not supported: {what} ({reason})") from error
 
 
-def _paged_logits(model: GeneralModel, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Logits [len, V] of each sequence, computed in the chunks of _STEPS."""
+def _paged_logits(model: GeneralModel, sequences: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Logits [len, V] of each sequence, computed in the chunks of _STEPS, keys and values in `dtype`."""
     width = -(-max(_LENS) // _BLOCK_SIZE)
     tables = torch.arange(1, 1 + len(_LENS) * width, dtype=torch.int32).view(len(_LENS), width)
-    cache = KVCache.allocate(model.config, tables.numel() + 1, _BLOCK_SIZE, model.dtype, model.device)
+    cache = KVCache.allocate(model.config, tables.numel() + 1, _BLOCK_SIZE, dtype, model.device)
     parts: list[list[torch.Tensor]] = [[] for _ in sequences]
     for chunks in _STEPS:
         running = [index for index, (start, end) in enumerate(chunks) if start < end]

@@ -120,7 +120,7 @@ def cpu_multiplies_bfloat16() -> bool:
 
 def _fill(model: Decoder, tensors: Mapping[str, StoredTensor], path: Path, *, pack: bool) -> None:
     """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
-    wanted = dict(targets(model))
+    wanted = dict(targets(model, tensors.keys()))
     stored = checked_tensors(wanted, tensors, model.config, path)
     unfilled = Counter(_memory(target.view) for target in wanted.values())
     packers = _packers(model) if pack else {}

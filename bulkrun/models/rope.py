@@ -89,7 +89,9 @@ def rope_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _scaled(parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
     """Both in one: `rope_scaling` wins, as in transformers. Somebody added it to stretch the context.
 
-    Of another scaling nothing is left where it names its type; the base frequency is the model's own.
+    Of another scaling nothing is left where it names its type; the base frequency is the model's own. There
+    transformers 5 differs: where `rope_scaling` names none it takes a top-level `rope_theta`, or the architecture's
+    default, and forgets the one that the model was trained with.
     """
     is_whole = scaling.get("rope_type") or scaling.get("type")
     kept = {name: value for name, value in parameters.items() if not is_whole or name in _BESIDE_SCALING}

@@ -6,6 +6,7 @@ config.json calls tied. Headers tell nearly everything; of weights only such a h
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from bulkrun.models.tensor_names import EMBEDDING, HEAD, Target
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.|^v_head\."
 )
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 _QUANTIZED = re.compile(r"(qweight|qzeros|g_idx|scales|_scale(_inv|_2)?|absmax|quant_map)$|\.quant_state\.")
 _NOT_SUPPORTED = "which are not supported; use the model's bfloat16, float16 or float32 checkpoint"
 _BODY_EMBEDDING = EMBEDDING.removeprefix("model.")
@@ -59,24 +61,47 @@ def has_own_head(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> boo
 def checked_tensors(
     wanted: Mapping[str, Target], tensors: Mapping[str, StoredTensor], config: DecoderConfig, path: Path
 ) -> list[StoredTensor]:
-    """The stored tensors that are wanted, in the files' order. Raises ModelError unless all are as they must be."""
+    """The stored tensors that are wanted, in the files' order. Raises ModelError unless all are as they must be.
+
+    Layers beyond num_hidden_layers are left alone, as in transformers: lowering it is how a model is cut.
+    """
     for name, stored in tensors.items():
         if name in wanted:
             _check(stored, wanted[name], path)
-        elif _QUANTIZED.search(name):
-            raise ModelError(f"{path}: tensor {name} is of quantized weights, {_NOT_SUPPORTED}")
-        elif not (name == HEAD and config.tie_word_embeddings):
-            raise ModelError(
-                f"{path}: tensor {name} does not belong to a {config.architecture} with this config.json; "
-                "the checkpoint is of another kind"
-            )
+    _refuse_others([name for name in tensors if name not in wanted], config, path)
     missing = sorted(set(wanted) - set(tensors))
     if missing == [HEAD]:
         raise ModelError(f"{path}: there is no {HEAD}, so this is no model that generates text (one for embeddings?)")
     if missing:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise ModelError(f"{path}: {len(missing)} of {len(wanted)} tensors are missing: {shown}; download it again")
+        raise ModelError(
+            f"{path}: {len(missing)} of {len(wanted)} tensors are missing: {_shown(missing)}; download it again"
+        )
     return [stored for name, stored in tensors.items() if name in wanted]
+
+
+def _refuse_others(names: list[str], config: DecoderConfig, path: Path) -> None:
+    """Raise ModelError for tensors without a place in the model, unless it is clear why they have none."""
+    for name in names:
+        if _QUANTIZED.search(name):
+            raise ModelError(f"{path}: tensor {name} is of quantized weights, {_NOT_SUPPORTED}")
+    cut_off = [name for name in names if (match := _LAYER.match(name)) and int(match[1]) >= config.num_layers]
+    if cut_off:
+        logging.getLogger(__name__).warning(
+            "%s: config.json has num_hidden_layers %d and the files hold more layers; those are left out",
+            path,
+            config.num_layers,
+        )
+    others = sorted({*names} - {*cut_off} - ({HEAD} if config.tie_word_embeddings else set()))
+    if others:
+        raise ModelError(
+            f"{path}: a {config.architecture} with this config.json has no place for {len(others)} of the tensors: "
+            f"{_shown(others)}; without them it might be another model. Correct config.json (a bias, for one, needs "
+            "attention_bias or mlp_bias), or take a checkpoint that does not have them"
+        )
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _text_name(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
     "Qwen3MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
 }
+_FUSED_EXPERTS = "mlp.experts."  # in transformers 5's own layout, of all architectures: all experts in one tensor
 _NORM_NAMES: Mapping[str, Mapping[str, str]] = {
     "pre": {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},
     "post": {"post_attention_layernorm": "attention_out", "post_feedforward_layernorm": "mlp_out"},
@@ -51,23 +52,30 @@ _NORM_NAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def targets(model: Decoder) -> Iterator[tuple[str, Target]]:
-    """Every tensor that a checkpoint of this config must hold, and where it goes."""
+def targets(model: Decoder, stored_names: Collection[str]) -> Iterator[tuple[str, Target]]:
+    """Every tensor that a checkpoint of this config must hold, and where it goes.
+
+    `stored_names` are those it does hold: they tell in which of two layouts it has its experts.
+    """
     config = model.config
     yield EMBEDDING, _whole(model.embed_weight)
     yield "model.norm.weight", _norm(model.norm, config)
     if not config.tie_word_embeddings:
         yield HEAD, _whole(model.lm_head.weight)
     for i, layer in enumerate(model.layers):
-        yield from _layer_targets(f"model.layers.{i}.", layer, config)
+        yield from _layer_targets(f"model.layers.{i}.", layer, config, stored_names)
 
 
-def _layer_targets(prefix: str, layer: DecoderLayer, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+def _layer_targets(
+    prefix: str, layer: DecoderLayer, config: DecoderConfig, stored_names: Collection[str]
+) -> Iterator[tuple[str, Target]]:
     for name, attribute in _NORM_NAMES[config.norms].items():
         yield f"{prefix}{name}.weight", _norm(getattr(layer, attribute), config)
     yield from _attention_targets(f"{prefix}self_attn.", layer.attention, config)
     if isinstance(layer.mlp, MLP):
         yield from _mlp_targets(f"{prefix}mlp.", layer.mlp, config)
+    elif f"{prefix}{_FUSED_EXPERTS}gate_up_proj" in stored_names:
+        yield from _fused_expert_targets(prefix, layer.mlp)
     else:
         yield from _expert_targets(prefix, layer.mlp, config)
 
@@ -105,6 +113,12 @@ def _expert_targets(prefix: str, mlp: SparseMLP, config: DecoderConfig) -> Itera
         views = {names.gate: gate_IE, names.up: up_IE, names.down: mlp.down_weight.data[expert]}
         for name, view in views.items():
             yield f"{prefix}{names.block}.experts.{expert}.{name}.weight", Target(view, tuple(view.shape))
+
+
+def _fused_expert_targets(prefix: str, mlp: SparseMLP) -> Iterator[tuple[str, Target]]:
+    yield f"{prefix}mlp.gate.weight", _whole(mlp.router.weight)
+    yield f"{prefix}{_FUSED_EXPERTS}gate_up_proj", _whole(mlp.gate_up_weight)
+    yield f"{prefix}{_FUSED_EXPERTS}down_proj", _whole(mlp.down_weight)
 
 
 def _whole(parameter: nn.Parameter) -> Target:

@@ -25,10 +25,13 @@ _SPECIAL = {"special": True, "normalized": False, "single_word": False, "lstrip"
 
 
 class GrammarConstraint:
-    """The grammar of one sequence."""
+    """The grammar of one sequence. `start` is the same grammar at its start, for what a stop leaves of the output."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, matcher: LLMatcher, start: LLMatcher, vocabulary: LLTokenizer, token_ids: Sequence[int] = ()
+    ) -> None:
+        self._matcher, self._start, self._vocabulary = matcher, start, vocabulary
+        self._token_ids = list(token_ids)
 
     def fill_mask(self, mask: memoryview[int]) -> bool:
         """Write the allowed tokens (int32 words). A grammar that failed allows only the end, and `accept` says why."""
@@ -40,19 +43,40 @@ class GrammarConstraint:
 
     def accept(self, token_id: int) -> str | None:
         """Go on with a token; why the grammar has no way on, or None."""
+        self._token_ids.append(token_id)
         accepted = self._matcher.consume_token(token_id)
         # After a failure (of a mask, say) the end is still accepted, but it is not the end of a whole output.
         return None if accepted and not self._matcher.is_error() else short_message(self._matcher.get_error())
 
-    def progress(self) -> Progress:
-        """Whether the output is whole, and whether anything can follow."""
-        if not self._matcher.is_accepting():
+    def progress(self, stop_reason: int | str | None = None) -> Progress:
+        """Whether the output, without the stop that its last token completed, is whole; whether anything can follow."""
+        matcher = self._matcher if stop_reason is None else self._before(stop_reason)
+        if matcher is None or not matcher.is_accepting():
             return "unfinished"
-        return "closed" if self._matcher.is_stopped() else "whole"
+        return "closed" if matcher.is_stopped() else "whole"
 
     def copy(self) -> GrammarConstraint:
         """Another sequence at the same place of the grammar."""
-        return GrammarConstraint(self._matcher.deep_copy())
+        return GrammarConstraint(self._matcher.deep_copy(), self._start, self._vocabulary, self._token_ids)
+
+    def _before(self, stop_reason: int | str) -> LLMatcher | None:
+        """The grammar before the stop; None for a stop string that began before the grammar did.
+
+        In bytes, because a stop string may begin inside a token.
+        """
+        text = self._vocabulary.decode_bytes(self._token_ids[:-1])
+        if isinstance(stop_reason, str):
+            stop = stop_reason.encode("utf-8", "surrogatepass")
+            # one that lay wholly in older text did not end the output (min_tokens)
+            first = max(0, len(text) - len(stop) + 1)
+            text = self._vocabulary.decode_bytes(self._token_ids)
+            at = text.find(stop, first)
+            if at < 0:
+                return None
+            text = text[:at]
+        matcher = self._start.deep_copy()
+        matcher.consume_tokens(self._vocabulary.tokenize_bytes(text))
+        return matcher
 
 
 class Grammars:
@@ -81,7 +105,7 @@ class Grammars:
         matcher = LLMatcher(self._vocabulary(), grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             return short_message(matcher.get_error())
-        return GrammarConstraint(matcher)
+        return GrammarConstraint(matcher, matcher, self._vocabulary())
 
     def _vocabulary(self) -> LLTokenizer:
         """Made when the first grammar is: it takes a second for a large vocabulary."""

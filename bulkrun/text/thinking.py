@@ -28,8 +28,8 @@ class AnswerConstraint(Protocol):
     def accept(self, token_id: int) -> str | None:
         """Go on with a token, or say why not."""
 
-    def progress(self) -> Progress:
-        """Where the answer stands."""
+    def progress(self, stop_reason: int | str | None = None) -> Progress:
+        """Where the answer stands, or stood before the stop."""
 
     def copy(self) -> AnswerConstraint:
         """Another one at the same place."""
@@ -92,8 +92,8 @@ class ThinkingConstraint:
     def accept(self, token_id: int) -> str | None:
         return self._accept(token_id)
 
-    def progress(self) -> Progress:
-        return "unfinished" if self._begun is None else self._begun.progress()
+    def progress(self, stop_reason: int | str | None = None) -> Progress:
+        return "unfinished" if self._begun is None else self._begun.progress(stop_reason)
 
     # The output has begun, and it is not known yet with what.
 

@@ -42,8 +42,9 @@ class Steps:
         self.position += 1
         return None
 
-    def progress(self) -> Progress:
-        return "closed" if self.position == len(self.steps) - 1 else "unfinished"
+    def progress(self, stop_reason: int | str | None = None) -> Progress:
+        place = self.position if stop_reason is None else self.position - 1
+        return "closed" if place == len(self.steps) - 1 else "unfinished"
 
 
 class Free:
@@ -55,7 +56,7 @@ class Free:
     def accept(self, token_id: int) -> str | None:
         return None
 
-    def progress(self) -> Progress:
+    def progress(self, stop_reason: int | str | None = None) -> Progress:
         return "whole"
 
 

@@ -330,6 +330,32 @@ def test_an_output_in_circles_is_an_error_that_keeps_its_text(llm: bulkrun.LLM) 
     assert stopped.num_output_tokens < free.num_output_tokens == 200
 
 
+@pytest.mark.parametrize(
+    ("structured", "stop", "text"),
+    [
+        ({"regex": "abcx?"}, {"stop": ["a"]}, None),
+        ({"regex": "abcx?"}, {"stop": ["bc"]}, None),
+        ({"regex": "abcx"}, {"stop": ["x"]}, None),
+        ({"regex": "ab|abcdef"}, {"stop": ["cd"]}, "ab"),
+        ({"grammar": 'start: "a" | "abc"'}, {"stop": ["bc"]}, "a"),
+        ({"grammar": 'start: "abc"'}, {"stop_token_ids": list(range(5, 3000))}, None),
+        ({"json": {"type": "integer", "minimum": 327000, "maximum": 327000}}, {"stop": ["0"]}, None),
+        ({"choice": ["abc"]}, {"stop": ["c"]}, None),
+    ],
+)
+def test_a_stop_is_the_end_of_a_structured_output_only_where_that_may_end(
+    llm: bulkrun.LLM, structured: dict[str, Any], stop: dict[str, Any], text: str | None
+) -> None:
+    [output] = llm.generate(["say"], {"max_tokens": 30, "temperature": 0, "structured_outputs": structured, **stop})
+    assert output.finish_reason == "stop"
+    if text is None:
+        assert output.error is not None
+        assert output.error.code == "invalid_schema"
+        assert "sampling.stop" in output.error.message
+    else:
+        assert (output.text, output.error) == (text, None)
+
+
 def test_structured_output_is_parsed(llm: bulkrun.LLM) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "additionalProperties": False}
     outputs = llm.generate(PROMPTS, {"max_tokens": 30, "structured_outputs": {"json": schema}})

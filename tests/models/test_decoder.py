@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,41 @@ def test_scaling_added_to_the_keys_of_transformers_5_counts(
 ) -> None:
     reference = save_published(tmp_path, variant, rope_parameters=parameters, rope_scaling=scaling)
     tokens = random_tokens(200, seed=5)
+    ours = whole_prompt_logits(load_model(tmp_path, dtype=torch.float32, device="cpu"), tokens)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "meant", "written"),
+    [
+        (
+            "olmo3",
+            {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in NESTED_ROPE},
+            {"rope_theta": 1e4},
+        ),
+        (
+            "llama",
+            YARN | {"rope_theta": 5e5},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": YARN},
+        ),
+        (
+            "llama",
+            YARN | {"rope_theta": 5e5},
+            {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": YARN, "rope_theta": 1e4},
+        ),
+    ],
+)
+def test_base_frequencies_that_transformers_forgets_are_the_models(
+    variant: str, meant: dict[str, object], written: dict[str, object], tmp_path: Path
+) -> None:
+    """The reference is told what is meant, in keys that leave nothing open; see `models.rope` and `models.config`."""
+    reference = save_published(tmp_path, variant, rope_parameters=meant)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(raw | written))
+    tokens = random_tokens(200, seed=8)
     ours = whole_prompt_logits(load_model(tmp_path, dtype=torch.float32, device="cpu"), tokens)
     with torch.inference_mode():
         theirs = reference(torch.tensor([tokens])).logits[0]

@@ -94,18 +94,56 @@ def test_attention_that_cannot_be_exchanged_is_refused_by_name_and_would_be_foun
 @pytest.mark.parametrize("variant", ["gpt2", "granitemoe", "phimoe", "cohere2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_is_not_taken_for_an_error(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    assert load_model(save_tiny_model(tmp_path, variant), dtype=dtype, device="cpu").dtype == dtype
+    model = load_model(save_tiny_model(tmp_path, variant), dtype=dtype, device="cpu")
+    assert isinstance(model, GeneralModel)
+    expected = make_tiny_model(variant).to(dtype).state_dict()
+    found = model.model.state_dict()
+    assert {name: tensor.dtype for name, tensor in found.items()} == dict.fromkeys(expected, dtype)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0.1), (torch.bfloat16, 1.0)])
+def test_a_model_that_cannot_compute_in_float32_is_compared_in_half_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_tiny_model(tmp_path, "gpt2")
+    forward = transformers.models.gpt2.modeling_gpt2.GPT2MLP.forward
+
+    def cast(self: Any, states: torch.Tensor) -> torch.Tensor:
+        return forward(self, states.bfloat16())
+
+    monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2MLP, "forward", cast)
+    model = load_model(path, dtype=torch.bfloat16, device="cpu")
+    assert isinstance(model, GeneralModel)
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.bfloat16}
+
+    def shifted(self: Any, states: torch.Tensor) -> torch.Tensor:
+        return cast(self, states + states.roll(1, dims=1))
+
+    monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2MLP, "forward", shifted)
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not supported: .* logits are off by"):
+        load_model(path, dtype=torch.bfloat16, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["RobertaForCausalLM", "CamembertForCausalLM", "Data2VecTextForCausalLM"])
+def test_positions_that_begin_behind_the_padding_are_refused(
+    architecture: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    sizes = {"intermediate_size": 72, "max_position_embeddings": 128}
+    path = save_untrained(tmp_path, architecture, is_decoder=True, **sizes)
+    with pytest.raises(ModelError, match=rf"{architecture} is not supported: it counts positions from its padding"):
+        load_model(path, dtype=dtype, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_looks_at_its_neighbours_is_found_out(
-    dtype: torch.dtype, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_tiny_model(tmp_path, "gpt2")
     forward = transformers.models.gpt2.modeling_gpt2.GPT2MLP.forward
 
     def shifted(self: Any, states: torch.Tensor) -> torch.Tensor:
-        return forward(self, states + share * states.roll(1, dims=1))
+        return forward(self, states + 0.1 * states.roll(1, dims=1))
 
     monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2MLP, "forward", shifted)
     with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not supported: .* logits are off by"):

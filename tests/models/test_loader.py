@@ -159,8 +159,20 @@ def test_unexpected_tensor_is_named(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "llama")
     edit_weights(path, model__layers__0__mlp__experts__weight=torch.ones(2))
     with pytest.raises(
-        ModelError, match=r"model\.layers\.0\.mlp\.experts\.weight does not belong to a LlamaForCausalLM"
+        ModelError,
+        match=r"a LlamaForCausalLM .* has no place for 1 of the tensors: model\.layers\.0\.mlp\.experts\.weight; ",
     ):
+        load(path)
+
+
+def test_all_unexpected_tensors_are_counted_and_the_key_for_biases_is_named(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama_biases")
+    raw = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(raw | {"attention_bias": False}))
+    named = (
+        r"has no place for 12 of the tensors: .*layers\.0\.self_attn\.k_proj\.bias, .*, \.\.\.; .* needs attention_bias"
+    )
+    with pytest.raises(ModelError, match=named):
         load(path)
 
 

@@ -12,6 +12,7 @@ import transformers
 
 from bulkrun.errors import ModelError
 from bulkrun.models import stored_weights
+from bulkrun.models.checkpoint import stored_tensors, weight_files
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.loader import load_model
@@ -118,6 +119,43 @@ def test_a_tied_model_may_be_saved_with_its_head_alone(tmp_path: Path) -> None:
     assert_is_what_transformers_loads(load(path), path)
     edit_config(path, tie_word_embeddings=False)
     with pytest.raises(ModelError, match=r"1 of \d+ tensors are missing: model\.embed_tokens\.weight"):
+        load(path)
+
+
+@pytest.mark.parametrize("variant", ["qwen3_moe", "qwen3_moe_whole_panels", "mixtral"])
+@pytest.mark.parametrize("shard", ["1GB", "20KB"])
+def test_experts_in_the_layout_of_transformers_itself(variant: str, shard: str, tmp_path: Path) -> None:
+    """One tensor for all experts of a layer, instead of the published one for each."""
+    make_tiny_model(variant).save_pretrained(tmp_path, max_shard_size=shard, save_original_format=False)
+    files = weight_files(tmp_path)
+    assert "model.layers.2.mlp.experts.gate_up_proj" in {stored.name for stored in stored_tensors(files)}
+    assert_is_what_transformers_loads(load(tmp_path), tmp_path)
+    assert_is_what_transformers_loads(load(tmp_path, deterministic=True), tmp_path)
+
+
+def test_a_fused_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    make_tiny_model("mixtral").save_pretrained(tmp_path, save_original_format=False)
+    edit_weights(tmp_path, model__layers__1__mlp__experts__down_proj=None)
+    with pytest.raises(ModelError, match=r"1 of \d+ tensors are missing: model\.layers\.1\.mlp\.experts\.down_proj"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe_sliding", "mixtral"])
+def test_a_model_cut_by_its_config_is_its_first_layers(
+    variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save_tiny_model(tmp_path, variant)
+    raw = json.loads((path / "config.json").read_text())
+    assert raw["num_hidden_layers"] == 3
+    edit_config(path, num_hidden_layers=2, layer_types=raw.get("layer_types", [])[:2] or None)
+    assert_is_what_transformers_loads(load(path), path)
+    assert "num_hidden_layers 2" in caplog.text
+
+
+def test_nothing_but_whole_layers_is_left_out(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, model__layers__2__mlp__shared__weight=torch.ones(1), model__layers__9__x=torch.ones(1))
+    with pytest.raises(ModelError, match=r"has no place for 1 of the tensors: model\.layers\.2\.mlp\.shared\.weight; "):
         load(path)
 
 

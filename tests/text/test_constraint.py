@@ -186,6 +186,58 @@ def test_how_far_an_output_has_come(tokenizer: Tokenizer, kind: str, value: str,
     assert made.progress() == progress
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "text", "stop", "progress"),
+    [
+        ("regex", "[a-c]{3}x?", "a", "a", "unfinished"),
+        ("regex", "[a-c]{3}x?", "abcx", "x", "whole"),
+        ("regex", "[a-c]{3}x?", "abcx", "cx", "unfinished"),
+        ("regex", "[a-c]{3}", "abc", "c", "unfinished"),
+        ("regex", "(ab|ba)+", "abab", "ab", "whole"),  # the first one came too early to count
+        ("regex", "é?é", "éé", "é", "whole"),
+        ("regex", "[0-9]*", "12", "</think>1", "unfinished"),
+        ("grammar", 'start: "a" | "ab" "c"?', "abc", "c", "whole"),
+        ("grammar", 'start: "a" | "ab" "c"?', "abc", "bc", "whole"),
+        ("json", '{"type": "array", "items": {"type": "integer"}}', "[1]", "]", "unfinished"),
+        ("json", '{"type": "integer"}', "120", "0", "whole"),
+        ("json", '{"type": "integer", "minimum": 1, "maximum": 10}', "10", "0", "whole"),
+        ("choice", '["yes", "yesterday"]', "yesterday", "terday", "whole"),
+    ],
+)
+def test_how_far_an_output_has_come_where_a_stop_string_cuts_it(
+    tokenizer: Tokenizer, kind: str, value: str, text: str, stop: str, progress: str
+) -> None:
+    """Whatever tokens it is made of: those of one character, and at random."""
+    for seed in range(5):
+        made = constraint(tokenizer, kind, value)
+        for token_id in _spelling_at_random(made, tokenizer, text, seed):
+            assert made.accept(token_id) is None
+        assert made.progress(stop) == progress
+
+
+def _spelling_at_random(made: TokenConstraint, tokenizer: Tokenizer, text: str, seed: int) -> list[int]:
+    """Tokens that read as the text, longer and shorter ones."""
+    choose, spelled, rest = at_random(seed), [], text
+    readings = [(i, text_of(tokenizer, [i])) for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
+    while rest:
+        fitting = [(i, read) for i, read in readings if read and rest.startswith(read)]
+        if not fitting:
+            return _spelling(made, tokenizer, text)
+        token_id = choose([i for i, _ in fitting])
+        spelled.append(token_id)
+        rest = rest.removeprefix(dict(fitting)[token_id])
+    return spelled
+
+
+def test_how_far_an_output_has_come_before_a_stop_token(tokenizer: Tokenizer) -> None:
+    for text, progress in (("1", "unfinished"), ("12", "unfinished"), ("123", "whole"), ("1234", "whole")):
+        made = constraint(tokenizer, "regex", "[0-9]{2,4}")
+        spelling = _spelling(made, tokenizer, text)
+        for token_id in spelling:
+            assert made.accept(token_id) is None
+        assert made.progress(spelling[-1]) == progress
+
+
 def test_an_output_whose_grammar_failed_is_not_whole(tokenizer: Tokenizer) -> None:
     made = constraint(tokenizer, "regex", "a?")
     assert made.accept(_ids_reading(tokenizer, "b")[0]) is not None

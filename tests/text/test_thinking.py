@@ -127,6 +127,18 @@ def test_progress_is_that_of_the_answer(tokenizer: Tokenizer, output: str, progr
     assert made.progress() == progress
 
 
+@pytest.mark.parametrize("stop", ["a", "es", "yes", "</think>yes"])
+def test_before_a_stop_the_answer_is_not_whole_whether_that_began_in_the_answer_or_not(
+    tokenizer: Tokenizer, stop: str
+) -> None:
+    output = "<think>a" if stop == "a" else "<think>a</think>yes"
+    before, ids = tokenizer.encode_batch(["Q", "Q" + output], False)
+    made = constraint(tokenizer, 50)
+    for token_id in ids[len(before) :]:
+        assert made.accept(token_id) is None
+    assert made.progress(stop) == "unfinished"
+
+
 def test_thoughts_before_an_answer_cannot_end_the_output(tokenizer: Tokenizer) -> None:
     made = constraint(tokenizer, 4, prompt="<think>")
     allowed = allowed_tokens(made, tokenizer.vocab_size)

@@ -2,7 +2,7 @@
 
 A text is parsed as it is, never mended: one that was cut off is flagged. Regular expressions and grammars are the
 engine's to keep to (Python reads some of them differently, or takes forever); what is checked here is that the output
-came to its end, or to one that fits where its limit ended it. Knows no tokens and no files.
+came to its end, or to one that fits where its limit or a stop ended it. Knows no tokens and no files.
 """
 
 from __future__ import annotations
@@ -61,46 +61,50 @@ class OutputParser:
     def parse(self, text: str, finish_reason: str, progress: Progress | None = None) -> tuple[Any, RowError | None]:
         """The value for the column `parsed` (None for other kinds than `json`), or why the text is no answer.
 
-        `progress` says where an output that its limit ended stands. A regex that it fits is kept to though it could
-        have gone on; a number that could have is taken for cut, since half of it would be another value.
+        `progress` says where an output stands that its limit or a stop ended, None is for one that the model ended. A
+        regex that it fits is kept to though it could have gone on; a number that could have is taken for cut, since
+        half of it would be another value.
         """
         try:
             if self._structured.kind == "json":
-                return self._parse_json(text, finish_reason, progress), None
-            self._check_text(text, finish_reason, progress)
+                return self._parse_json(text, progress), None
+            self._check_text(text, progress)
         except ValueError as problem:
-            return None, RowError("invalid_schema", str(problem))
+            return None, RowError("invalid_schema", f"{problem}{_what_cut(finish_reason, progress)}")
         return None, None
 
-    def _check_text(self, text: str, finish_reason: str, progress: Progress | None) -> None:
+    def _check_text(self, text: str, progress: Progress | None) -> None:
         if self._choices and text not in self._choices:
-            _refuse(f"{shortened(repr(text), _MAX_SHOWN)} is none of the choices", finish_reason)
-        if not self._choices and finish_reason == "length" and progress not in ("whole", "closed"):
-            _refuse(f"the output does not come to the end of its {self._structured.kind}", finish_reason)
+            raise ValueError(f"{shortened(repr(text), _MAX_SHOWN)} is none of the choices")
+        if not self._choices and progress == "unfinished":
+            raise ValueError(f"the output does not come to the end of its {self._structured.kind}")
 
-    def _parse_json(self, text: str, finish_reason: str, progress: Progress | None) -> Any:
+    def _parse_json(self, text: str, progress: Progress | None) -> Any:
         try:
             value = json.loads(text, parse_constant=_no_constant)
             problem = best_match(self._validator.iter_errors(value))
         except RecursionError:
-            _refuse("the JSON is nested too deeply", finish_reason)
+            raise ValueError("the JSON is nested too deeply") from None
         except Unresolvable as unresolvable:
             raise ValueError(f"the schema refers to {unresolvable.ref!r}, which is not in it") from None
         except ValueError as broken:
-            _refuse(f"not valid JSON: {broken}", finish_reason)
+            raise ValueError(f"not valid JSON: {broken}") from None
         if problem is not None:
-            _refuse(
-                f"does not fit the schema: at {problem.json_path}: {shortened(problem.message, _MAX_SHOWN)}",
-                finish_reason,
+            raise ValueError(
+                f"does not fit the schema: at {problem.json_path}: {shortened(problem.message, _MAX_SHOWN)}"
             )
-        if finish_reason == "length" and progress != "closed" and not text.rstrip().endswith(_CLOSED):
-            _refuse("the JSON may go on", finish_reason)
+        if progress in ("unfinished", "whole") and not text.rstrip().endswith(_CLOSED):
+            raise ValueError("the JSON may go on")
         return to_arrow_value(value, self._column)
 
 
-def _refuse(what: str, finish_reason: str) -> NoReturn:
-    cut = " (cut at max_tokens: raise sampling.max_tokens)" if finish_reason == "length" else ""
-    raise ValueError(what + cut)
+def _what_cut(finish_reason: str, progress: Progress | None) -> str:
+    """What ended an output that the model had not ended, and what to do about it."""
+    if finish_reason == "length":
+        return " (cut at max_tokens: raise sampling.max_tokens)"
+    if progress is None:
+        return ""
+    return " (cut by sampling.stop or sampling.stop_token_ids: take out what may stand in the output)"
 
 
 def _no_constant(name: str) -> NoReturn:

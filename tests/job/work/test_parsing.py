@@ -53,9 +53,10 @@ def test_an_output_that_is_whole_at_its_last_token_is_an_answer() -> None:
 
 def test_a_number_that_was_cut_may_have_gone_on() -> None:
     assert parser({"type": "integer"}).parse("12", "stop") == (12, None)
-    value, error = parser({"type": "integer"}).parse("12", "length")
-    assert value is None
-    assert error is not None
+    for finish_reason in ("length", "stop"):
+        value, error = parser({"type": "integer"}).parse("12", finish_reason, "whole")
+        assert value is None
+        assert error is not None
 
 
 @pytest.mark.parametrize(
@@ -116,16 +117,20 @@ def test_an_output_is_one_of_the_choices_or_flagged(text: str, finish_reason: st
 def test_a_cut_output_of_a_regex_or_grammar_is_flagged(kind: Any) -> None:
     parsed = OutputParser(StructuredOutput(kind, "[0-9]{4}"))
     assert parsed.parse("1234", "stop") == (None, None)
-    value, error = parsed.parse("12", "length")
-    assert value is None
-    assert error is not None
-    assert "raise sampling.max_tokens" in error.message
+    for finish_reason, fix in (("length", "raise sampling.max_tokens"), ("stop", "sampling.stop or sampling.stop_tok")):
+        value, error = parsed.parse("12", finish_reason, "unfinished")
+        assert value is None
+        assert error is not None
+        assert fix in error.message
 
 
 @pytest.mark.parametrize("kind", ["regex", "grammar"])
 @pytest.mark.parametrize(("progress", "fits"), [("closed", True), ("whole", True), ("unfinished", False)])
-def test_a_regex_or_grammar_that_fits_at_the_limit_is_an_answer(kind: Any, progress: Progress, fits: bool) -> None:
-    _, error = OutputParser(StructuredOutput(kind, "[0-9]{2,4}")).parse("12", "length", progress)
+@pytest.mark.parametrize("finish_reason", ["length", "stop"])
+def test_a_regex_or_grammar_that_fits_at_the_limit_or_the_stop_is_an_answer(
+    kind: Any, progress: Progress, fits: bool, finish_reason: str
+) -> None:
+    _, error = OutputParser(StructuredOutput(kind, "[0-9]{2,4}")).parse("12", finish_reason, progress)
     assert (error is None) == fits
 
 
