@@ -19,15 +19,20 @@ from bulkrun.job.update.diff import Changes, Reasons, find_changes
 from tests.job.plan.planning import BOS, CharacterCodec, job, write_jsonl
 
 SALT = "what all rows have in common"
+REFUSED = "column 'text': null is not text"
 Row = tuple[str | None, str, str | None]  # id, text (empty: none), error code
 RESULTS: list[Row] = [("a", "one", None), ("b", "two", "timeout"), ("c", "three", None), ("d", "", "bad_input")]
 
 
-def key_of(text: str) -> str | None:
-    """As a plan would make it: of the tokens that run."""
-    tokens = pa.array([[BOS, *map(ord, text)] if text else None], pa.list_(pa.int32()))
-    overrides = pa.array([None], pa.string())
-    return row_keys(pa.RecordBatch.from_arrays([tokens, overrides], ["token_ids", "overrides"]), SALT)[0]
+def key_of(name: str | None, text: str) -> str:
+    """As a plan would make it: of the tokens that run, or of what was refused."""
+    columns = {
+        "token_ids": pa.array([[BOS, *map(ord, text)] if text else None], pa.list_(pa.int32())),
+        "overrides": pa.array([None], pa.string()),
+        "error_code": pa.array([None if text else "bad_input"], pa.string()),
+        "passthrough": pa.array([{"id": name, "text": text or None}]),
+    }
+    return row_keys(pa.RecordBatch.from_pydict(columns), SALT)[0]
 
 
 class Job:
@@ -48,7 +53,8 @@ class Job:
     def _write(self, number: int, rows: list[tuple[int, Row]]) -> Path:
         schema = output_schema(pa.schema([("id", pa.string())]), extra_fields(self._spec()))
         columns = [
-            {"id": name, "row": row, "sample": 0, "error_code": code, "row_key": key_of(text), "finish_reason": "stop"}
+            {"id": name, "row": row, "sample": 0, "error_code": code, "row_key": key_of(name, text)}
+            | {"error_message": None if text else REFUSED, "finish_reason": "stop"}
             | {"prompt_tokens": 0, "completion_tokens": 0}
             for row, (name, text, code) in rows
         ]
