@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
 import pytest
 
-from bulkrun.job.plan.row_key import row_keys
 from tests.launch.nights import Nights, rows_of, whole
 
 
@@ -51,22 +49,11 @@ def test_rows_without_an_id_are_those_of_tonights_broken_lines(nights: Nights) -
     whole(nights)
 
 
-@pytest.mark.parametrize("has_keys", [True, False])
-def test_a_success_that_a_retry_made_of_a_refused_row_stays_with_keys_and_in_results_without(
-    nights: Nights, monkeypatch: pytest.MonkeyPatch, has_keys: bool
-) -> None:
-    def without_refused(rows: pa.Table, salt: str) -> list[str | None]:
-        has_prompt = rows["token_ids"].is_valid().to_pylist()
-        return [key if has else None for key, has in zip(row_keys(rows, salt), has_prompt, strict=True)]
-
+def test_a_success_that_a_retry_made_of_a_refused_row_stays(nights: Nights) -> None:
     nights.write([*rows_of(2), {"id": "empty", "text": None}, {"id": "other", "text": None}])
-    with monkeypatch.context() as before:
-        if not has_keys:
-            before.setattr("bulkrun.job.work.commit.row_keys", without_refused)
-            before.setattr("bulkrun.job.update.diff.row_keys", without_refused)
-        nights.submit()
-        nights.refuse = lambda request: request.request_id == "1:0"
-        assert nights.retry("prompt.template=Say {{ text or id }}").totals.errors == {"nan_logits": 1}
+    nights.submit()
+    nights.refuse = lambda request: request.request_id == "1:0"
+    assert nights.retry("prompt.template=Say {{ text or id }}").totals.errors == {"nan_logits": 1}
     nights.refuse = lambda request: False
     nights.write([*rows_of(2), {"id": "empty", "text": None}, {"id": "other", "text": None}])
     done = nights.submit()

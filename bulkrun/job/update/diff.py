@@ -31,8 +31,6 @@ _SAID = [("id", pa.string()), ("key", pa.string()), ("code", pa.string()), ("mes
 _TODAY = pa.schema([("position", pa.int64()), *_SAID])
 _RESULTS = pa.schema([("row", pa.int64()), *_SAID])
 _ROWS_PER_GROUP = 131_072
-# A refused row that is so again has no key in results of a version that gave it none.
-_SAME = "(today.key IS NOT DISTINCT FROM results.key OR (results.key IS NULL AND today.code IS NOT NULL))"
 
 # Who a row is: its id, or its place among the rows that have none.
 _WHO = (
@@ -204,7 +202,7 @@ def _compare(
 ) -> Changes:
     connection.execute(
         f"CREATE TEMP TABLE found AS SELECT position, row, today.key AS key, {_kind(reasons)} AS kind, "
-        f"{_SAME} AS same FROM today LEFT JOIN results USING (who)",
+        "today.key IS NOT DISTINCT FROM results.key AS same FROM today LEFT JOIN results USING (who)",
         [list(reasons.codes)] if reasons.failed_only else [],
     )
     counts = dict(connection.execute("SELECT kind, count(*) FROM found GROUP BY kind").fetchall())
@@ -223,7 +221,7 @@ def _kind(reasons: Reasons) -> str:
     if reasons.failed_only:
         asked = "(len($1::VARCHAR[]) = 0 OR list_has_any(codes, $1::VARCHAR[]))"
         return f"CASE WHEN failed AND {asked} THEN 'failed' ELSE 'unchanged' END"
-    changed = "true" if reasons.everything else f"NOT {_SAME}"
+    changed = "true" if reasons.everything else "today.key IS DISTINCT FROM results.key"
     refused_alike = "today.code = results.code AND today.message = results.message AND today.key = results.key"
     return (
         "CASE WHEN row IS NULL THEN 'new' "
