@@ -67,24 +67,36 @@ class OutputLengthEstimator:
 class Growths:
     """What the running sequences hold and will hold, in order: asking about one more looks at none of them anew."""
 
-    def __init__(self, growths: Iterable[Growth]) -> None:
+    def __init__(self, growths: Iterable[Growth], block_size: int) -> None:
+        self._block_size = block_size
         self._longest_first = sorted(growths, key=_shortness)
         self._held_tokens = sum(growth.held_tokens for growth in self._longest_first)
         self._remaining_tokens = sum(growth.remaining_tokens for growth in self._longest_first)
+        self._held_blocks = sum(self._blocks(growth.held_tokens) for growth in self._longest_first)
+        self._final_blocks = sum(self._blocks(sum(growth)) for growth in self._longest_first)
 
     def add(self, growth: Growth) -> None:
         """One more is running."""
         insort(self._longest_first, growth, key=_shortness)
         self._held_tokens += growth.held_tokens
         self._remaining_tokens += growth.remaining_tokens
+        self._held_blocks += self._blocks(growth.held_tokens)
+        self._final_blocks += self._blocks(sum(growth))
 
-    def fit_with(self, growth: Growth, capacity: int, used_tokens: int) -> bool:
-        """Whether they and one more can grow to their ends in a pool of `capacity` tokens.
+    def fit_with(self, growth: Growth, num_blocks: int, num_used: int) -> bool:
+        """Whether they and one more can grow to their ends in a pool of `num_blocks`.
 
-        used_tokens: of the blocks that they have, with what they share and the room in half-empty last blocks.
+        num_used: blocks that they have, those they share among them.
         """
-        room = capacity - max(0, used_tokens - self._held_tokens)
+        num_shared = max(0, num_used - self._held_blocks)
+        if self._final_blocks + self._blocks(sum(growth)) <= num_blocks - num_shared:
+            return True
+        tokens_left_over = max(0, num_used * self._block_size - self._held_tokens)  # shared, or in half-empty blocks
+        room = (num_blocks - 1) * self._block_size - tokens_left_over  # without its own half-empty last block
         return self._bound_with(growth) <= room or self._peak_tokens_with(growth) <= room
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
 
     def _bound_with(self, growth: Growth) -> int:
         """No less than `_peak_tokens_with`, without going through them: as if all were there at their ends."""

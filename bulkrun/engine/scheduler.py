@@ -14,6 +14,7 @@ in, stays and ends.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 from bulkrun.engine.admission import Growth, Growths, OutputLengthEstimator
 from bulkrun.engine.batching import BatchingPolicy, ContinuousBatching
@@ -135,7 +136,9 @@ class Scheduler:
         # it fits only exactly where they have left, so those who surely must go are not gone through one by one
         num_surely = bisect_left(range(len(worse)), True, key=lambda n: self._would_fit_without(worse[:n], head))
         for index, victim in enumerate(worse):
-            fits = index >= num_surely and self._fits(head, self._prefix_cache.find(head).blocks, self._growths())
+            fits = index >= num_surely and self._fits(
+                head, self._prefix_cache.find(head).blocks, self._growths(self.running)
+            )
             if fits and self._free_rows:
                 return
             self._preempt(victim)
@@ -190,7 +193,7 @@ class Scheduler:
             if seq is self._refused or seq.num_pending:  # pending: preempted while its next token is computed
                 break
             cached = self._prefix_cache.find(seq)
-            growths = growths or self._growths()
+            growths = growths or self._growths(self.running)
             if not self._fits(seq, cached.blocks, growths):
                 self._refused = seq
                 break
@@ -213,9 +216,8 @@ class Scheduler:
 
     def _has_room(self, seq: Sequence, cached_blocks: list[int], growths: Growths, num_used_blocks: int) -> bool:
         """Whether it and those who hold the used blocks now can all grow to their guessed ends."""
-        size = self.block_manager.block_size
-        capacity = (self.block_manager.num_blocks - 2) * size  # without its own half-empty last block
-        return growths.fit_with(self._growth(seq, len(cached_blocks) * size), capacity, num_used_blocks * size)
+        growth = self._growth(seq, len(cached_blocks) * self.block_manager.block_size)
+        return growths.fit_with(growth, self.block_manager.num_blocks - 1, num_used_blocks)  # one is the null block
 
     def _would_fit_without(self, leaving: list[Sequence], seq: Sequence) -> bool:
         """False where it surely would not: what stays, and what it needs, is more than there is."""
@@ -226,15 +228,15 @@ class Scheduler:
         cached_blocks = self._prefix_cache.find(seq).blocks
         if self._num_needed_blocks(seq, cached_blocks) > num_free:  # or more: of the cached ones some become free
             return False
-        return not staying or self._has_room(seq, cached_blocks, Growths(map(self._growth, staying)), num_used)
+        return not staying or self._has_room(seq, cached_blocks, self._growths(staying), num_used)
 
     def _num_needed_blocks(self, seq: Sequence, cached_blocks: list[int]) -> int:
         """Free blocks that it takes at its admission; cached ones that nobody holds are free too."""
         missing = self.block_manager.num_blocks_of(seq.num_tokens) - len(cached_blocks)
         return missing + self.block_manager.num_free_among(cached_blocks)
 
-    def _growths(self) -> Growths:
-        return Growths(map(self._growth, self.running))
+    def _growths(self, seqs: Iterable[Sequence]) -> Growths:
+        return Growths(map(self._growth, seqs), self.block_manager.block_size)
 
     def _growth(self, seq: Sequence, num_shared_tokens: int | None = None) -> Growth:
         """`num_shared_tokens`: those of a sequence that does not run yet."""

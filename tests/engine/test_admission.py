@@ -40,16 +40,28 @@ def _simulated_peak(growths: list[Growth]) -> int:
     st.integers(0, 200),
 )
 def test_what_fits_is_what_a_step_by_step_simulation_has_room_for(
-    running: list[Growth], later: list[Growth], half_empty: int, more_than_the_peak: int
+    running: list[Growth], later: list[Growth], shared: int, more_than_the_peak: int
 ) -> None:
-    growths = Growths(running)
+    growths = Growths(running, block_size=1)
     for growth in later:
         peak = _simulated_peak([*running, growth])
-        used_tokens = half_empty + sum(held for held, _ in running)
-        assert growths.fit_with(growth, peak + half_empty + more_than_the_peak, used_tokens)
-        assert not growths.fit_with(growth, peak + half_empty - 1, used_tokens)
+        num_used = shared + sum(held for held, _ in running)
+        assert growths.fit_with(growth, 1 + peak + shared + more_than_the_peak, num_used)
+        assert not growths.fit_with(growth, peak + shared - 1, num_used)
         growths.add(growth)
         running = [*running, growth]
+
+
+@given(
+    st.lists(st.builds(Growth, st.integers(0, 50), st.integers(1, 40)), min_size=1, max_size=6),
+    st.integers(1, 20),
+    st.integers(0, 9),
+)
+def test_blocks_for_everyone_to_the_end_are_enough(growing: list[Growth], block_size: int, num_shared: int) -> None:
+    *running, last = growing
+    at_the_ends = sum(-(-sum(growth) // block_size) for growth in growing)
+    num_used = num_shared + sum(-(-growth.held_tokens // block_size) for growth in running)
+    assert Growths(running, block_size).fit_with(last, at_the_ends + num_shared, num_used)
 
 
 def test_limit_is_reserved_while_nothing_is_known() -> None:

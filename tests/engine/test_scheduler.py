@@ -418,6 +418,21 @@ def test_who_fits_only_without_half_empty_blocks_is_not_let_in() -> None:
     assert max(len(batch.seqs) for batch in batches) == 1
 
 
+@pytest.mark.parametrize("num_seqs", [1, 2, 3, 8, 50])
+def test_a_pool_for_so_many_full_sequences_runs_so_many_at_once(num_seqs: int) -> None:
+    blocks_per_seq = 5
+    scheduler = _scheduler(1 + num_seqs * blocks_per_seq, num_seqs, budget=400)
+    for number in range(2 * num_seqs):
+        prompt = [100 * number + n for n in range(3)]
+        scheduler.add(_sequence(number, prompt, blocks_per_seq * BLOCK_SIZE - 3, can_stop=False))
+    running = []
+    while scheduler.running or scheduler.num_waiting:
+        batch = scheduler.schedule()
+        running.append(len(batch.seqs))
+        _fake_model(batch, scheduler, lambda seq: seq.max_num_tokens - seq.num_prompt_tokens)
+    assert set(running) == {num_seqs} and scheduler.num_preemptions == 0
+
+
 def test_cached_tokens_of_a_completion_are_those_of_the_first_admission() -> None:
     scheduler = _scheduler(max_num_seqs=1, budget=64)
     seq = _sequence(0, [1] * 9, 20)
