@@ -84,7 +84,7 @@ class Dataset:
         return self.source.undeclared_columns
 
     def select(self, columns: Sequence[str]) -> Dataset:
-        """The same rows with only these columns (names of the schema), which is cheaper to read."""
+        """A dataset of these rows with only these columns (names of the schema), which is cheaper to read."""
         return replace(self, source=self.source.select(columns))
 
     def batches(self, start: Position = START, limit: int | None = None) -> Iterator[InputBatch]:

@@ -22,7 +22,7 @@ class Deadlines:
                 self._deadlines[seq] = self._clock() + timeout_s
 
     def expired(self) -> list[Sequence]:
-        """Those whose time is over."""
+        """The sequences whose time is over."""
         if not self._deadlines:
             return []
         now = self._clock()

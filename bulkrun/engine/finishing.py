@@ -167,5 +167,5 @@ def refused(request: Request, error: RowError) -> Completion:
 
 
 def _whole_prompt_logprobs(seq: Sequence) -> tuple[TokenLogprob | None, ...] | None:
-    """None too where the sequence ended before its whole prompt was computed."""
+    """None unless asked for, and None if the sequence ended before its whole prompt was computed."""
     return None if seq.prompt_logprobs is None or seq.needs_prompt_logits else tuple(seq.prompt_logprobs)

@@ -84,7 +84,7 @@ class LLMEngine:
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
-        self._unsettled: list[Sequence] = []  # those that a step is about to change, or has changed by half
+        self._unsettled: list[Sequence] = []  # in the middle of an update; re-queued if interrupted
         self._memory = MemoryGuard(model.config, config)
         self._launcher = StepLauncher(self.model_runner, self._memory, model.config.vocab_size)
         self._counters = Counters()
@@ -281,7 +281,7 @@ class LLMEngine:
         self._unsettled = []
 
     def _start_over(self) -> None:
-        """After a step that was broken off."""
+        """Clean up after a step that was interrupted."""
         self._under_way = None
         self._launcher.settle()
         start_over(self.scheduler, {completion.request_id for completion in self._ended})

@@ -28,7 +28,7 @@ class DeviceMemory(NamedTuple):
         return int(self.total_bytes * utilization) - used_bytes - self.step_bytes - self.reserved_bytes
 
     def explain(self, utilization: float) -> str:
-        """The same in words, as the beginning of a sentence about what fits."""
+        """`kv_bytes` in words, as the beginning of a sentence about what fits."""
         return (
             f"engine.gpu_memory_utilization: {utilization:g} of {_gib(self.total_bytes)}, without "
             f"{_gib(self.total_bytes - self.free_bytes)} in use with the weights and "

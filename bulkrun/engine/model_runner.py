@@ -153,7 +153,8 @@ class ModelRunner:
         return hidden_TE if num_sampling == len(hidden_TE) else hidden_TE[indices]
 
     def _logits(self, hidden_SE: torch.Tensor, seqs: SequenceOf[Sequence]) -> torch.Tensor:
-        """Of the rows that sample. A token is chosen from them as they are: float32 would be twice as much."""
+        """Logits of the rows that sample, left in the head's dtype where nothing shapes them: float32 would double
+        the memory."""
         as_computed = all(seq.takes_raw_logits for seq in seqs)
         return self.model.compute_logits(hidden_SE, as_computed=as_computed)
 

@@ -109,7 +109,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """By this sequences wait: priority, then arrival."""
+        """Waiting order: priority, then arrival."""
         return self.priority, self.arrival
 
     @property

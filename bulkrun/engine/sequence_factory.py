@@ -67,7 +67,7 @@ class SequenceFactory:
 
 
 def _known(token_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Those that the model can generate: a tokenizer may have been given more without the model's embeddings."""
+    """The ids that the model can generate: tokens may have been added to a tokenizer but not to the embeddings."""
     ids = sorted(set(token_ids))
     known = [token_id for token_id in ids if 0 <= token_id < vocab_size]
     if len(known) < len(ids):

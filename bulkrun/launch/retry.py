@@ -66,11 +66,11 @@ def retry(
         run = RunDir(root)
         drain.cancelled = CancelWatch(run)
         asked = Retry(tuple(overrides), tuple(sorted(codes)))
-        _finished(run, codes)  # before what may take half a minute
+        _finished(run, codes)  # fail early: hold() may wait half a minute
         with hold(run):
             totals = _finished(run, codes)
             if not _stage_or_resume(run, totals, asked, view, begin_anew):
-                deliver(run, read_record(run), drain.should_stop)  # which a kill may have come before
+                deliver(run, read_record(run), drain.should_stop)  # a kill may have prevented the delivery
                 merged = read_totals(run) or totals  # of another change, which may just have ended
                 return Submitted(run, merged, worked=False, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)

@@ -51,7 +51,7 @@ class StepBuffers:
             getattr(self, name).zero_()
 
     def first(self, num_tokens: int, num_seqs: int) -> StepBuffers:
-        """The same memory as room for fewer tokens and sequences."""
+        """These buffers, cut to fewer tokens and sequences; the memory is shared."""
         return StepBuffers(
             self.input_ids_T[:num_tokens],
             self.positions_T[:num_tokens],

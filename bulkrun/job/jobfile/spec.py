@@ -232,7 +232,7 @@ class JobSpec(Section):
     run: RunSpec = Field(default_factory=RunSpec, description="How the run goes on.")
 
     def with_keys(self, **sections: Mapping[str, Any]) -> JobSpec:
-        """The same job with other values for some keys, which are not checked: `with_keys(run={"workers": 2})`."""
+        """This job with new, unchecked values for some keys: `with_keys(run={"workers": 2})`."""
         changed = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
         return self.model_copy(update=changed)
 

@@ -84,7 +84,7 @@ class PlanInput:
         if spec.run.incremental and spec.input.id not in self.passthrough.names:
             raise JobFileError([f"input.id: {spec.input.id!r} is a result column's name; rename it in input.sql"])
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)
-        # A value of a column that nobody reads is nobody's error.
+        # Unread columns are not parsed, so they cannot fail a row.
         used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}
         self.dataset = dataset.select([name for name in dataset.schema.names if name in used])
         self._stream = InputStream(self.dataset, all_columns=spec.input.columns is None)

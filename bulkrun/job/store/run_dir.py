@@ -70,12 +70,12 @@ class RunDir:
 
     @property
     def update(self) -> Path:
-        """Of a staged run: what it changes."""
+        """What a staged run changes."""
         return self.state / "update.json"
 
     @property
     def merging(self) -> Path:
-        """Of a staged run: which of its parts go into the results, once they begin to."""
+        """Which parts of a staged run go into the results; written when the merge begins."""
         return self.state / "merge.json"
 
     @property

@@ -156,7 +156,7 @@ class Heartbeat:
         """End the thread and say goodbye: others may take this worker's shards at once.
 
         Raises nothing: what stopped the worker matters more. Where a goodbye cannot be written (a full disk) the file
-        goes, lest it say that a process lives on in which only this work has ended.
+        is removed, or it would claim a worker that is gone while its process lives on.
         """
         self._stopping.set()
         if self._thread.ident is not None:

@@ -72,7 +72,7 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
         _remove_leftover(sibling)
         before = len(run.parts())
         if _is_compact(totals, rows_per_file):
-            deliver(run, read_record(run))  # which a kill may have come before
+            deliver(run, read_record(run))  # a kill may have prevented the delivery
             return Compacted(before, before, totals.ok + sum(totals.errors.values()), worked=False)
         with removed_on_failure(run, lambda _: _remove(sibling)), disk_errors("writing the new directory", sibling):
             done = _Rewrite(run, RunDir(sibling), read_record(run), totals, rows_per_file).build()

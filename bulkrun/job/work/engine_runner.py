@@ -50,7 +50,7 @@ class EngineRunner:
 
     @property
     def stats(self) -> EngineStats:
-        """Those of the engine that is there now; a new one counts from zero."""
+        """The current engine's counters; a new engine counts from zero."""
         return EngineStats() if self._is_lost else self._engine.stats()
 
     @property

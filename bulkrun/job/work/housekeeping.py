@@ -23,7 +23,7 @@ from bulkrun.job.work.uploads import Uploads
 
 
 class Housekeeping:
-    """Of one worker. `latest` is its progress as of the last look, which the heartbeat publishes."""
+    """One worker's housekeeping. `latest` is its progress as of the last look, which the heartbeat publishes."""
 
     def __init__(
         self,
