@@ -25,7 +25,7 @@ EXIT_ROW_ERRORS = 3  # finished, but some rows hold an error
 
 
 class BulkrunError(Exception):
-    """Base of all errors that are the user's to mend: the message says what, where, and the fix."""
+    """Base of all errors that are the user's to fix: the message says what, where, and the fix."""
 
     exit_code = 1
 

@@ -147,7 +147,7 @@ class LocalWorkers:
         if place.deaths >= DEATHS_IN_A_ROW:
             raise RunError(
                 f"workers died {place.deaths} times in a row without finishing a row, the last with {how}; what was "
-                f"finished is saved; mend the cause, then run the same command again\n{self._stderr_tail(place.worker)}"
+                f"finished is saved; fix the cause, then run the same command again\n{self._stderr_tail(place.worker)}"
             )
         place.start_at = self._clock() + min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (place.deaths - 1))
 

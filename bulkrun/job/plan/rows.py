@@ -107,7 +107,7 @@ class RowMaker:
         """The prompt of a row that is called `name`, or why it has no name; `given` where its id is not null."""
         if isinstance(prompt, RowError) or name is not None or not (given or self._needs_ids):
             return prompt
-        what = "holds bytes that are no UTF-8 text" if given else "is null; run.incremental needs an id in every row"
+        what = "is not valid UTF-8" if given else "is null; run.incremental needs an id in every row"
         return RowError("bad_input", f"column {self._id_column!r} {what}")
 
     def _expected_output(self, prompt: Prompt | RowError) -> int:
@@ -178,7 +178,7 @@ def check_id_column(name: str | None, schema: pa.Schema) -> None:
 
 
 def id_texts(column: pa.Array, name: str) -> list[str | None]:
-    """The ids of a batch as text, None where null or no UTF-8.
+    """The ids of a batch as text, None where null or not valid UTF-8.
 
     Raises InputError for a column whose values have no plain text.
     """

@@ -1,6 +1,6 @@
 """Finished texts against what the job asked of them: parsed values of those that fit, an error for those that do not.
 
-A text is parsed as it is, never mended: one that was cut off is flagged. Regular expressions and grammars are the
+A text is parsed as it is, never repaired: one that was cut off is flagged. Regular expressions and grammars are the
 engine's to keep to (Python reads some of them differently, or takes forever); what is checked here is that the output
 came to its end, or to one that fits where its limit or a stop ended it. Knows no tokens and no files.
 """
