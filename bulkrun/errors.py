@@ -31,7 +31,7 @@ class BulkrunError(Exception):
 
 
 class UsageError(BulkrunError):
-    """A command was called in a way it cannot serve."""
+    """A command was called with options or arguments that cannot work."""
 
     exit_code = 2
 

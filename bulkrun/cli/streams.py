@@ -30,5 +30,5 @@ def _writer(descriptor: int) -> io.TextIOWrapper:
 
 
 def drop_stdout() -> None:
-    """What is still in the buffer of a stdout that cannot be written goes nowhere, instead of failing at exit."""
+    """Drop what is still buffered for a stdout that cannot be written, instead of failing at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -22,7 +22,7 @@ from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
 Record = list[str] | RowError
-_OTHERS = ";\t|,"  # what may separate fields, if not what should
+_OTHERS = ";\t|,"  # separators that a file may have instead of its own
 
 
 class CsvSource:

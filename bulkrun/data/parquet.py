@@ -141,7 +141,7 @@ class ParquetSource:
         return {row: f"has {size} bytes, more than input.max_row_bytes {limit}" for row, size in sizes if size > limit}
 
     def _not_text(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """Rows with invalid UTF-8, which no reader of the results could read: their index in the batch -> the problem."""
+        """Rows with invalid UTF-8, which no reader of results could read: their index in the batch -> the problem."""
         problems: dict[int, str] = {}
         for name in self._text_columns:
             column = rows.column(name)

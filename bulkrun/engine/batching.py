@@ -20,10 +20,10 @@ DEFAULT_WINDOW_S = 0.05
 
 
 class BatchingPolicy(Protocol):
-    """Asked once per step before anybody is let in, and told afterwards how it went."""
+    """Asked once per step before any sequence is admitted, and told afterwards how many were."""
 
     def num_seats(self, num_running: int, waiting: WaitingQueue) -> int:
-        """The most sequences that may be let in in this step; rows and memory may allow fewer."""
+        """The most sequences that may be admitted in this step; rows and memory may allow fewer."""
 
     def let_in(self, count: int, *, out_of_tokens: bool) -> None:
         """So many took a seat; `out_of_tokens`: more might have, had the step's token budget not been used up."""

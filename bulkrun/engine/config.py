@@ -46,7 +46,7 @@ class EngineConfig:
     batching_window_s: float = DEFAULT_WINDOW_S
     async_scheduling: bool = False
     enforce_eager: bool = False
-    is_pool_given: bool = False  # by its size: another one is not what was asked for
+    is_pool_given: bool = False  # the user gave its size: no other will do
 
     @property
     def max_blocks_per_seq(self) -> int:

@@ -230,7 +230,7 @@ class LLMEngine:
             self._finish(landed.result())
 
     def _time_out(self) -> None:
-        """Take out those whose time is over, wherever they are."""
+        """Remove the sequences whose time is over, wherever they are."""
         if expired := self._deadlines.expired():
             self._ended += [completion_of(seq, timeout_of(seq)) for seq in expired]
             self.scheduler.drop(expired)
@@ -270,7 +270,7 @@ class LLMEngine:
         return append_token(seq, output.token_ids[index])
 
     def _discard(self, broken: list[Sequence]) -> None:
-        """Take out those whose KV holds no numbers; who may have read another's there is computed once more, alone."""
+        """Remove sequences whose KV is not finite; those that may have read another's KV are computed again, alone."""
         self._unsettled = broken
         discard(broken, self.scheduler, self.model_runner)
         for seq in broken:

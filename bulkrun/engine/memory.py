@@ -15,7 +15,7 @@ class DeviceMemory(NamedTuple):
     """A device with the weights loaded, in bytes."""
 
     total_bytes: int
-    free_bytes: int  # of nobody, this process's cached blocks given back
+    free_bytes: int  # used by no process, after torch gave its cached blocks back
     step_bytes: int  # taken at most, beyond the weights, by the widest step: activations, logits, sampling, rows
     reserved_bytes: int = 0  # for what is yet to come, such as memory that captured graphs will keep
 
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
 
 
 class SizeLimits(NamedTuple):
-    """What it cannot give up: one sequence of `max_model_len` always fits, and everybody gets a token per step."""
+    """The minimum: one sequence of `max_model_len` always fits, and every sequence gets a token per step."""
 
     num_blocks: int
     max_num_batched_tokens: int

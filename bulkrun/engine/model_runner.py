@@ -85,7 +85,7 @@ class ModelRunner:
                 "no CUDA graphs, steps are launched kernel by kernel (engine.enforce_eager): %s", first_line(error)
             )
             return None
-        torch.cuda.empty_cache()  # of the runs before capturing
+        torch.cuda.empty_cache()  # used by the runs before capturing
         return graphs
 
     def _prefix_table(self) -> SharedPrefixTable | None:

@@ -26,7 +26,7 @@ class PrefixCache:
         self._is_enabled = is_enabled
 
     def find(self, seq: Sequence) -> CachedPrefix:
-        """What is cached of its tokens, but never its last one, whose logits are wanted."""
+        """The cached part of its tokens, never including the last one, whose logits are wanted."""
         if not self._is_enabled or not seq.reads_prefix:
             return CachedPrefix([])
         manager, size = self._manager, self._manager.block_size

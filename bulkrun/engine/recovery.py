@@ -14,7 +14,7 @@ from bulkrun.engine.sequence import Sequence
 
 
 def discard(broken: list[Sequence], scheduler: Scheduler, model_runner: ModelRunner) -> None:
-    """Take out sequences whose KV holds no numbers, and make sure that nobody reads it."""
+    """Remove sequences whose KV is not finite, and make sure that nobody reads it."""
     manager = scheduler.block_manager
     blocks = {block_id for seq in broken for block_id in seq.block_table}
     manager.forget(list(blocks))

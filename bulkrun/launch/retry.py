@@ -57,8 +57,8 @@ def retry(
 ) -> Submitted:
     """Run the rows of a finished run that hold an error (one of `codes`, if given) again, or continue doing so.
 
-    A row that fails again gets the newer error; a success is never replaced by an error. `begin_anew` throws another
-    change that is under way away. `workers` None: as many as the job says. Raises UsageError where the run is not
+    A row that fails again gets the newer error; a success is never replaced by an error. `begin_anew` throws away
+    another change that is under way. `workers` None: as many as the job says. Raises UsageError where the run is not
     finished, an override cannot be, or another change is under way; ResumeError when the input or the model changed;
     Interrupted when a signal ended it.
     """

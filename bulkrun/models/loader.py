@@ -143,7 +143,7 @@ def _fill(model: Decoder, tensors: Mapping[str, StoredTensor], path: Path, *, pa
 
 
 def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
-    """What lays each matrix out, by its memory."""
+    """The function that lays each matrix out, by the matrix's memory."""
     packers: dict[int, Callable[[], None]] = {}
     for module in model.modules():
         if isinstance(module, Linear):

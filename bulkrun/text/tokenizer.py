@@ -71,7 +71,7 @@ class Tokenizer:
 
     @property
     def unused_ids(self) -> list[int]:
-        """The ids below it that are no token's: a pruned vocabulary has such."""
+        """The ids below that count that belong to no token: a pruned vocabulary has some."""
         used = set(self._backend.get_vocab(with_added_tokens=True).values())
         return [token_id for token_id in range(self.vocab_size) if token_id not in used]
 

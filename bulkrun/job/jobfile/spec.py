@@ -238,7 +238,7 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _incremental(self) -> JobSpec:
-        """What a run that goes on night after night cannot do without."""
+        """Check that the rest of the job fits `run.incremental`."""
         if not self.run.incremental:
             return self
         if self.input.id is None:

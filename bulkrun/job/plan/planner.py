@@ -168,7 +168,7 @@ class Planner:
             self._plan_the_rest()
         complete = read_json(self._run.plan_complete)
         assert complete is not None, "this planner or another one has published it"
-        with suppress(OSError):  # what stays takes space and nothing else
+        with suppress(OSError):  # a leftover file only takes space
             for ids in self._run.id_files():
                 ids.unlink(missing_ok=True)
         return PlanReport.from_json(complete)

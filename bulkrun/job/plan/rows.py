@@ -104,7 +104,7 @@ class RowMaker:
         )
 
     def _named(self, prompt: Prompt | RowError, name: str | None, given: bool) -> Prompt | RowError:
-        """The prompt of a row that is called `name`, or why it has no name; `given` where its id is not null."""
+        """The prompt of the row with id `name`, or why the row has no usable id; `given`: its id is not null."""
         if isinstance(prompt, RowError) or name is not None or not (given or self._needs_ids):
             return prompt
         what = "is not valid UTF-8" if given else "is null; run.incremental needs an id in every row"

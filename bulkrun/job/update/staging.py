@@ -127,7 +127,7 @@ def close_staging(
 
 
 def read_update(run: RunDir) -> Update | None:
-    """What is staged; None when nothing is, or not all of it."""
+    """The staged update; None if nothing is staged, or staging was not finished."""
     document = read_json(run.staged.update)
     try:
         return Update(**{**document, "cause": cause_of(document["cause"])}) if document else None

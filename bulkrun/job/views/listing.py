@@ -58,4 +58,4 @@ def _is_run(run: RunDir) -> bool:
     try:
         return run.run_json.is_file()
     except PermissionError:
-        return os.access(run.root, os.X_OK)  # so it is the state that is closed
+        return os.access(run.root, os.X_OK)  # so it is the state that cannot be read

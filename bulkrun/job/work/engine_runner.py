@@ -90,7 +90,7 @@ class EngineRunner:
         return [engine_error(generation, f"the engine fail: {reason}") for generation, reason in convicted]
 
     def drop(self, shard: int) -> None:
-        """Another worker was faster with this shard: what still runs of it is wasted."""
+        """Abort what still runs of this shard: another worker was faster."""
         wasted = [request_id for request_id, generation in self.in_flight.items() if generation.shard == shard]
         if wasted:
             self._engine.abort(wasted)
@@ -104,12 +104,12 @@ class EngineRunner:
         return [(self.in_flight[out.request_id], out.token_ids) for out in known if len(out.token_ids) >= at_least]
 
     def close(self) -> None:
-        """Nothing is in the engine any more that a later process would have to suspect, unless the engine was lost."""
+        """Remove the flight log, so that no later process suspects these rows, unless the engine was lost."""
         if not self._is_lost:
             self._flight.close()
 
     def _completions(self) -> Sequence[Completion] | None:
-        """What ended in a step, None if the engine broke; the error is gone then, and with it the tensors it held."""
+        """The completions of a step, None if the engine broke; the error is dropped then, with the tensors it held."""
         try:
             return self._engine.step()
         except BulkrunError:
