@@ -82,7 +82,7 @@ class EngineRunner:
         if any(done.error is None for done in completions):
             self._flight.finished()
         answers = [Answer(self.in_flight.pop(done.request_id), done) for done in completions]
-        return answers + self.convicted() if answers else []
+        return (answers + self.convicted()) if answers else []
 
     def convicted(self) -> list[Answer]:
         """Rows that broke the engine alone, while others run well."""

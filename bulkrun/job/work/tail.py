@@ -30,7 +30,7 @@ class Help:
     refused: list[JournalRecord] = field(default_factory=list)
 
     @property
-    def any(self) -> bool:
+    def found_something(self) -> bool:
         return self.whole or bool(self.generations or self.refused) or self.aside is not None
 
 
@@ -57,7 +57,7 @@ class Tail:
         turn = self._turn % max(1, len(others))
         for shard in [*own, *others[turn : turn + 1]]:
             found = self._look_at(shard, mine, places)
-            if found.any:
+            if found.found_something:
                 return found
         return None
 
