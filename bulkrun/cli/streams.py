@@ -10,7 +10,7 @@ import sys
 def settle_streams() -> None:
     """Give closed streams a place, so that no file of a run gets their number; say what an encoding cannot in escapes.
 
-    Writing to a stdout that was closed is still an error, and says so; what nobody hears on stderr is no matter.
+    Writing to a stdout that was closed is still an error, and says so; what nobody reads on stderr does not matter.
     """
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)

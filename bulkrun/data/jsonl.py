@@ -1,4 +1,4 @@
-"""JSON lines: every line but a blank one is exactly one row; one that is no good is a row with an error that names it.
+"""JSON lines: every line but a blank one is exactly one row; a bad one is a row with an error that names it.
 
 The schema is declared from a bounded sample of all files. DuckDB's and pyarrow's own readers lose bad lines or accept
 them silently, so this one reads bytes, splits lines itself and decodes them one by one.

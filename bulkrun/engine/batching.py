@@ -93,6 +93,6 @@ def batching_policy(
 def check_batching(batching: str, window_s: float) -> None:
     """Raises UsageError for a policy that does not exist and a window that never ends."""
     if batching not in get_args(Batching):
-        raise UsageError(f"engine.batching: {batching!r} is none of {', '.join(get_args(Batching))}")
+        raise UsageError(f"engine.batching: {batching!r} is not one of {', '.join(get_args(Batching))}")
     if not 0 <= window_s < math.inf:
         raise UsageError(f"engine.batching_window_s: {window_s} is not a number of seconds from 0 up")

@@ -72,7 +72,7 @@ def _known(token_ids: Iterable[int], vocab_size: int) -> list[int]:
     known = [token_id for token_id in ids if 0 <= token_id < vocab_size]
     if len(known) < len(ids):
         logging.getLogger(__name__).warning(
-            "end-of-sequence ids %s are none of the model's %d tokens; they end nothing",
+            "end-of-sequence ids %s are not among the model's %d tokens; they end nothing",
             [token_id for token_id in ids if token_id not in known],
             vocab_size,
         )

@@ -36,7 +36,7 @@ class Cancelled:
 def cancel_run(run: RunDir) -> Cancelled:
     """Tell them all, those that are still starting too; returns at once.
 
-    Raises RunError for a directory that is no run, ExecutorError for Slurm's.
+    Raises RunError for a directory that is not a run, ExecutorError for Slurm's.
     """
     read_record(run)
     request_cancel(run)

@@ -78,7 +78,7 @@ def retry(
 
 def _finished(run: RunDir, codes: Sequence[str]) -> RunTotals:
     """The totals of a run whose rows can be retried. Raises RunError and UsageError where there are none."""
-    read_record(run)  # says so where the directory is no run
+    read_record(run)  # raises if the directory is not a run
     totals = finished_totals(run)
     if totals is None:
         raise UsageError(f"{run.root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")

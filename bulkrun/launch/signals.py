@@ -73,7 +73,7 @@ class DrainOnSignal:
 def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
     """Handle the drain signals inside the block; the handlers of before come back at its end. Raises Interrupted.
 
-    In another thread than the main one there are no signals to handle: they stay their owner's.
+    Outside the main thread there are no signals to handle: they are left to their owner.
     """
     drain = DrainOnSignal(supervised=supervised)
     if threading.current_thread() is not threading.main_thread():

@@ -88,7 +88,7 @@ class PromptSpec(Section):
 
     template: str | None = Field(
         None,
-        description="A Jinja template over the row's columns: the user's message. A column whose name is no identifier "
+        description="A Jinja template over the row's columns: the user's message. A column that is not an identifier "
         'is {{ row["first name"] }}. A line break at its very end is dropped, as the one that YAML\'s | adds; write '
         "two to keep one. Default: the columns tell.",
     )

@@ -52,7 +52,7 @@ class PlannedRows:
 class RowMaker:
     """Makes the shard rows of one job: `sizes` measures them, `id_column` names them (None: their number).
 
-    A row whose id is no text is an error row; with `needs_ids` so is one whose id is null.
+    A row whose id is not text is an error row; with `needs_ids` so is one whose id is null.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ class ObjectPrefix:
         with path.open("rb") as file:
             if etag == hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest():
                 return True
-        return self.nonce(name) == nonce  # ETags of several pieces, or under encryption, are no digests
+        return self.nonce(name) == nonce  # ETags of several pieces, or under encryption, are not digests
 
     def nonce(self, name: str) -> str | None:
         """The nonce that the object `name` was put with."""

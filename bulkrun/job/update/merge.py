@@ -97,7 +97,7 @@ def _refuse_lost_rows(run: RunDir, found: int, expected: int) -> None:
     """Refuse to write totals that would make lost rows look like a result."""
     if found != expected:
         raise RunError(
-            f"{run.root}: after the merge the parts hold {found:,} rows, which should be {expected:,}: bring the "
+            f"{run.root}: after the merge the parts hold {found:,} rows instead of {expected:,}: bring the "
             f"missing file back from a backup, or delete {run.success} and submit the job again"
         )
 
