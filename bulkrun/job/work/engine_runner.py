@@ -11,6 +11,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from bulkrun.errors import BulkrunError
 from bulkrun.job.work.answers import Answer
@@ -87,7 +88,7 @@ class EngineRunner:
     def convicted(self) -> list[Answer]:
         """Rows that broke the engine alone, while others run well."""
         convicted = self.isolation.convicted()
-        return [engine_error(generation, f"the engine fail: {reason}") for generation, reason in convicted]
+        return [engine_error(generation, "failed", reason) for generation, reason in convicted]
 
     def drop(self, shard: int) -> None:
         """Abort what still runs of this shard: another worker was faster."""
@@ -135,7 +136,8 @@ class EngineRunner:
             ) from error
 
 
-def engine_error(generation: Generation, what: str) -> Answer:
-    """The answer of rows that alone make `what` happen."""
+def engine_error(generation: Generation, fate: Literal["failed", "died"], how: str) -> Answer:
+    """The answer of rows with which alone the engine `failed`, or its process `died`."""
+    what = f"the engine fail: {how}" if fate == "failed" else f"the engine process die ({how})"
     error = RowError("engine_error", f"this row alone makes {what}")
     return Answer(generation, Completion(generation.request.request_id, (), "error", error=error))

@@ -253,7 +253,7 @@ class JobRunner:
     def _reclaim_from_dead(self, shard: int, aside: SetAside) -> None:
         """Run what was in the engine of a dead process alone, or not at all if it is known to be the cause."""
         self._engine.isolation.suspect(aside.groups)
-        answers = [engine_error(generation, f"the engine process die: {how}") for generation, how in aside.convicted]
+        answers = [engine_error(generation, "died", how) for generation, how in aside.convicted]
         if answers:
             self._house.log("rows_convicted", shard=shard, rows=len(answers))
             self._record_answers(answers)
