@@ -167,7 +167,7 @@ def _is_valid(column: pa.Array) -> bool:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
-    """`column` in the type of `field`; what does not fit is null, and its row is told with the reason."""
+    """`column` in the type of `field`; what does not fit is null, and its row is returned with the reason."""
     if column.type == field.type:
         return column, {}
     try:

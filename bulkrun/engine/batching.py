@@ -66,7 +66,7 @@ class StaticBatching:
 
 
 class DynamicBatching(StaticBatching):
-    """Static, but a batch starts only when it is full or when somebody has waited for `window_s`."""
+    """Static, but a batch starts only when it is full or a sequence has waited for `window_s`."""
 
     def __init__(self, max_num_seqs: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(max_num_seqs)

@@ -21,7 +21,7 @@ from bulkrun.models.quantization import refuse_without_fp8
 from bulkrun.ops.fp8 import FP8
 
 BLOCK_SIZE = 16
-MIN_BLOCKS = 2  # the null block and one for somebody
+MIN_BLOCKS = 2  # the null block and one to use
 MIN_MODEL_LEN = 2  # a prompt token and an output token
 CPU_RAM_SHARE = 0.25  # of the RAM that is available; the rest is the job's and the other processes'
 DEFAULT_MAX_NUM_SEQS = {"cpu": 128, "cuda": 1024}

@@ -91,7 +91,7 @@ class Sequence:
         self.token_ids = array("i", request.prompt_token_ids)
         self.logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
-        # nothing comes between the logits and the choice of a token, and nobody wants to know more of them
+        # nothing changes the logits before a token is chosen, and nobody asks for log-probabilities
         self.takes_raw_logits = constraint is None and not sampling.shapes_logits and sampling.logprobs is None
         self.row: int | None = None  # its permanent row in the device tensors while it runs
         self.block_table: list[int] = []

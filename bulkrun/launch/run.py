@@ -104,7 +104,7 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     worker or the planner.
     """
     run, began = prepared.run, time.monotonic()
-    # While a model loads, nobody else tells that somebody is there.
+    # While a model loads, nothing else shows that this process is at work.
     with present(run, Worker.this_process(), "supervisor"):
         workers = _make_workers(prepared.spec, run, record.run_id)
         planner = PlannerProcess(run, record.run_id)

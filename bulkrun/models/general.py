@@ -181,7 +181,7 @@ class _NoBody(nn.Module):
 
 
 class _HiddenStates:
-    """A body's output of which nothing but the last hidden states is there."""
+    """A body's output that has only the last hidden states."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
         self.last_hidden_state = last_hidden_state

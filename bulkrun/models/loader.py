@@ -154,7 +154,7 @@ def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What the parts of a fused matrix have in common."""
+    """The memory that the parts of a fused matrix share, as a key."""
     return tensor.untyped_storage().data_ptr()
 
 

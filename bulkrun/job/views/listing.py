@@ -14,7 +14,7 @@ from bulkrun.job.views.status import RunStatus, read_status
 
 @dataclass(frozen=True)
 class DamagedRun:
-    """A run whose files do not say how it stands, or only to somebody else; the others are listed all the same."""
+    """A run whose state cannot be read (damaged, or another user's); the others are listed all the same."""
 
     root: Path
     message: str

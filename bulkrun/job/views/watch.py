@@ -1,4 +1,4 @@
-"""A run as it goes on, for somebody who did not start it."""
+"""Following a run that another process started."""
 
 from __future__ import annotations
 

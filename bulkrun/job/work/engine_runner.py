@@ -137,7 +137,7 @@ class EngineRunner:
 
 
 def engine_error(generation: Generation, fate: Literal["failed", "died"], how: str) -> Answer:
-    """The answer of rows with which alone the engine `failed`, or its process `died`."""
+    """The answer of rows that ran alone when the engine `failed`, or its process `died`."""
     what = f"the engine fail: {how}" if fate == "failed" else f"the engine process die ({how})"
     error = RowError("engine_error", f"this row alone makes {what}")
     return Answer(generation, Completion(generation.request.request_id, (), "error", error=error))

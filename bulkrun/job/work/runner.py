@@ -114,7 +114,7 @@ class JobRunner:
         try:
             self._house.log("resumed" if self._run.holds_results else "started")
             outcome = self._work_unless_replaced()
-        except EngineLost:  # as if it had been killed: whoever sees that tells the others, with what was in the engine
+        except EngineLost:  # as if it had been killed: its supervisor notes the death and what was in the engine
             with suppress(BulkrunError):
                 self._house.log("engine_lost")
             raise
