@@ -25,13 +25,13 @@ EXIT_ROW_ERRORS = 3  # finished, but some rows hold an error
 
 
 class BulkrunError(Exception):
-    """Base of all errors that are the user's to mend: the message says what, where, and the fix."""
+    """Base of all errors that are the user's to fix: the message says what, where, and the fix."""
 
     exit_code = 1
 
 
 class UsageError(BulkrunError):
-    """A command was called in a way it cannot serve."""
+    """A command was called with options or arguments that cannot work."""
 
     exit_code = 2
 

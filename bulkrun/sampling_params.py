@@ -121,7 +121,7 @@ class SamplingParams:
     timeout_s: float | None = None
 
     def __new__(cls, *args: Any, **named: Any) -> SamplingParams:
-        """Say of a name that is none where it belongs; Python's own message only says that it is not here."""
+        """Raise for a name of vLLM's that belongs elsewhere, and say where; Python only says that it is unknown."""
         for name in named:
             if name in _NOT_HERE:
                 raise TypeError(f"SamplingParams has no {name}: {_NOT_HERE[name]}")

@@ -99,7 +99,7 @@ def throughput(as_json: bool, **options: Any) -> None:
 @_work_options
 @json_option
 def roofline(as_json: bool, **options: Any) -> None:
-    """The same run against the hardware's limit.
+    """A throughput run measured against the hardware's limit.
 
     Measures the GEMM rate and the read bandwidth of this device, and what share of SERIAL (kernels one after another),
     MAX (perfect overlap) and NanoFlow-optimal the run reached. Shared prefixes, and work that short outputs make

@@ -77,7 +77,7 @@ def logs(run: RunDir, lines: int, follow: bool, as_json: bool) -> None:
 @_run_argument
 @json_option
 def cancel(run: RunDir, as_json: bool) -> None:
-    """Make everybody who works on RUN save and stop.
+    """Make every worker of RUN save and stop.
 
     Reaches all nodes and those that are still starting, and takes its jobs out of Slurm's queue. Nothing that was
     finished is lost; submitting the job again continues it.

@@ -28,7 +28,7 @@ _HISTOGRAM_WIDTH = 40
 
 
 def _job_options(command: _Command) -> _Command:
-    """JOB and --set, which every command about a job file takes."""
+    """JOB and --set, the parameters of every command about a job file."""
     command = click.option(
         "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: --set sampling.temperature=0.7"
     )(command)
@@ -36,7 +36,7 @@ def _job_options(command: _Command) -> _Command:
 
 
 def _running_options(command: _Command) -> _Command:
-    """What every command that works on a run in the foreground takes."""
+    """The options of every command that works on a run in the foreground."""
     command = click.option("-q", "--quiet", is_flag=True, help="Say nothing on success (for cron).")(command)
     shown = "Processes on this machine, one per GPU; default: run.workers of the job."
     command = click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help=shown)(command)
@@ -50,7 +50,7 @@ def _load(job: Path, overrides: tuple[str, ...]) -> JobSpec:
 
 
 def _located(job: Path, overrides: tuple[str, ...]) -> AbstractContextManager[None]:
-    """Errors that name a key of the job say where it stands."""
+    """Errors that name a key of the job say where in the file it is."""
     from bulkrun.job.jobfile.locate import located
 
     return located(job, overrides)

@@ -1,6 +1,6 @@
 """How a running job shows itself: one live view on a terminal, one plain line a minute without.
 
-Everything goes to stderr. A view is told snapshots and says them when it likes; it never asks the run for anything.
+Everything goes to stderr. A view is given snapshots and prints them when it likes; it never asks the run for anything.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _bar(snapshot: ProgressSnapshot) -> Columns:
 
 
 def _numbers(snapshot: ProgressSnapshot, phase: str) -> Columns:
-    """The facts, as many beside each other as fit whole."""
+    """The facts, side by side, as many as fit without being cut."""
     from rich.columns import Columns
     from rich.text import Text
 

@@ -27,7 +27,7 @@ def print_json(value: Any) -> None:
 
 
 def takes_unicode() -> bool:
-    """Whether stdout is UTF-8; else JSON says what is not ASCII in its own escapes."""
+    """Whether stdout is UTF-8; if not, JSON escapes what is not ASCII."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 

@@ -10,7 +10,7 @@ import sys
 def settle_streams() -> None:
     """Give closed streams a place, so that no file of a run gets their number; say what an encoding cannot in escapes.
 
-    Writing to a stdout that was closed is still an error, and says so; what nobody hears on stderr is no matter.
+    Writing to a stdout that was closed is still an error, and says so; what nobody reads on stderr does not matter.
     """
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
@@ -30,5 +30,5 @@ def _writer(descriptor: int) -> io.TextIOWrapper:
 
 
 def drop_stdout() -> None:
-    """What is still in the buffer of a stdout that cannot be written goes nowhere, instead of failing at exit."""
+    """Drop what is still buffered for a stdout that cannot be written, instead of failing at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

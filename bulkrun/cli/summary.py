@@ -57,7 +57,7 @@ def print_summary(done: Submitted, anew: str) -> None:
 
 
 def _changes(changes: dict[str, int]) -> str:
-    """What was to run and why: of a retry only that it failed before, which says nothing of how it ended now."""
+    """What was to run and why; of a retry only that the rows failed before, not how they ended now."""
     if changes.keys() == {"failed"}:
         return f"rows: {count(changes['failed'])} that failed before"
     return f"rows: {counted_changes(changes)}"

@@ -69,7 +69,7 @@ class Source(Protocol):
         """The rows of file `start.file` from row `start.row` on. Raises InputError where the file is broken."""
 
     def select(self, columns: Sequence[str]) -> Source:
-        """The same rows with only these columns, in this order (names must exist)."""
+        """A source of these rows with only these columns, in this order (names must exist)."""
 
 
 def record_batch(arrays: Sequence[pa.Array], schema: pa.Schema, num_rows: int) -> pa.RecordBatch:

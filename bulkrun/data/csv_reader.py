@@ -22,7 +22,7 @@ from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
 Record = list[str] | RowError
-_OTHERS = ";\t|,"  # what may separate fields, if not what should
+_OTHERS = ";\t|,"  # separators that a file may have instead of its own
 
 
 class CsvSource:
@@ -96,7 +96,7 @@ class _TooLong(Exception):
 
 
 class _Records:
-    """The records of a CSV stream, the header included; one that is no good is a RowError."""
+    """The records of a CSV stream, the header included; a bad one is a RowError."""
 
     def __init__(self, file: InputFile, stream: BinaryIO, max_row_bytes: int, delimiter: str | None) -> None:
         self._file = file

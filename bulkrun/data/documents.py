@@ -13,9 +13,9 @@ _T = TypeVar("_T")
 
 
 def from_document(kind: type[_T], document: Mapping[str, Any], path: Path, what: str) -> _T:
-    """The object that `path` holds as `what`. Raises RunError where its keys are others than this version's.
+    """The object that `path` holds as `what`. Raises RunError where its keys are not those of this version.
 
-    Nothing of it may be passed over: it decides, or is written again.
+    No key may be ignored: the object decides something, or is written again.
     """
     try:
         return kind(**document)
@@ -27,14 +27,14 @@ def from_document(kind: type[_T], document: Mapping[str, Any], path: Path, what:
 
 
 def _complaint(error: TypeError) -> str:
-    """Of Python's words those that speak of the object: unexpected keyword argument 'x'."""
+    """The part of Python's message that is about the object: unexpected keyword argument 'x'."""
     return str(error).partition("() ")[2].removeprefix("got an ") or str(error)
 
 
 def advice_from(kind: type[_T], document: Mapping[str, Any]) -> _T | None:
-    """The same for what only advises: keys that this version does not know say nothing to it.
+    """As `from_document` for advisory files: unknown keys are ignored.
 
-    None where one is missing that it needs.
+    None where a required key is missing.
     """
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     try:

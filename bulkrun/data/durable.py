@@ -89,7 +89,7 @@ def write_file(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
-            path.unlink(missing_ok=True)  # on a full disk half a file is in the way
+            path.unlink(missing_ok=True)  # on a full disk half a file takes space
             raise
 
 
@@ -138,7 +138,7 @@ def swap_in(tmp: Path, final: Path) -> None:
 
 
 def rename_dir(source: Path, target: Path) -> None:
-    """Give a directory another name beside its own (one fsync makes both durable), which nobody has."""
+    """Rename a directory; `target` is an unused name beside it (one fsync makes both durable)."""
     with disk_errors("moving it aside", source):
         source.rename(target)
         fsync_dir(target.parent)
@@ -178,7 +178,7 @@ def _name_if_absent(tmp: Path, final: Path) -> None:
 def _own_tail(tmp: Path, final: Path) -> tuple[int, bytes] | None:
     try:
         return _tail(tmp)
-    except FileNotFoundError:  # a rival finished the run meanwhile, and its clean-up took our late tmp
+    except FileNotFoundError:  # another worker finished the run meanwhile, and its clean-up removed our late tmp
         if not final.exists():
             raise
         return None

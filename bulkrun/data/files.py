@@ -121,7 +121,7 @@ def _classify(path: Path | RemotePath) -> tuple[Format, Compression | None] | No
 
 def _describe(path: Path, folders: str) -> InputFile:
     if path.is_symlink() and not path.exists():
-        raise InputError(f"{path}: a link to {path.readlink()}, which does not exist; mend the link or remove it")
+        raise InputError(f"{path}: a link to {path.readlink()}, which does not exist; fix the link or remove it")
     if not path.is_file():
         raise InputError(f"{path}: not a regular file (an input is read more than once, so it cannot be a pipe)")
     stat = path.stat()

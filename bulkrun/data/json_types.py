@@ -93,7 +93,7 @@ class Shape:
 
     def __init__(self) -> None:
         self.counts: Counter[Kind] = Counter()
-        self.fractions = 0  # of the floats, those that are no whole numbers
+        self.fractions = 0  # floats with a fraction
         self.beyond_doubles = False
         self.item: Shape | None = None
         self.fields: dict[str, Shape] = {}
@@ -116,7 +116,7 @@ class Shape:
 
     def resolve(self, known: JsonType | None = None) -> JsonType:
         """The column's type. `known` is what it has elsewhere, for what the sample does not tell."""
-        if known and known.kind == "string":  # which may be one of text
+        if known and known.kind == "string":  # may be a text column
             return TEXT
         if not _known(self):
             return known or TEXT

@@ -1,4 +1,4 @@
-"""JSON lines: every line but a blank one is exactly one row; one that is no good is a row with an error that names it.
+"""JSON lines: every line but a blank one is exactly one row; a bad one is a row with an error that names it.
 
 The schema is declared from a bounded sample of all files. DuckDB's and pyarrow's own readers lose bad lines or accept
 them silently, so this one reads bytes, splits lines itself and decodes them one by one.
@@ -146,7 +146,7 @@ class JsonlSource:
 
 
 def _as_text(value: Any, type_: JsonType) -> Any:
-    """What a column of text holds of a value: JSON, which in one of strings a single value may become."""
+    """A value as JSON text. Strings stay as they are, and so do lists and objects where only strings are declared."""
     if value is None or isinstance(value, str) or (type_.kind == "string" and isinstance(value, dict | list)):
         return value
     return _json_text(value)
@@ -167,7 +167,7 @@ _BENT: dict[str, Callable[[Any], bool]] = {
 
 
 def sample_shapes(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, Shape]:
-    """What the columns hold, in the order of their first appearance, from the first lines of every file."""
+    """The shapes of the columns in the first lines of every file, in the order of their first appearance."""
     shapes: dict[str, Shape] = {}
     max_lines, max_bytes = max(16, SAMPLE_LINES // len(files)), max(2**16, SAMPLE_BYTES // len(files))
     for file in files:

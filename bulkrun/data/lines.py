@@ -65,7 +65,7 @@ def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[Line]:
 
 
 def is_blank(line: Line) -> bool:
-    """Whether nothing but white space is on a line: then it is no row, wherever it stands."""
+    """Whether a line has nothing but white space: then it is not a row, wherever it is."""
     return line.data is not None and not line.data.strip()
 
 

@@ -1,4 +1,4 @@
-"""An input of no rows at all: its files do not tell which columns it would have, so whoever asks does."""
+"""An input of no rows at all: its files do not show which columns it would have, so the caller says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bulkrun.data.batch import InputBatch, Position
 
 
 class NoRows:
-    """A source of no rows, with the columns that somebody expects."""
+    """A source of no rows, with the columns that the caller expects."""
 
     num_rows: int | None = 0
 

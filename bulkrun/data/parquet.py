@@ -133,7 +133,7 @@ class ParquetSource:
         return InputBatch(position, blank_rows(rows, list(errors)), errors)
 
     def _too_large(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """The rows over the limit, by their place in the batch, with what is to be said of them."""
+        """Rows over the size limit: their index in the batch -> the problem."""
         limit = self._max_row_bytes
         if rows.nbytes <= limit:
             return {}
@@ -141,7 +141,7 @@ class ParquetSource:
         return {row: f"has {size} bytes, more than input.max_row_bytes {limit}" for row, size in sizes if size > limit}
 
     def _not_text(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """The same for rows with invalid UTF-8, which no reader of the results could read, DuckDB least of all."""
+        """Rows with invalid UTF-8, which no reader of results could read: their index in the batch -> the problem."""
         problems: dict[int, str] = {}
         for name in self._text_columns:
             column = rows.column(name)
@@ -167,7 +167,7 @@ def _is_valid(column: pa.Array) -> bool:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
-    """`column` in the type of `field`; what does not fit is null, and its row is told with the reason."""
+    """`column` in the type of `field`; what does not fit is null, and its row is returned with the reason."""
     if column.type == field.type:
         return column, {}
     try:

@@ -56,14 +56,14 @@ class Dataset:
 
     @property
     def is_void(self) -> bool:
-        """Whether there is no row and nothing that would tell its columns: JSON lines or CSV without a line."""
+        """Whether there is no row and nothing that shows the columns: JSON lines or CSV without a line."""
         if isinstance(self.source, NoRows):
             return True
         told = self.num_rows is not None or (self.files[0].format == "csv" and bool(self.schema.names))
         return not told and next(self.batches(limit=1), None) is None
 
     def of_no_rows(self, schema: pa.Schema) -> Dataset:
-        """A void input with the columns that are expected of it."""
+        """A void input, given the columns that are expected of it."""
         return replace(self, source=NoRows(schema), num_sources=0)
 
     def refuse_unreadable(self) -> None:
@@ -84,7 +84,7 @@ class Dataset:
         return self.source.undeclared_columns
 
     def select(self, columns: Sequence[str]) -> Dataset:
-        """The same rows with only these columns (names of the schema), which is cheaper to read."""
+        """A dataset of these rows with only these columns (names of the schema), which is cheaper to read."""
         return replace(self, source=self.source.select(columns))
 
     def batches(self, start: Position = START, limit: int | None = None) -> Iterator[InputBatch]:

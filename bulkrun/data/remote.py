@@ -116,7 +116,7 @@ class RemotePath:
             raise InputError(f"{self.url}: it was changed since the run looked at it; run the same command again")
 
     def open_ranges(self) -> BinaryIO:
-        """The same without any reading ahead, for a reader that knows which ranges it wants."""
+        """The object's bytes without reading ahead, for a reader that knows which ranges it wants."""
         return cast(BinaryIO, ObjectStream(self, "none", READ_AHEAD_BYTES))
 
 

@@ -52,7 +52,7 @@ def passthrough_schema(
 
 
 def passable(names: Iterable[str]) -> list[str]:
-    """Those of the input columns `names` that can go to the output together; of two that are one to SQL, the first."""
+    """The input columns among `names` that the output can hold; of two that SQL takes for one, the first."""
     firsts: dict[str, str] = {}
     for name in names:
         firsts.setdefault(sql_name(name), name)

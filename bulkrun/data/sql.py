@@ -155,7 +155,7 @@ def _write_result(
 
 
 def _batches(result: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """What the query gives; a row that it fails on comes as an OSError, which a disk has no part in."""
+    """The query's batches. Arrow reports a row that the query fails on as an OSError, although no disk failed."""
     while True:
         try:
             batch = result.read_next_batch()

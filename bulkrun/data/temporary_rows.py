@@ -26,14 +26,14 @@ class TemporaryRows:
         self._writer.write(rows)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What was added, in that order; nothing can be added any more."""
+        """The rows in the order in which they were added; nothing can be added afterwards."""
         self._writer.close()
         self._file.seek(0)
         with pa.ipc.open_stream(self._file) as reader:
             yield from reader
 
     def close(self) -> None:
-        """Give them up, read or not; may be repeated. On a full disk that must not hide what came of it first."""
+        """Drop the rows, read or not; may be repeated. An error here (full disk) must not hide the first one."""
         if self._file.closed:
             return
         with suppress(OSError):

@@ -20,10 +20,10 @@ DEFAULT_WINDOW_S = 0.05
 
 
 class BatchingPolicy(Protocol):
-    """Asked once per step before anybody is let in, and told afterwards how it went."""
+    """Asked once per step before any sequence is admitted, and told afterwards how many were."""
 
     def num_seats(self, num_running: int, waiting: WaitingQueue) -> int:
-        """The most sequences that may be let in in this step; rows and memory may allow fewer."""
+        """The most sequences that may be admitted in this step; rows and memory may allow fewer."""
 
     def let_in(self, count: int, *, out_of_tokens: bool) -> None:
         """So many took a seat; `out_of_tokens`: more might have, had the step's token budget not been used up."""
@@ -66,7 +66,7 @@ class StaticBatching:
 
 
 class DynamicBatching(StaticBatching):
-    """Static, but a batch starts only when it is full or when somebody has waited for `window_s`."""
+    """Static, but a batch starts only when it is full or a sequence has waited for `window_s`."""
 
     def __init__(self, max_num_seqs: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(max_num_seqs)
@@ -93,6 +93,6 @@ def batching_policy(
 def check_batching(batching: str, window_s: float) -> None:
     """Raises UsageError for a policy that does not exist and a window that never ends."""
     if batching not in get_args(Batching):
-        raise UsageError(f"engine.batching: {batching!r} is none of {', '.join(get_args(Batching))}")
+        raise UsageError(f"engine.batching: {batching!r} is not one of {', '.join(get_args(Batching))}")
     if not 0 <= window_s < math.inf:
         raise UsageError(f"engine.batching_window_s: {window_s} is not a number of seconds from 0 up")

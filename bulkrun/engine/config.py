@@ -21,7 +21,7 @@ from bulkrun.models.quantization import refuse_without_fp8
 from bulkrun.ops.fp8 import FP8
 
 BLOCK_SIZE = 16
-MIN_BLOCKS = 2  # the null block and one for somebody
+MIN_BLOCKS = 2  # the null block and one to use
 MIN_MODEL_LEN = 2  # a prompt token and an output token
 CPU_RAM_SHARE = 0.25  # of the RAM that is available; the rest is the job's and the other processes'
 DEFAULT_MAX_NUM_SEQS = {"cpu": 128, "cuda": 1024}
@@ -46,7 +46,7 @@ class EngineConfig:
     batching_window_s: float = DEFAULT_WINDOW_S
     async_scheduling: bool = False
     enforce_eager: bool = False
-    is_pool_given: bool = False  # by its size: another one is not what was asked for
+    is_pool_given: bool = False  # the user gave its size: no other will do
 
     @property
     def max_blocks_per_seq(self) -> int:

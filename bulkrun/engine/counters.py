@@ -9,7 +9,7 @@ from bulkrun.engine.scheduled_batch import ScheduledBatch
 
 @dataclass(slots=True)
 class Counters:
-    """Since the engine was made. `num_prompt_tokens` are computed ones, again after a preemption; cached ones apart."""
+    """Counters of one engine. `num_prompt_tokens`: computed ones (again after a preemption), not cached ones."""
 
     num_steps: int = 0
     num_prompt_tokens: int = 0

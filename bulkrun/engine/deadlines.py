@@ -15,25 +15,25 @@ class Deadlines:
         self._deadlines: dict[Sequence, float] = {}
 
     def start(self, seqs: Iterable[Sequence]) -> None:
-        """Sequences got their row: the time of those that never had one before starts to run."""
+        """Start the clock of sequences that got a row for the first time."""
         for seq in seqs:
             timeout_s = seq.request.sampling.timeout_s
             if timeout_s is not None and seq not in self._deadlines:
                 self._deadlines[seq] = self._clock() + timeout_s
 
     def expired(self) -> list[Sequence]:
-        """Those whose time is over."""
+        """The sequences whose time is over."""
         if not self._deadlines:
             return []
         now = self._clock()
         return [seq for seq, deadline in self._deadlines.items() if deadline <= now]
 
     def keep_only(self, seqs: Iterable[Sequence]) -> None:
-        """Whoever is not among these has ended."""
+        """Forget all sequences but these: the others have ended."""
         left = set(seqs)
         self._deadlines = {seq: deadline for seq, deadline in self._deadlines.items() if seq in left}
 
     def forget(self, seqs: Iterable[Sequence]) -> None:
-        """Sequences ended; those without a limit are welcome too."""
+        """Forget sequences that ended; those without a limit may be among them."""
         for seq in seqs:
             self._deadlines.pop(seq, None)

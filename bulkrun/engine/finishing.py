@@ -63,7 +63,7 @@ def refusal(
 
 
 def needs_constraint(request: Request) -> bool:
-    """Whether something but the model has a say in which tokens may come next."""
+    """Whether anything besides the model decides which tokens may come next."""
     return request.sampling.structured_outputs is not None or request.sampling.thinking is not None
 
 
@@ -121,7 +121,7 @@ def _stop_of(seq: Sequence) -> Ending | None:
 
 
 def _progress_of(seq: Sequence, stop_reason: int | str | None = None) -> Progress | None:
-    """Where a constrained sequence stands that something else than its own end stops."""
+    """The state of a constrained sequence that was stopped before it ended by itself."""
     return None if seq.constraint is None else seq.constraint.progress(stop_reason)
 
 
@@ -138,7 +138,7 @@ def _runaway_of(seq: Sequence, repetition: RepetitionWatch) -> Ending | None:
 
 
 def completion_of(seq: Sequence, ending: Ending) -> Completion:
-    """What the caller gets of an ended sequence."""
+    """The completion of a sequence that ended."""
     end = -1 if ending.drop_last else None
     return Completion(
         request_id=seq.request.request_id,
@@ -156,7 +156,7 @@ def completion_of(seq: Sequence, ending: Ending) -> Completion:
 
 
 def refused(request: Request, error: RowError) -> Completion:
-    """What the caller gets of a request that was never queued."""
+    """The completion of a request that was never queued."""
     return Completion(
         request_id=request.request_id,
         token_ids=(),
@@ -167,5 +167,5 @@ def refused(request: Request, error: RowError) -> Completion:
 
 
 def _whole_prompt_logprobs(seq: Sequence) -> tuple[TokenLogprob | None, ...] | None:
-    """None too where the sequence ended before its whole prompt was computed."""
+    """None unless asked for, and None if the sequence ended before its whole prompt was computed."""
     return None if seq.prompt_logprobs is None or seq.needs_prompt_logits else tuple(seq.prompt_logprobs)

@@ -84,7 +84,7 @@ class LLMEngine:
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
-        self._unsettled: list[Sequence] = []  # those that a step is about to change, or has changed by half
+        self._unsettled: list[Sequence] = []  # in the middle of an update; re-queued if interrupted
         self._memory = MemoryGuard(model.config, config)
         self._launcher = StepLauncher(self.model_runner, self._memory, model.config.vocab_size)
         self._counters = Counters()
@@ -230,7 +230,7 @@ class LLMEngine:
             self._finish(landed.result())
 
     def _time_out(self) -> None:
-        """Take out those whose time is over, wherever they are."""
+        """Remove the sequences whose time is over, wherever they are."""
         if expired := self._deadlines.expired():
             self._ended += [completion_of(seq, timeout_of(seq)) for seq in expired]
             self.scheduler.drop(expired)
@@ -270,7 +270,7 @@ class LLMEngine:
         return append_token(seq, output.token_ids[index])
 
     def _discard(self, broken: list[Sequence]) -> None:
-        """Take out those whose KV holds no numbers; who may have read another's there is computed once more, alone."""
+        """Remove sequences whose KV is not finite; those that may have read another's KV are computed again, alone."""
         self._unsettled = broken
         discard(broken, self.scheduler, self.model_runner)
         for seq in broken:
@@ -281,7 +281,7 @@ class LLMEngine:
         self._unsettled = []
 
     def _start_over(self) -> None:
-        """After a step that was broken off."""
+        """Clean up after a step that was interrupted."""
         self._under_way = None
         self._launcher.settle()
         start_over(self.scheduler, {completion.request_id for completion in self._ended})

@@ -15,7 +15,7 @@ class DeviceMemory(NamedTuple):
     """A device with the weights loaded, in bytes."""
 
     total_bytes: int
-    free_bytes: int  # of nobody, this process's cached blocks given back
+    free_bytes: int  # used by no process, after torch gave its cached blocks back
     step_bytes: int  # taken at most, beyond the weights, by the widest step: activations, logits, sampling, rows
     reserved_bytes: int = 0  # for what is yet to come, such as memory that captured graphs will keep
 
@@ -28,7 +28,7 @@ class DeviceMemory(NamedTuple):
         return int(self.total_bytes * utilization) - used_bytes - self.step_bytes - self.reserved_bytes
 
     def explain(self, utilization: float) -> str:
-        """The same in words, as the beginning of a sentence about what fits."""
+        """`kv_bytes` in words, as the beginning of a sentence about what fits."""
         return (
             f"engine.gpu_memory_utilization: {utilization:g} of {_gib(self.total_bytes)}, without "
             f"{_gib(self.total_bytes - self.free_bytes)} in use with the weights and "
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
 
 
 class SizeLimits(NamedTuple):
-    """What it cannot give up: one sequence of `max_model_len` always fits, and everybody gets a token per step."""
+    """The minimum: one sequence of `max_model_len` always fits, and every sequence gets a token per step."""
 
     num_blocks: int
     max_num_batched_tokens: int

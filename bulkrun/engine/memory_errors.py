@@ -1,4 +1,4 @@
-"""What running out of memory looks like, whoever says it."""
+"""How to recognize that memory ran out, whichever library reports it."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """What it says, without torch's explanations."""
+    """The error's message, without torch's explanations."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

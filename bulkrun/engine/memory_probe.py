@@ -43,7 +43,7 @@ def measure_cuda(model: LanguageModel, config: EngineConfig) -> DeviceMemory:
     torch.cuda.synchronize(device)
     step_bytes = torch.cuda.max_memory_reserved(device) - before_bytes
     torch.cuda.empty_cache()
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)  # less what compiled kernels and libraries have taken
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)  # minus what compiled kernels and libraries have taken
     return DeviceMemory(total_bytes, free_bytes, step_bytes, graph_bytes(model, config, step_bytes))
 
 

@@ -85,7 +85,7 @@ class ModelRunner:
                 "no CUDA graphs, steps are launched kernel by kernel (engine.enforce_eager): %s", first_line(error)
             )
             return None
-        torch.cuda.empty_cache()  # of the runs before capturing
+        torch.cuda.empty_cache()  # used by the runs before capturing
         return graphs
 
     def _prefix_table(self) -> SharedPrefixTable | None:
@@ -153,7 +153,8 @@ class ModelRunner:
         return hidden_TE if num_sampling == len(hidden_TE) else hidden_TE[indices]
 
     def _logits(self, hidden_SE: torch.Tensor, seqs: SequenceOf[Sequence]) -> torch.Tensor:
-        """Of the rows that sample. A token is chosen from them as they are: float32 would be twice as much."""
+        """Logits of the rows that sample, left in the head's dtype where nothing shapes them: float32 would double
+        the memory."""
         as_computed = all(seq.takes_raw_logits for seq in seqs)
         return self.model.compute_logits(hidden_SE, as_computed=as_computed)
 

@@ -80,11 +80,11 @@ class MemoryGuard:
         self.shortage: str | None = None
 
     def worked(self) -> None:
-        """A step went through."""
+        """Note that a step succeeded."""
         self._num_in_a_row = 0
 
     def attempt(self, work: Callable[[], _Result]) -> _Result | None:
-        """What comes of it; None where memory ran out. Other errors are raised as they are."""
+        """The result of `work`, None where memory ran out. Other errors are raised as they are."""
         try:
             return work()
         except MEMORY_ERRORS as error:

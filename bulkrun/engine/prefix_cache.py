@@ -26,7 +26,7 @@ class PrefixCache:
         self._is_enabled = is_enabled
 
     def find(self, seq: Sequence) -> CachedPrefix:
-        """What is cached of its tokens, but never its last one, whose logits are wanted."""
+        """The cached part of its tokens, never including the last one, whose logits are wanted."""
         if not self._is_enabled or not seq.reads_prefix:
             return CachedPrefix([])
         manager, size = self._manager, self._manager.block_size
@@ -58,7 +58,7 @@ class PrefixCache:
         seq.num_registered_blocks = end
 
     def _offer_tail(self, seq: Sequence) -> None:
-        """The end of the prompt, to others with the same prompt; a copy is not taken, as its source stands."""
+        """Offer the end of the prompt to others with the same prompt; of a copy, the source stays on offer."""
         tail = seq.prompt_tail(self._manager.block_size)
         if tail.num_tokens:
             self._manager.register_tail(seq.block_table[tail.block_index], tail.hash)

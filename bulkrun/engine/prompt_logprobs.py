@@ -51,7 +51,7 @@ def add_prompt_logprobs(model: LanguageModel, hidden_TE: torch.Tensor, batch: Sc
 
 
 def _wanted(batch: ScheduledBatch) -> list[_Wanted]:
-    """What is missing and can be had; after a preemption some of it is known already."""
+    """The tokens still missing that this step can give; after a preemption some are known already."""
     wanted = []
     offset = batch.num_decode_seqs  # a token of a decoding sequence predicts no token of a prompt
     for index in range(batch.num_decode_seqs, len(batch.seqs)):

@@ -14,7 +14,7 @@ from bulkrun.engine.sequence import Sequence
 
 
 def discard(broken: list[Sequence], scheduler: Scheduler, model_runner: ModelRunner) -> None:
-    """Take out sequences whose KV holds no numbers, and make sure that nobody reads it."""
+    """Remove sequences whose KV is not finite, and make sure that nobody reads it."""
     manager = scheduler.block_manager
     blocks = {block_id for seq in broken for block_id in seq.block_table}
     manager.forget(list(blocks))
@@ -23,7 +23,7 @@ def discard(broken: list[Sequence], scheduler: Scheduler, model_runner: ModelRun
 
 
 def start_over(scheduler: Scheduler, ended: Collection[str]) -> None:
-    """After a step that an error or Ctrl-C broke off: everybody waits again, but those of the requests that `ended`.
+    """After a step that an error or Ctrl-C interrupted: all sequences wait again but those of requests that `ended`.
 
     Scheduling counts tokens as computed, and lets others share them, before they are: nothing in the pool is trusted.
     """

@@ -89,7 +89,7 @@ def sample_tokens(
 
 
 class _RawLogits(NamedTuple):
-    """What is still wanted of the logits as they came, once they are shaped."""
+    """What must be kept of the raw logits before they are shaped in place."""
 
     logits_SV: torch.Tensor
     is_valid: torch.Tensor | None  # bool [S']; None where nothing shapes them

@@ -34,12 +34,12 @@ class ScheduledBatch:
         return sum(self.num_scheduled_tokens)
 
     def sampling_indices(self) -> list[int]:
-        """Those for whom `samples` is true: everyone who decodes, and whose prompt ends in this step."""
+        """Indices of the sequences that `samples`: those that decode, and those whose prompt ends in this step."""
         chunks = range(self.num_decode_seqs, len(self.seqs))
         return [*range(self.num_decode_seqs), *filter(self.samples, chunks)]
 
     def sampling_seqs(self) -> list[Sequence]:
-        """Those whom `sampling_indices` counts."""
+        """The sequences at `sampling_indices`."""
         samples = self.sampling_indices()
         return self.seqs if len(samples) == len(self.seqs) else [self.seqs[i] for i in samples]
 

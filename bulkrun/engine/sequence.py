@@ -81,7 +81,7 @@ class Sequence:
         self.arrived_at = arrived_at  # seconds, on the engine's clock
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)
-        # behind the end of a structured output there is nothing to go on with, whatever else is ignored
+        # after the end of a structured output nothing can follow, whatever else is ignored
         ignores_eos = sampling.ignore_eos and sampling.structured_outputs is None
         self.eos_token_ids = frozenset() if ignores_eos else eos_token_ids
         self.stop_token_ids = self.eos_token_ids.union(sampling.stop_token_ids)
@@ -91,13 +91,13 @@ class Sequence:
         self.token_ids = array("i", request.prompt_token_ids)
         self.logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
-        # nothing comes between the logits and the choice of a token, and nobody wants to know more of them
+        # nothing changes the logits before a token is chosen, and nobody asks for log-probabilities
         self.takes_raw_logits = constraint is None and not sampling.shapes_logits and sampling.logprobs is None
         self.row: int | None = None  # its permanent row in the device tensors while it runs
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
-        self.tail: PromptTail | None = None  # once somebody asked
-        self.has_offered_tail = False  # nothing is left to do for it at this admission
+        self.tail: PromptTail | None = None  # computed when first asked for
+        self.has_offered_tail = False  # nothing is left to offer at this admission
         self.num_registered_blocks = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # prompt tokens the prefix cache held at its first admission
@@ -105,11 +105,11 @@ class Sequence:
         self.num_preemptions = 0
         self.num_pending = 0
         self.shares_prefix = True  # may read what others computed, and others may read what it computes
-        self.has_ended = False  # what steps under way still bring for it is nobody's any more
+        self.has_ended = False  # what steps under way still bring for it is dropped
 
     @property
     def order(self) -> tuple[int, int]:
-        """By this sequences wait: priority, then arrival."""
+        """Waiting order: priority, then arrival."""
         return self.priority, self.arrival
 
     @property

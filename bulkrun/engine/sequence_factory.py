@@ -67,12 +67,12 @@ class SequenceFactory:
 
 
 def _known(token_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Those that the model can generate: a tokenizer may have been given more without the model's embeddings."""
+    """The ids that the model can generate: tokens may have been added to a tokenizer but not to the embeddings."""
     ids = sorted(set(token_ids))
     known = [token_id for token_id in ids if 0 <= token_id < vocab_size]
     if len(known) < len(ids):
         logging.getLogger(__name__).warning(
-            "end-of-sequence ids %s are none of the model's %d tokens; they end nothing",
+            "end-of-sequence ids %s are not among the model's %d tokens; they end nothing",
             [token_id for token_id in ids if token_id not in known],
             vocab_size,
         )

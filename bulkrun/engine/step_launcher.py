@@ -30,7 +30,7 @@ class StepLauncher:
             self._mask_filler = MaskFiller(self._vocab_size)
 
     def settle(self) -> None:
-        """After a launch that was broken off: wait until nobody asks a constraint any more."""
+        """After an interrupted launch: wait until no thread uses a constraint any more."""
         if self._mask_filler is not None:
             self._mask_filler.settle()
 

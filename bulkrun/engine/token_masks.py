@@ -79,7 +79,7 @@ class MaskFiller:
         return PendingMasks([index for index, _ in wanted], buffer, tasks)
 
     def settle(self) -> None:
-        """Wait until nobody asks a constraint any more, whatever came of it."""
+        """Wait until no thread uses a constraint any more, whatever the outcome."""
         wait(self._tasks)
 
 

@@ -25,7 +25,7 @@ class WaitingQueue:
 
     @property
     def head(self) -> Sequence:
-        """Who is next; there must be somebody."""
+        """The next sequence; there must be one."""
         return self._heap[0][1]
 
     def add(self, seq: Sequence) -> None:
@@ -37,7 +37,7 @@ class WaitingQueue:
         return heapq.heappop(self._heap)[1]
 
     def remove(self, seqs: list[Sequence]) -> None:
-        """Take these out, those that do not wait excepted."""
+        """Remove these; those that do not wait are ignored."""
         if not seqs:
             return
         ids = set(map(id, seqs))

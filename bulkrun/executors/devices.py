@@ -29,7 +29,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _has_driver() -> bool:
-    """Containers may have one without nvidia-smi, so that is the second question."""
+    """Whether there is a driver. Containers may have one without nvidia-smi, so nvidia-smi is asked second."""
     return any(Path(path).exists() for path in _DRIVERS) or _installed_gpus() > 0
 
 

@@ -15,7 +15,7 @@ from bulkrun.job.store.workers import TTL_S, read_worker
 
 SILENT_S = 10 * TTL_S
 _LOOK_EVERY_S = 5.0
-_GAP_S = 60.0  # between two looks: then it was this process that slept
+_GAP_S = 60.0  # a longer gap between two looks means that this process slept
 
 
 class _Look(NamedTuple):

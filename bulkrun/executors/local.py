@@ -27,7 +27,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.flight import record_death
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-DEATHS_IN_A_ROW = 5  # without a row finished between them: it is not the rows
+DEATHS_IN_A_ROW = 5  # without a row finished between them: the rows are not to blame
 DRAIN_S = 10.0
 _PYTHON_FAILED = 1  # an exception that nobody caught; with nothing in the engine it would only come again
 _STDERR_LINES = 12  # lines of a dead worker's stderr that are shown
@@ -127,7 +127,7 @@ class LocalWorkers:
             self._record_death(place, code)
 
     def _deregister(self, place: _Place, process: subprocess.Popen[str]) -> BulkrunError | None:
-        """Collect what a worker that ended has left: the error it told, and a log if anything is in it."""
+        """Collect what an ended worker left behind: the error it reported, and its log unless that is empty."""
         place.process = None
         output = process.communicate()[0]
         log = self._log_of(place.worker)
@@ -137,7 +137,7 @@ class LocalWorkers:
         return received(output)
 
     def _record_death(self, place: _Place, code: int) -> None:
-        """Note a death, and when to start again. Raises RunError when that would be in vain."""
+        """Note a death, and when to start again. Raises RunError when starting again would not help."""
         how = _how_it_ended(code)
         flight = record_death(self._run, place.worker, how)
         if code == _PYTHON_FAILED and not flight.left:
@@ -147,7 +147,7 @@ class LocalWorkers:
         if place.deaths >= DEATHS_IN_A_ROW:
             raise RunError(
                 f"workers died {place.deaths} times in a row without finishing a row, the last with {how}; what was "
-                f"finished is saved; mend the cause, then run the same command again\n{self._stderr_tail(place.worker)}"
+                f"finished is saved; fix the cause, then run the same command again\n{self._stderr_tail(place.worker)}"
             )
         place.start_at = self._clock() + min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (place.deaths - 1))
 

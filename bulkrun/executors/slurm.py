@@ -106,7 +106,7 @@ def submitted_jobs(run: RunDir) -> list[str]:
 
 
 def queued_jobs(run: RunDir) -> list[QueuedJob]:
-    """What of this run is still in the queue: waiting, running or ending."""
+    """This run's jobs that are still in the queue: waiting, running or ending."""
     return jobs_of(run, own_queue()) if submitted_jobs(run) else []
 
 
@@ -121,7 +121,7 @@ def own_queue() -> list[tuple[set[str], QueuedJob]]:
 
 
 def jobs_of(run: RunDir, queue: Sequence[tuple[set[str], QueuedJob]]) -> list[QueuedJob]:
-    """Those of this run in a queue."""
+    """The jobs of this run in `queue`."""
     ours = set(submitted_jobs(run))
     return [job for ids, job in queue if ids & ours]
 

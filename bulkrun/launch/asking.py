@@ -1,4 +1,4 @@
-"""What a Python caller may ask: a text, token ids, vLLM's mappings, a conversation; and why others are no prompts."""
+"""What a Python caller may ask: a text, token ids, vLLM's mappings, a conversation; and why a value is not a prompt."""
 
 from __future__ import annotations
 

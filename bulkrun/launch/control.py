@@ -36,7 +36,7 @@ class Cancelled:
 def cancel_run(run: RunDir) -> Cancelled:
     """Tell them all, those that are still starting too; returns at once.
 
-    Raises RunError for a directory that is no run, ExecutorError for Slurm's.
+    Raises RunError for a directory that is not a run, ExecutorError for Slurm's.
     """
     read_record(run)
     request_cancel(run)
@@ -49,13 +49,13 @@ def cancel_run(run: RunDir) -> Cancelled:
 
 
 def status_with_queue(run: RunDir) -> tuple[RunStatus, list[QueuedJob]]:
-    """How a run stands, and what of it is in Slurm's queue: one that nobody works on yet waits there."""
+    """How a run stands, and its jobs in Slurm's queue: a run that nobody works on yet may be waiting there."""
     found, queue = read_status(run), queue_of(run)
     return _as_queued(found, run, queue), queue
 
 
 def statuses_with_queue(below: Path) -> list[RunStatus | DamagedRun]:
-    """The same for all runs in a directory and below it; the queue is asked once, and only where one may be in it."""
+    """`status_with_queue` for all runs at or below a directory; asks the queue once, and only if one may be in it."""
     found, queue = statuses(below), []
     if any(one.state == "interrupted" and submitted_jobs(RunDir(one.root)) for one in found):
         with suppress(ExecutorError):
@@ -75,7 +75,7 @@ def _as_queued(found: RunStatus, run: RunDir, queue: list[QueuedJob]) -> RunStat
 
 
 def queue_of(run: RunDir) -> list[QueuedJob]:
-    """What of a run waits or runs in Slurm's queue; nothing where that cannot be asked (another machine)."""
+    """A run's jobs in Slurm's queue; none where the queue cannot be asked (another machine)."""
     try:
         return queued_jobs(run)
     except ExecutorError:

@@ -29,7 +29,7 @@ from bulkrun.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Mapping[str, Any]
-_P = TypeVar("_P", bound=Prompt)  # a list[str] is no list[str | Sequence[int]]
+_P = TypeVar("_P", bound=Prompt)  # a list[str] is not a list[str | Sequence[int]]
 _C = TypeVar("_C", bound=Sequence[Message] | Message)
 
 _COLUMNS = [pa.field(name, pa.null()) for name in ("reasoning", "logprobs", "prompt_logprobs", "cumulative_logprob")]

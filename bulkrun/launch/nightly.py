@@ -180,7 +180,7 @@ def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, reason
     if reasons.drop_vanished and changes.vanished and not changes.rows_today:
         where = "input.path: holds" if source.spec.input.sql is None else "input.sql: gives"
         raise InputError(
-            f"{where} no rows at all, and run.on_vanished: drop would drop every result; mend the input, or keep them "
+            f"{where} no rows at all, and run.on_vanished: drop would drop every result; fix the input, or keep them "
             "with --set run.on_vanished=keep"
         )
     return changes

@@ -90,7 +90,7 @@ class SharedEngine:
         return [request.request_id for request in requests]
 
     def step(self) -> None:
-        """One step of the engine; whoever asked for what ended in it is told."""
+        """One step of the engine; the streams that asked for what ended in it are told."""
         with self._turn:
             self._drop_unwanted()
             for done in self.engine.step():

@@ -57,8 +57,8 @@ def retry(
 ) -> Submitted:
     """Run the rows of a finished run that hold an error (one of `codes`, if given) again, or continue doing so.
 
-    A row that fails again gets the newer error; a success is never replaced by an error. `begin_anew` throws another
-    change that is under way away. `workers` None: as many as the job says. Raises UsageError where the run is not
+    A row that fails again gets the newer error; a success is never replaced by an error. `begin_anew` throws away
+    another change that is under way. `workers` None: as many as the job says. Raises UsageError where the run is not
     finished, an override cannot be, or another change is under way; ResumeError when the input or the model changed;
     Interrupted when a signal ended it.
     """
@@ -66,11 +66,11 @@ def retry(
         run = RunDir(root)
         drain.cancelled = CancelWatch(run)
         asked = Retry(tuple(overrides), tuple(sorted(codes)))
-        _finished(run, codes)  # before what may take half a minute
+        _finished(run, codes)  # fail early: hold() may wait half a minute
         with hold(run):
             totals = _finished(run, codes)
             if not _stage_or_resume(run, totals, asked, view, begin_anew):
-                deliver(run, read_record(run), drain.should_stop)  # which a kill may have come before
+                deliver(run, read_record(run), drain.should_stop)  # a kill may have prevented the delivery
                 merged = read_totals(run) or totals  # of another change, which may just have ended
                 return Submitted(run, merged, worked=False, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)
@@ -78,7 +78,7 @@ def retry(
 
 def _finished(run: RunDir, codes: Sequence[str]) -> RunTotals:
     """The totals of a run whose rows can be retried. Raises RunError and UsageError where there are none."""
-    read_record(run)  # says so where the directory is no run
+    read_record(run)  # raises if the directory is not a run
     totals = finished_totals(run)
     if totals is None:
         raise UsageError(f"{run.root}: the run is not finished; `bulkrun submit` continues it, then retry what failed")

@@ -53,7 +53,7 @@ class Workers(Protocol):
 
 
 class View(Protocol):
-    """Where a run says how it goes."""
+    """Where a run shows its progress."""
 
     def phase(self, text: str) -> None:
         """What happens now, in a few words."""
@@ -104,7 +104,7 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     worker or the planner.
     """
     run, began = prepared.run, time.monotonic()
-    # While a model loads, nobody else tells that somebody is there.
+    # While a model loads, nothing else shows that this process is at work.
     with present(run, Worker.this_process(), "supervisor"):
         workers = _make_workers(prepared.spec, run, record.run_id)
         planner = PlannerProcess(run, record.run_id)
@@ -122,7 +122,7 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
         totals = read_totals(run)
         if totals is None:
             raise _interrupted(run, view, drain)
-        deliver(run, record, drain.should_stop)  # which a worker that had to be ended may not have done
+        deliver(run, record, drain.should_stop)  # a worker that had to be ended may not have done it
     return Submitted(run, totals, worked=True, elapsed_s=(ended or time.monotonic()) - began)
 
 
@@ -175,7 +175,7 @@ def _supervise(
 
 
 class _Shown:
-    """What the view was told of the workers."""
+    """The workers' numbers, as last given to the view."""
 
     def __init__(self, team: TeamProgress, view: View) -> None:
         self._team, self._view = team, view

@@ -73,7 +73,7 @@ class DrainOnSignal:
 def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
     """Handle the drain signals inside the block; the handlers of before come back at its end. Raises Interrupted.
 
-    In another thread than the main one there are no signals to handle: they stay their owner's.
+    Outside the main thread there are no signals to handle: they are left to their owner.
     """
     drain = DrainOnSignal(supervised=supervised)
     if threading.current_thread() is not threading.main_thread():
@@ -88,7 +88,7 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
     finally:
         for number, handler in before.items():
             outer = getattr(handler, "__self__", None)
-            if isinstance(outer, DrainOnSignal):  # that of the whole command: to it the next signal is the second one
+            if isinstance(outer, DrainOnSignal):  # the whole command's: the next signal is its second
                 outer.received = outer.received or drain.received
             signal.signal(number, handler)
 
@@ -106,7 +106,7 @@ def _say_the_end(name: str) -> None:
 
 
 def _leave_terminal() -> None:
-    """Nobody reads a terminal that closed, and writing to it fails: what is still said must not end the saving."""
+    """Drop output once the terminal has closed: writing to it would fail and must not interrupt the saving."""
     for descriptor in (1, 2):
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):

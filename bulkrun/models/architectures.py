@@ -1,4 +1,4 @@
-"""Of which family a config.json is: by its architecture, by its model type, or by its text part. Torch-free."""
+"""Which family a config.json belongs to: by architecture, model type, or its text part. Torch-free."""
 
 from __future__ import annotations
 

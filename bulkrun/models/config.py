@@ -49,7 +49,7 @@ class ModelConfig:
 
     @property
     def reachable_positions(self) -> int:
-        """The longest sequences that somebody may ask for; `max_position_embeddings` is what is right unasked."""
+        """The longest sequences that a user may ask for; `max_position_embeddings` is the default."""
         return self.max_position_embeddings
 
     def model_len(self, asked: int | None) -> int:

@@ -100,7 +100,7 @@ class Decoder(nn.Module):
         return logits_SV if soft_cap is None else (logits_SV / soft_cap).tanh_().mul_(soft_cap)
 
     def tie_weights(self) -> None:
-        """Make the head the embedding, where the model says so."""
+        """Tie the head to the embedding, where the model says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight, self.lm_head.is_tied = self.embed_weight, True
 

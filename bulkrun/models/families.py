@@ -236,7 +236,7 @@ FAMILIES: Mapping[str, Family] = {
 def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """The keys the family reads, from the file or by default.
 
-    Raises KeyError for a size that is missing and has no default, ModelError for one that is no number.
+    Raises KeyError for a size that is missing and has no default, ModelError for one that is not a number.
     """
     keys = {name: raw.get(name, default) for name, default in (_COMMON_KEYS | family.keys).items()}
     if "num_experts" in keys and "num_local_experts" in raw:  # Mixtral's name, and what transformers 5 writes

@@ -59,7 +59,7 @@ class GeneralModel:
 
     @property
     def is_capturable(self) -> bool:
-        """Nobody knows what the architecture's own code asks the device."""
+        """False: the architecture's own code may wait for the device."""
         return False
 
     def __call__(
@@ -80,7 +80,7 @@ class GeneralModel:
         try:
             output = body(input_ids=input_ids_T[None].long(), position_ids=positions_T[None].long(), use_cache=False)
         finally:
-            self.step.kv_cache = self.step.meta = None  # or a pool that has to go, for a smaller one, would stay
+            self.step.kv_cache = self.step.meta = None  # or a pool that is replaced by a smaller one would stay alive
         hidden_TE: torch.Tensor = output.last_hidden_state[0]
         return hidden_TE if logits_indices is None else hidden_TE[logits_indices]
 
@@ -181,7 +181,7 @@ class _NoBody(nn.Module):
 
 
 class _HiddenStates:
-    """A body's output of which nothing but the last hidden states is there."""
+    """A body's output that has only the last hidden states."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
         self.last_hidden_state = last_hidden_state

@@ -21,7 +21,7 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = empty_parameter(out_features, in_features)
         self.bias = empty_parameter(out_features) if bias else None
-        self.is_tied = False  # somebody else reads the weight as it is
+        self.is_tied = False  # the embedding reads the weight as it is
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, I] -> [T, O]."""

@@ -143,7 +143,7 @@ def _fill(model: Decoder, tensors: Mapping[str, StoredTensor], path: Path, *, pa
 
 
 def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
-    """What lays each matrix out, by its memory."""
+    """The function that lays each matrix out, by the matrix's memory."""
     packers: dict[int, Callable[[], None]] = {}
     for module in model.modules():
         if isinstance(module, Linear):
@@ -154,7 +154,7 @@ def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What the parts of a fused matrix have in common."""
+    """The memory that the parts of a fused matrix share, as a key."""
     return tensor.untyped_storage().data_ptr()
 
 

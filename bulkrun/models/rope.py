@@ -67,7 +67,7 @@ class RopeConfig:
 
     @property
     def stretched_positions(self) -> int:
-        """What the factor makes of the original context; 0 for embeddings that do not say so."""
+        """The original context times the factor; 0 for rope types other than linear and yarn."""
         return int(self.factor * self.original_max_position_embeddings) if self.rope_type in ("linear", "yarn") else 0
 
 

@@ -71,7 +71,7 @@ def checked_tensors(
     _refuse_others([name for name in tensors if name not in wanted], config, path)
     missing = sorted(set(wanted) - set(tensors))
     if missing == [HEAD]:
-        raise ModelError(f"{path}: there is no {HEAD}, so this is no model that generates text (one for embeddings?)")
+        raise ModelError(f"{path}: there is no {HEAD}, so this is not a text-generating model (one for embeddings?)")
     if missing:
         raise ModelError(
             f"{path}: {len(missing)} of {len(wanted)} tensors are missing: {_shown(missing)}; download it again"

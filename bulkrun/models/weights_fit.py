@@ -15,7 +15,7 @@ def refuse_beyond_ram(num_bytes: int, device: torch.device | str) -> None:
 
 
 def does_not_fit(num_bytes: int, device: torch.device | str, reason: str) -> ModelError:
-    """What to say where so many bytes of weights find no room."""
+    """The message for weights of so many bytes that do not fit."""
     return ModelError(
         f"the weights need {num_bytes / 2**30:.1f} GiB and do not fit on {device} ({reason}); free what other "
         "processes hold, set engine.quantization: fp8, or take a smaller model"

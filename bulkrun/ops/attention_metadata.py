@@ -57,7 +57,7 @@ class AttentionMetadata:
     # int64 [2, C]: slots whose KV is copied and where to, after the step's KV is stored and before anybody attends
     kv_copies: torch.Tensor | None = None
     shared_prefixes: SharedPrefixes | None = None
-    is_padded: bool = False  # tokens of nobody may be at the end: attention gives them zeros
+    is_padded: bool = False  # there may be padding tokens at the end: attention gives them zeros
     # sliding window -> padding plan of the reference attention: made by the first layer, shared by the others
     groups: dict[int | None, list[SequenceGroup]] = field(default_factory=dict, init=False, repr=False, compare=False)
     # the same of the batch-invariant attention

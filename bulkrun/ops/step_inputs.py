@@ -42,7 +42,7 @@ class StepBuffers:
         )
 
     def has_sizes(self, num_tokens: int, num_seqs: int, num_blocks: int) -> bool:
-        """Whether it is room for exactly so much."""
+        """Whether the buffers have exactly these sizes."""
         return self.input_ids_T.shape[0] == num_tokens and self.block_tables_SM.shape == (num_seqs, num_blocks)
 
     def clear(self) -> None:
@@ -51,7 +51,7 @@ class StepBuffers:
             getattr(self, name).zero_()
 
     def first(self, num_tokens: int, num_seqs: int) -> StepBuffers:
-        """The same memory as room for fewer tokens and sequences."""
+        """These buffers, cut to fewer tokens and sequences; the memory is shared."""
         return StepBuffers(
             self.input_ids_T[:num_tokens],
             self.positions_T[:num_tokens],
@@ -106,7 +106,7 @@ def append_tokens(
 
 
 def _pad(out: StepBuffers, first: int, block_size: int) -> None:
-    """Make the tokens from `first` on nobody's."""
+    """Make the tokens from `first` on padding."""
     num_padding = out.input_ids_T.numel() - first
     if num_padding:
         out.input_ids_T[first:] = out.positions_T[first:] = 0

@@ -20,7 +20,7 @@ _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "
 def closed(schema: Any) -> Any:
     """The schema with its objects closed; as it is where it joins object schemas: closed ones would exclude each other.
 
-    Takes any JSON value, and returns what is no schema as it is.
+    Takes any JSON value, and returns what is not a schema as it is.
     """
     return schema if _joins_anywhere(schema) else _closed(schema)
 

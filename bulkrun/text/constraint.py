@@ -56,7 +56,7 @@ class GrammarConstraint:
         return "closed" if matcher.is_stopped() else "whole"
 
     def copy(self) -> GrammarConstraint:
-        """Another sequence at the same place of the grammar."""
+        """A copy at the same place in the grammar, for another sequence."""
         return GrammarConstraint(self._matcher.deep_copy(), self._start, self._vocabulary, self._token_ids)
 
     def _before(self, stop_reason: int | str) -> LLMatcher | None:

@@ -51,7 +51,7 @@ class ThinkingMarkers:
         self.window = len(end.encode()) + _MAX_CONTINUATION  # tokens of the output that an end marker lies in
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What the tokens read, special ones too."""
+        """The text of the tokens, special ones included."""
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0]
 
     def ids(self, text: str) -> list[int]:
@@ -160,7 +160,7 @@ class ThinkingConstraint:
         return None
 
     def _force_end(self, token_id: int) -> None:
-        """What is left of the end marker, of which the last tokens may be a part."""
+        """The rest of the end marker; the last tokens may already be its beginning."""
         if self._num_thoughts == self._max_tokens:
             end = self._markers.end_ids
             written = next(

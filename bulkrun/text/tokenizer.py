@@ -71,7 +71,7 @@ class Tokenizer:
 
     @property
     def unused_ids(self) -> list[int]:
-        """The ids below it that are no token's: a pruned vocabulary has such."""
+        """The ids below that count that belong to no token: a pruned vocabulary has some."""
         used = set(self._backend.get_vocab(with_added_tokens=True).values())
         return [token_id for token_id in range(self.vocab_size) if token_id not in used]
 
@@ -85,7 +85,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
-        """The text of each sequence of ids; bytes that are no UTF-8 become U+FFFD, and no others do."""
+        """The text of each sequence of ids; only bytes that are not valid UTF-8 become U+FFFD."""
         ids = [list(sequence) for sequence in sequences]
         texts = list(self._backend.decode_batch(ids, skip_special_tokens=skip_special_tokens))
         if self._byte_tokens is None:

@@ -179,7 +179,7 @@ def test_an_idle_engine_changes_its_policy(make_engine: EngineFactory) -> None:
 
 
 def test_settings_that_cannot_work_are_refused_by_name(make_engine: EngineFactory) -> None:
-    with pytest.raises(UsageError, match=r"engine\.batching: 'magic' is none of continuous, static, dynamic"):
+    with pytest.raises(UsageError, match=r"engine\.batching: 'magic' is not one of continuous, static, dynamic"):
         make_engine(batching="magic")
     with pytest.raises(UsageError, match=r"engine\.batching_window_s: -1\.0 is not a number of seconds"):
         make_engine(batching="dynamic", batching_window_s=-1.0)

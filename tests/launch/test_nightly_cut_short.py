@@ -329,7 +329,7 @@ def test_rows_that_are_lost_while_a_night_runs_are_not_left_out_of_its_totals(
         return begin_merge(run)
 
     success = (nights.out / "_SUCCESS").read_bytes()
-    with monkeypatch.context() as meanwhile, pytest.raises(RunError, match=r"hold \d+ rows, which should be 20"):
+    with monkeypatch.context() as meanwhile, pytest.raises(RunError, match=r"hold \d+ rows instead of 20"):
         meanwhile.setattr(merge, "begin_merge", lose_a_part)
         nights.submit()
     assert (nights.out / "_SUCCESS").read_bytes() == success

@@ -160,7 +160,7 @@ def test_an_id_of_bytes_that_are_no_text_is_its_rows_error(nights: Nights) -> No
 
     use_parquet(nights, named(b"a", b"\xff"))
     assert nights.submit().totals.errors == {"bad_input": 1}
-    assert "column 'id' holds bytes that are no UTF-8 text" in nights.results()[b"\xff"]["error_message"]
+    assert "column 'id' is not valid UTF-8" in nights.results()[b"\xff"]["error_message"]
     use_parquet(nights, named(b"a", b"\xff", b"c"))
     assert nights.submit().changes == {"new": 1, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 0}
     assert verify_run(RunDir(nights.out)).ok

@@ -103,7 +103,7 @@ def test_a_body_saved_under_its_own_name_with_a_head_is_a_whole_model(tmp_path: 
     edit_config(path, architectures=["LlamaModel"])
     assert_is_what_transformers_loads(load(path), path)
     edit_weights(path, lm_head__weight=None)
-    with pytest.raises(ModelError, match=r"no lm_head\.weight, so this is no model that generates text"):
+    with pytest.raises(ModelError, match=r"no lm_head\.weight, so this is not a text-generating model"):
         load(path)
 
 

@@ -28,7 +28,7 @@ def keys_below(schema: Mapping[str, Any], section: str | None = None) -> list[Ke
     found = [key for key in keys if key.key == section or key.key.startswith((f"{section}.", f"{section}[]."))]
     if not found:
         hint = did_you_mean(section, [key.key for key in keys], str) or f"there are {', '.join(schema['properties'])}"
-        raise UsageError(f"schema: {section!r} is no section or key of a job file; {hint}")
+        raise UsageError(f"schema: {section!r} is not a section or key of a job file; {hint}")
     return found
 
 

@@ -88,7 +88,7 @@ class PromptSpec(Section):
 
     template: str | None = Field(
         None,
-        description="A Jinja template over the row's columns: the user's message. A column whose name is no identifier "
+        description="A Jinja template over the row's columns: the user's message. A column that is not an identifier "
         'is {{ row["first name"] }}. A line break at its very end is dropped, as the one that YAML\'s | adds; write '
         "two to keep one. Default: the columns tell.",
     )
@@ -232,13 +232,13 @@ class JobSpec(Section):
     run: RunSpec = Field(default_factory=RunSpec, description="How the run goes on.")
 
     def with_keys(self, **sections: Mapping[str, Any]) -> JobSpec:
-        """The same job with other values for some keys, which are not checked: `with_keys(run={"workers": 2})`."""
+        """This job with new, unchecked values for some keys: `with_keys(run={"workers": 2})`."""
         changed = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
         return self.model_copy(update=changed)
 
     @model_validator(mode="after")
     def _incremental(self) -> JobSpec:
-        """What a run that goes on night after night cannot do without."""
+        """Check that the rest of the job fits `run.incremental`."""
         if not self.run.incremental:
             return self
         if self.input.id is None:

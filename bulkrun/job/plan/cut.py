@@ -45,7 +45,7 @@ def cut(order: RunOrder, costs: I64, nbytes: I64, limits: Limits) -> I64:
     rows = len(order.rows)
     if not rows:
         return np.zeros(1, np.int64)
-    # Only the first row of an identity is computed; the others are written.
+    # Only the first row of an identity is computed; the others only cost writing.
     cost_until = np.cumsum(np.where(order.first, costs[order.rows], 0))
     bytes_until = np.cumsum(nbytes[order.rows])
     fresh = np.append(np.flatnonzero(order.first), rows)  # where a shard may begin without parting identical prompts

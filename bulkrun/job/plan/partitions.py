@@ -64,7 +64,7 @@ def _problem(name: str, passthrough: pa.Schema) -> str | None:
     if duckdb_type(kind) is None:
         return f"column {name!r} is {kind}; text, integers, booleans and dates name folders: CAST it in input.sql"
     if not is_plain_name(name):
-        return f"column {name!r} is no name for folders (letters, digits, _ and -); rename it in input.sql"
+        return f"column {name!r} cannot be part of a folder's name (letters, digits, _ and -); rename it in input.sql"
     return None
 
 

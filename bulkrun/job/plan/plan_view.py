@@ -33,7 +33,7 @@ class PlanView:
         self._windows: dict[int, PlannedCounts] = {}
 
     def refresh(self) -> None:
-        """Look again. Raises RunError when a planning file is damaged."""
+        """Read the files again. Raises RunError when a planning file is damaged."""
         self.complete = self.complete or read_json(self._run.plan_complete)
         for shard in sorted(self._run.planned_shards() - self.shards.keys()):
             self.shards[shard] = read_shard_info(self._run.shard(shard))

@@ -84,7 +84,7 @@ class PlanInput:
         if spec.run.incremental and spec.input.id not in self.passthrough.names:
             raise JobFileError([f"input.id: {spec.input.id!r} is a result column's name; rename it in input.sql"])
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)
-        # A value of a column that nobody reads is nobody's error.
+        # Unread columns are not parsed, so they cannot fail a row.
         used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}
         self.dataset = dataset.select([name for name in dataset.schema.names if name in used])
         self._stream = InputStream(self.dataset, all_columns=spec.input.columns is None)
@@ -168,7 +168,7 @@ class Planner:
             self._plan_the_rest()
         complete = read_json(self._run.plan_complete)
         assert complete is not None, "this planner or another one has published it"
-        with suppress(OSError):  # what stays takes space and nothing else
+        with suppress(OSError):  # a leftover file only takes space
             for ids in self._run.id_files():
                 ids.unlink(missing_ok=True)
         return PlanReport.from_json(complete)

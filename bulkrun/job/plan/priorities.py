@@ -36,7 +36,7 @@ class Priorities:
         self._column = column
 
     def of(self, rows: pa.RecordBatch) -> RowPriorities:
-        """The priority of each row; 0 where there is no column, for null, and for a value that is no integer."""
+        """The priority of each row; 0 where there is no column, for null, and for a value that is not an integer."""
         values = np.zeros(rows.num_rows, np.int64)
         if self._column is None:
             return RowPriorities(values, {})

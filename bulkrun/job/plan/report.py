@@ -103,7 +103,7 @@ class PlanReport:
 
 
 def undeclared_lines(columns: Mapping[str, int]) -> list[str]:
-    """What a user should know of keys that came too late, a line each for the first of them."""
+    """Notes for the user about keys that came too late: one line each for the first few."""
     lines = [
         f"column {name!r} is not in the output: it first comes after the sample of lines that declares the columns, "
         f"{times:,} times; put a line that has it at the start of an input file"

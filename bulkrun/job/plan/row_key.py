@@ -36,8 +36,8 @@ def _key(salt: bytes, overrides: str | None, tokens: memoryview) -> str:
 
 
 def _refused_keys(rows: pa.Table | pa.RecordBatch) -> Iterator[str]:
-    """The keys of the refused rows alone. The message is no part of them: it may say in which line the row was found,
-    and a line that moved is no other row."""
+    """The keys of the refused rows alone. The message is not part of them: it may name the line the row was found in,
+    and a row whose line moved is still the same row."""
     refused = rows.select(["error_code", "passthrough"]).filter(rows["error_code"].is_valid())
     for batch in refused.to_batches() if isinstance(refused, pa.Table) else [refused]:
         values, _ = python_rows(pa.RecordBatch.from_struct_array(batch["passthrough"]))

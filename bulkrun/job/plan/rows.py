@@ -52,7 +52,7 @@ class PlannedRows:
 class RowMaker:
     """Makes the shard rows of one job: `sizes` measures them, `id_column` names them (None: their number).
 
-    A row whose id is no text is an error row; with `needs_ids` so is one whose id is null.
+    A row whose id is not text is an error row; with `needs_ids` so is one whose id is null.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class RowMaker:
         )
 
     def _named(self, prompt: Prompt | RowError, name: str | None, given: bool) -> Prompt | RowError:
-        """The prompt of a row that is called `name`, or why it has no name; `given` where its id is not null."""
+        """The prompt of the row with id `name`, or why the row has no usable id; `given`: its id is not null."""
         if isinstance(prompt, RowError) or name is not None or not (given or self._needs_ids):
             return prompt
-        what = "holds bytes that are no UTF-8 text" if given else "is null; run.incremental needs an id in every row"
+        what = "is not valid UTF-8" if given else "is null; run.incremental needs an id in every row"
         return RowError("bad_input", f"column {self._id_column!r} {what}")
 
     def _expected_output(self, prompt: Prompt | RowError) -> int:
@@ -178,7 +178,7 @@ def check_id_column(name: str | None, schema: pa.Schema) -> None:
 
 
 def id_texts(column: pa.Array, name: str) -> list[str | None]:
-    """The ids of a batch as text, None where null or no UTF-8.
+    """The ids of a batch as text, None where null or not valid UTF-8.
 
     Raises InputError for a column whose values have no plain text.
     """

@@ -76,7 +76,7 @@ class Window:
         self._counters.undeclared_columns = columns
 
     def _placed(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> Sequence[Prompt | RowError]:
-        """Note each row's folder; rows that cannot have the one they ask for become error rows."""
+        """Note each row's folder; rows whose value cannot name a folder become error rows."""
         placed = self._partitions.of(batch.rows)
         numbers = np.array([self._folders.setdefault(name, len(self._folders)) for name in placed.folders], np.int64)
         if len(self._folders) > MAX_PARTITIONS:

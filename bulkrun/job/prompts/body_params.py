@@ -94,7 +94,7 @@ def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
     if not isinstance(wanted, bool):
         raise BadBody(f"body.logprobs: {shown(wanted)} is not true or false")
     if top and not wanted:
-        raise BadBody("body.top_logprobs: needs logprobs: true beside it")
+        raise BadBody("body.top_logprobs: needs logprobs: true as well")
     return _whole("top_logprobs", top) if wanted else None
 
 

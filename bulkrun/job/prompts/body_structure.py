@@ -23,7 +23,7 @@ def structure_of(body: Mapping[str, Any]) -> Structure | None:
     given = {key: found for key in STRUCTURES if key in body and (found := _READERS[key](key, body[key])) is not None}
     if len(given) > 1:
         first, second = list(given)[:2]
-        raise BadBody(f"body.{second}: beside {first}; write one of them")
+        raise BadBody(f"body.{second}: given together with {first}; write one of them")
     return next(iter(given.values()), None)
 
 

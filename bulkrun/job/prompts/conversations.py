@@ -35,7 +35,7 @@ RowToConversation = Callable[[Mapping[str, Any]], Conversation | RowError]
 
 
 class BadMessages(ValueError):
-    """Why a value is no conversation; the message names the message and part, not the column."""
+    """Why a value is not a conversation; the message names the message and part, not the column."""
 
 
 def conversation_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToAsk, list[str]]:

@@ -21,7 +21,7 @@ from bulkrun.job.prompts.row_sandbox import NullPrinted, RowSandbox
 from bulkrun.request import RowError
 from bulkrun.sandbox import TemplateFailed
 
-ROW_VARIABLE = "row"  # the whole row, for columns whose names are no identifiers: {{ row["my column"] }}
+ROW_VARIABLE = "row"  # the whole row, for columns whose names are not identifiers: {{ row["my column"] }}
 _OWN_NAME = "self"  # the template itself, in each: no value can take this name's place
 
 

@@ -1,4 +1,4 @@
-"""Moving the whole directory of a run aside, which nobody may do under a worker that is alive."""
+"""Moving the whole directory of a run aside, which is refused while a worker is alive in it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SUCCESS = "_SUCCESS"
 
 
 def refuse_used_prefix(prefix: ObjectPrefix) -> None:
-    """Raise UsageError when a new run would come among objects of nobody, ResumeError when among another run's."""
+    """Raise UsageError when a new run would mix with unknown objects, ResumeError when with another run's."""
     names = sorted(prefix.list())
     if OWNER in names:
         raise ResumeError(_taken(prefix))

@@ -32,11 +32,11 @@ class CancelWatch:
         self._cancelled = False
 
     def __call__(self) -> bool:
-        """The answer, a second old at most."""
+        """Whether a cancel was requested, as of at most a second ago."""
         return self.now() if self._clock() >= self._next_look else self._cancelled
 
     def now(self) -> bool:
-        """The answer of this moment. Once asked, a worker goes on stopping."""
+        """Whether a cancel was requested, as of now; once true, it stays true."""
         self._next_look = self._clock() + _LOOK_AGAIN_S
         self._cancelled = self._cancelled or self._request() not in (None, self._known)
         return self._cancelled

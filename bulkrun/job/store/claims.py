@@ -60,7 +60,7 @@ class Claims:
         return epoch, self._run.claims / f"{name}.{epoch}" if epoch else None
 
     def _owner(self, path: Path) -> Worker | None:
-        """The worker named in a claim; None when the claim vanished or a power cut emptied it."""
+        """The worker named in a claim; None when the claim is gone or a power cut emptied it."""
         if path.name not in self._owners:
             document = read_json(path) if _has_bytes(path) else None
             if document is None or (owner := advice_from(Worker, document)) is None:

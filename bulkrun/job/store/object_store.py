@@ -86,10 +86,10 @@ class ObjectPrefix:
         with path.open("rb") as file:
             if etag == hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest():
                 return True
-        return self.nonce(name) == nonce  # ETags of several pieces, or under encryption, are no digests
+        return self.nonce(name) == nonce  # ETags of several pieces, or under encryption, are not digests
 
     def nonce(self, name: str) -> str | None:
-        """What the object `name` was put with."""
+        """The nonce that the object `name` was put with."""
         with self._request("looking at it", name):
             head = self._files.call_s3("head_object", Bucket=self._bucket, Key=self._key + name)
         found: str | None = head.get("Metadata", {}).get(_NONCE)
@@ -121,7 +121,7 @@ class ObjectPrefix:
         return document
 
     def remove(self, name: str) -> None:
-        """Remove one object; none is as good."""
+        """Remove one object, if it exists."""
         with self._request("removing", name):
             self._files.call_s3("delete_object", Bucket=self._bucket, Key=self._key + name)
 

@@ -70,12 +70,12 @@ class RunDir:
 
     @property
     def update(self) -> Path:
-        """Of a staged run: what it changes."""
+        """What a staged run changes."""
         return self.state / "update.json"
 
     @property
     def merging(self) -> Path:
-        """Of a staged run: which of its parts go into the results, once they begin to."""
+        """Which parts of a staged run go into the results; written when the merge begins."""
         return self.state / "merge.json"
 
     @property
@@ -126,7 +126,7 @@ class RunDir:
 
     @property
     def _shown(self) -> Path:
-        """Where people look and speak: a run and what is staged in it are one to them."""
+        """The folder of what people read: a staged run writes its events and logs to the run around it."""
         return self.root.parent if self.is_staged else self.state
 
     @property
@@ -143,12 +143,12 @@ class RunDir:
 
     @property
     def delivered(self) -> Path:
-        """For which `_SUCCESS` the bucket of this run is complete."""
+        """Says for which `_SUCCESS` the bucket of this run is complete."""
         return self.state / "delivered.json"
 
     @property
     def logs(self) -> Path:
-        """What workers wrote on stderr."""
+        """The folder with what workers wrote on stderr."""
         return self._shown / "logs"
 
     @property
@@ -218,7 +218,7 @@ class RunDir:
         return _numbers(self.journal, _JOURNAL)
 
     def shard_claim(self, shard: int) -> str:
-        """What a shard is called in `claims`."""
+        """A shard's name in `claims`."""
         return f"shard-{shard:05d}"
 
     def claims_of(self, shard: int) -> list[Path]:
@@ -243,7 +243,7 @@ class RunDir:
 
     @property
     def holds_results(self) -> bool:
-        """Whether an attempt left any: parts, or rows of open shards."""
+        """Whether any attempt left results: parts, or rows of open shards."""
         return bool(self.committed_shards() or self.journaled_shards())
 
     def planned_shards(self) -> set[int]:

@@ -39,7 +39,7 @@ class Worker:
 
     @property
     def gone(self) -> bool:
-        """Whether it ran on this machine and its process is no more."""
+        """Whether it ran on this machine and its process is gone."""
         return self.place == _place() and _start_time(self.pid) != self.started
 
     @classmethod
@@ -91,12 +91,12 @@ class WorkerState:
 
     @property
     def gone(self) -> bool:
-        """Whether the worker surely is no more: it said goodbye, or its process on this machine has ended."""
+        """Whether the worker is surely gone: it said goodbye, or its process on this machine has ended."""
         return self.ended is not None or self.worker.gone
 
 
 def read_worker(run: RunDir, worker_id: str) -> WorkerState | None:
-    """A worker's last heartbeat; None when there is none (or a power cut emptied it, or it is no heartbeat)."""
+    """A worker's last heartbeat; None when there is none (or a power cut emptied it, or it is not a heartbeat)."""
     try:
         document = read_json(run.worker_file(worker_id))
     except RunError:
@@ -111,7 +111,7 @@ def read_workers(run: RunDir) -> list[WorkerState]:
 
 
 def silent_for(run: RunDir, worker_id: str) -> float:
-    """Seconds since a worker's last heartbeat by the clocks of this host and the file server; shown, and no more."""
+    """Seconds since a worker's last heartbeat by the clocks of this host and the file server; only ever shown."""
     try:
         beat = run.worker_file(worker_id).stat().st_mtime
     except FileNotFoundError:
@@ -156,7 +156,7 @@ class Heartbeat:
         """End the thread and say goodbye: others may take this worker's shards at once.
 
         Raises nothing: what stopped the worker matters more. Where a goodbye cannot be written (a full disk) the file
-        goes, lest it say that a process lives on in which only this work has ended.
+        is removed, or it would claim a worker that is gone while its process lives on.
         """
         self._stopping.set()
         if self._thread.ident is not None:

@@ -44,7 +44,7 @@ from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_do
 
 DEFAULT_ROWS_PER_FILE = 1_000_000
 MAX_FILE_BYTES = 256 * 2**20  # of rows in memory, before compression; a file is made in memory
-_READERS_GRACE_S = 1.0  # a reader that is listing the old directory right now finishes before its names go
+_READERS_GRACE_S = 1.0  # a reader that is listing the old directory right now finishes before its files are removed
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
         _remove_leftover(sibling)
         before = len(run.parts())
         if _is_compact(totals, rows_per_file):
-            deliver(run, read_record(run))  # which a kill may have come before
+            deliver(run, read_record(run))  # a kill may have prevented the delivery
             return Compacted(before, before, totals.ok + sum(totals.errors.values()), worked=False)
         with removed_on_failure(run, lambda _: _remove(sibling)), disk_errors("writing the new directory", sibling):
             done = _Rewrite(run, RunDir(sibling), read_record(run), totals, rows_per_file).build()
@@ -106,14 +106,14 @@ def _refuse_unfit(run: RunDir, shown: Path) -> RunTotals:
 
 
 def _remove_leftover(sibling: Path) -> None:
-    """What a killed `compact` left: half of a new directory, or the old one after the exchange."""
+    """Remove what a killed `compact` left: half of a new directory, or the old one after the exchange."""
     if sibling.exists() and any(sibling.iterdir()) and not RunDir(sibling).state.is_dir():
         raise RunError(f"{sibling}: in the way, and not made by bulkrun; move it away")
     _remove(sibling)
 
 
 def _remove(sibling: Path) -> None:
-    """Its state goes last: by that a later `compact` knows whose directory it is when a kill comes between."""
+    """Remove a sibling, its state last: after a kill that tells a later `compact` whose directory it is."""
     with disk_errors("removing the old directory", sibling):
         for entry in sorted(sibling.iterdir() if sibling.exists() else ()):
             if entry.is_symlink() or not entry.is_dir():

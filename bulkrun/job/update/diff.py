@@ -217,7 +217,7 @@ def _compare(
 
 
 def _kind(reasons: Reasons) -> str:
-    """SQL for why a row runs. A row that would be refused as before, by the same words, is no reason."""
+    """SQL for why a row runs. A row that would be refused as before, with the same message, does not run."""
     if reasons.failed_only:
         asked = "(len($1::VARCHAR[]) = 0 OR list_has_any(codes, $1::VARCHAR[]))"
         return f"CASE WHEN failed AND {asked} THEN 'failed' ELSE 'unchanged' END"

@@ -94,10 +94,10 @@ def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotal
 
 
 def _refuse_lost_rows(run: RunDir, found: int, expected: int) -> None:
-    """New totals would make a loss look like a result."""
+    """Refuse to write totals that would make lost rows look like a result."""
     if found != expected:
         raise RunError(
-            f"{run.root}: after the merge the parts hold {found:,} rows, which should be {expected:,}: bring the "
+            f"{run.root}: after the merge the parts hold {found:,} rows instead of {expected:,}: bring the "
             f"missing file back from a backup, or delete {run.success} and submit the job again"
         )
 

@@ -127,7 +127,7 @@ def close_staging(
 
 
 def read_update(run: RunDir) -> Update | None:
-    """What is staged; None when nothing is, or not all of it."""
+    """The staged update; None if nothing is staged, or staging was not finished."""
     document = read_json(run.staged.update)
     try:
         return Update(**{**document, "cause": cause_of(document["cause"])}) if document else None
@@ -139,13 +139,13 @@ def read_update(run: RunDir) -> Update | None:
 
 
 def pending_update(run: RunDir, generation: int) -> Update | None:
-    """The update under way in a run of this generation. What a kill left of one that is merged is none."""
+    """The update under way in a run of this generation. One that is merged already, left by a kill, does not count."""
     update = read_update(run)
     return update if update is not None and update.generation > generation else None
 
 
 def update_under_way(run: RunDir) -> Update | None:
-    """The same for one who only looks: what is staged, unless the results have it already."""
+    """As `pending_update`, for readers: the staged update unless it is merged already."""
     totals = read_totals(run)
     return read_update(run) if totals is None else pending_update(run, totals.generation)
 

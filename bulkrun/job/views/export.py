@@ -169,5 +169,5 @@ def _write_pair(
 
 
 def _writing(path: Path) -> AbstractContextManager[None]:
-    """A failing disk is told by name; a reader of stdout that went away is nobody's error."""
+    """Report a failing disk by name; a reader of stdout that went away is not an error."""
     return nullcontext() if path == STDOUT else disk_errors("writing", path)

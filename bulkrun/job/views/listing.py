@@ -14,7 +14,7 @@ from bulkrun.job.views.status import RunStatus, read_status
 
 @dataclass(frozen=True)
 class DamagedRun:
-    """A run whose files do not say how it stands, or only to somebody else; the others are listed all the same."""
+    """A run whose state cannot be read (damaged, or another user's); the others are listed all the same."""
 
     root: Path
     message: str
@@ -58,4 +58,4 @@ def _is_run(run: RunDir) -> bool:
     try:
         return run.run_json.is_file()
     except PermissionError:
-        return os.access(run.root, os.X_OK)  # so it is the state that is closed
+        return os.access(run.root, os.X_OK)  # so it is the state that cannot be read

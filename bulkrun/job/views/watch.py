@@ -1,4 +1,4 @@
-"""A run as it goes on, for somebody who did not start it."""
+"""Following a run that another process started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def watch_run(run: RunDir, clock: Callable[[], float] = time.monotonic) -> Itera
     """Snapshots, as often as the caller asks, until the run is finished or nobody works on it.
 
     While a retry or an incremental night is under way they are of that: its workers work in the staged run.
-    Raises RunError when the directory is no run.
+    Raises RunError when the directory is not a run.
     """
     read_record(run)
     teams = TeamProgress(run.staged, clock), TeamProgress(run, clock)

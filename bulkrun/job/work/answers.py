@@ -118,7 +118,7 @@ class AnswerReader:
 
 
 def _no_answer(response: str | None, done: Completion) -> RowError | None:
-    """Thoughts alone are no answer, and neither is an answer that was cut before its first character."""
+    """Thoughts alone are not an answer, and neither is an answer that was cut before its first character."""
     if response or (response is not None and done.finish_reason == "stop"):
         return None
     return RowError(

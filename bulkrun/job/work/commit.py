@@ -179,7 +179,7 @@ def _publish(run: RunDir, planned: ShardInfo, identity: RunIdentity, table: pa.T
     )
     with disk_errors("writing a part", tmp):
         write_part(tmp, table.drop_columns(list(types)), info, compression=identity.compression)
-    check_not_replaced(run, identity.run_id)  # if that happens after this, tmp went with the old run: publishing fails
+    check_not_replaced(run, identity.run_id)  # if replaced after this, tmp moved with the old run: publishing fails
     final = run.part(planned.shard, planned.folder)
     make_dirs(final.parent)
     publish_new(tmp, final)

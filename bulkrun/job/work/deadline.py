@@ -23,7 +23,7 @@ class Deadline:
         self.left_some = False  # whether a row was found that could not finish
 
     def observe(self, step_s: float) -> None:
-        """A step of the engine took so long; it gave each running sequence one token."""
+        """Note how long a step of the engine took; it gave each running sequence one token."""
         self._step_s += (step_s - self._step_s) * (_SMOOTHING if self._step_s else 1.0)
 
     @property

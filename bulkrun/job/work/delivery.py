@@ -80,7 +80,7 @@ class _Delivery:
         self._there = self._try(prefix.list)
 
     def put_all(self) -> None:
-        """Parts, then out with those that are no more, then `_SUCCESS` if the run is finished."""
+        """Upload parts, remove obsolete ones, then upload `_SUCCESS` if the run is finished."""
         self._refuse_foreign()
         digest = _digest(self._run.success) if self._run.success.exists() else None
         self._withdraw_old_success(digest)

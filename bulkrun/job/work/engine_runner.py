@@ -11,6 +11,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from bulkrun.errors import BulkrunError
 from bulkrun.job.work.answers import Answer
@@ -50,7 +51,7 @@ class EngineRunner:
 
     @property
     def stats(self) -> EngineStats:
-        """Those of the engine that is there now; a new one counts from zero."""
+        """The current engine's counters; a new engine counts from zero."""
         return EngineStats() if self._is_lost else self._engine.stats()
 
     @property
@@ -82,15 +83,15 @@ class EngineRunner:
         if any(done.error is None for done in completions):
             self._flight.finished()
         answers = [Answer(self.in_flight.pop(done.request_id), done) for done in completions]
-        return answers + self.convicted() if answers else []
+        return (answers + self.convicted()) if answers else []
 
     def convicted(self) -> list[Answer]:
         """Rows that broke the engine alone, while others run well."""
         convicted = self.isolation.convicted()
-        return [engine_error(generation, f"the engine fail: {reason}") for generation, reason in convicted]
+        return [engine_error(generation, "failed", reason) for generation, reason in convicted]
 
     def drop(self, shard: int) -> None:
-        """Another worker was faster with this shard: what still runs of it is wasted."""
+        """Abort what still runs of this shard: another worker was faster."""
         wasted = [request_id for request_id, generation in self.in_flight.items() if generation.shard == shard]
         if wasted:
             self._engine.abort(wasted)
@@ -104,12 +105,12 @@ class EngineRunner:
         return [(self.in_flight[out.request_id], out.token_ids) for out in known if len(out.token_ids) >= at_least]
 
     def close(self) -> None:
-        """Nothing is in the engine any more that a later process would have to suspect, unless the engine was lost."""
+        """Remove the flight log, so that no later process suspects these rows, unless the engine was lost."""
         if not self._is_lost:
             self._flight.close()
 
     def _completions(self) -> Sequence[Completion] | None:
-        """What ended in a step, None if the engine broke; the error is gone then, and with it the tensors it held."""
+        """The completions of a step, None if the engine broke; the error is dropped then, with the tensors it held."""
         try:
             return self._engine.step()
         except BulkrunError:
@@ -135,7 +136,8 @@ class EngineRunner:
             ) from error
 
 
-def engine_error(generation: Generation, what: str) -> Answer:
-    """The answer of rows that alone make `what` happen."""
+def engine_error(generation: Generation, fate: Literal["failed", "died"], how: str) -> Answer:
+    """The answer of rows that ran alone when the engine `failed`, or its process `died`."""
+    what = f"the engine fail: {how}" if fate == "failed" else f"the engine process die ({how})"
     error = RowError("engine_error", f"this row alone makes {what}")
     return Answer(generation, Completion(generation.request.request_id, (), "error", error=error))

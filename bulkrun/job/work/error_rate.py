@@ -46,5 +46,5 @@ class ErrorRate:
             raise ErrorRateExceeded(
                 f"{rate:.0%} of the rows fail ({refused:.0%} cannot run at all, {failing:.0%} of the last "
                 f"{len(self._ran)} that ran), more than run.max_error_rate = {self._limit:g}; finished rows are "
-                "saved: see `bulkrun errors`, mend the job or raise the limit, then run the same command again"
+                "saved: see `bulkrun errors`, fix the job or raise the limit, then run the same command again"
             )

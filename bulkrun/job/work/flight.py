@@ -70,7 +70,7 @@ class FlightLog:
             self._append({"finished": True})
 
     def close(self) -> None:
-        """The worker ends in order: nothing of what it ran is suspect."""
+        """The worker ends in an orderly way: none of the rows it ran are suspect."""
         with disk_errors("removing the flight record", self._path):
             self._path.unlink(missing_ok=True)
 

@@ -23,7 +23,7 @@ from bulkrun.job.work.uploads import Uploads
 
 
 class Housekeeping:
-    """Of one worker. `latest` is its progress as of the last look, which the heartbeat publishes."""
+    """One worker's housekeeping. `latest` is its progress as of the last look, which the heartbeat publishes."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Housekeeping:
             self._error_rate.check(self._plan.planned)
 
     def end(self, ended: str, message: str | None) -> None:
-        """Say goodbye. On a disk that fails nothing can be said; the error that stopped the run matters more."""
+        """Say goodbye. A failure to write it is ignored: the error that stopped the run matters more."""
         with suppress(BulkrunError):
             self._heartbeat.stop(ended, message)
             stats = self._engine.stats

@@ -60,7 +60,7 @@ class Isolation:
         if not in_flight or len(self._unproven) >= _CULPRITS_IN_A_ROW:
             raise RunError(
                 f"the engine fails on every request ({reason}); no row is to blame. What was finished is saved; "
-                "mend the cause, then run the same command again"
+                "fix the cause, then run the same command again"
             ) from error
 
     def next_group(self) -> list[Generation]:

@@ -1,6 +1,6 @@
 """Finished texts against what the job asked of them: parsed values of those that fit, an error for those that do not.
 
-A text is parsed as it is, never mended: one that was cut off is flagged. Regular expressions and grammars are the
+A text is parsed as it is, never repaired: one that was cut off is flagged. Regular expressions and grammars are the
 engine's to keep to (Python reads some of them differently, or takes forever); what is checked here is that the output
 came to its end, or to one that fits where its limit or a stop ended it. Knows no tokens and no files.
 """
@@ -59,7 +59,7 @@ class OutputParser:
             self._column = arrow_type(schema) if column is None else column
 
     def parse(self, text: str, finish_reason: str, progress: Progress | None = None) -> tuple[Any, RowError | None]:
-        """The value for the column `parsed` (None for other kinds than `json`), or why the text is no answer.
+        """The value for the column `parsed` (None for other kinds than `json`), or why the text is not an answer.
 
         `progress` says where an output stands that its limit or a stop ended, None is for one that the model ended. A
         regex that it fits is kept to though it could have gone on; a number that could have is taken for cut, since
@@ -75,7 +75,7 @@ class OutputParser:
 
     def _check_text(self, text: str, progress: Progress | None) -> None:
         if self._choices and text not in self._choices:
-            raise ValueError(f"{shortened(repr(text), _MAX_SHOWN)} is none of the choices")
+            raise ValueError(f"{shortened(repr(text), _MAX_SHOWN)} is not one of the choices")
         if not self._choices and progress == "unfinished":
             raise ValueError(f"the output does not come to the end of its {self._structured.kind}")
 

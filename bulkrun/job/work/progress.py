@@ -80,7 +80,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class _Sample:
-    """What this worker had computed at a time."""
+    """What this worker had computed by a given time."""
 
     time: float
     rows: int
@@ -115,7 +115,7 @@ class WorkerProgress:
         """A generation ended that answers `rows` rows."""
         errors = rows if done.error is not None else 0
         prompt_tokens, completion_tokens = done.num_prompt_tokens, done.num_output_tokens
-        if shard in self._open:  # else another worker committed it, and its footer counts
+        if shard in self._open:  # else another worker committed the shard, and the part's footer counts
             self._open[shard] += Tally(rows, errors, rows * prompt_tokens, rows * completion_tokens)
         self._computed += Tally(rows, errors, prompt_tokens, completion_tokens)
         self._generations += 1

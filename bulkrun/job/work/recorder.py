@@ -143,7 +143,7 @@ class Recorder:
         return [self._committed.get() for _ in range(self._committed.qsize())]
 
     def take_recorded(self) -> list[Recorded]:
-        """What was journaled of generations since the last call."""
+        """Outcomes journaled since the last call."""
         return [self._recorded.get() for _ in range(self._recorded.qsize())]
 
     def check(self) -> None:
@@ -168,7 +168,7 @@ class Recorder:
     def _run_until_closed(self) -> None:
         try:
             self._write_until_closed()
-        except BaseException as failure:  # it belongs to the owner's thread, which raises it
+        except BaseException as failure:  # raised in the owner's thread
             self._failure = failure
         finally:
             for journal in self._journals.values():
@@ -229,7 +229,7 @@ class Recorder:
             self._append(shard, of_shard)
 
     def _append(self, shard: int, records: list[JournalRecord | PartialRecord]) -> None:
-        """Nothing is written for a shard that is committed: another worker was faster with these."""
+        """Write nothing for a committed shard: another worker was faster."""
         journal = self._journals.get(shard)
         if records and journal is not None:
             journal.append(records)

@@ -114,7 +114,7 @@ class JobRunner:
         try:
             self._house.log("resumed" if self._run.holds_results else "started")
             outcome = self._work_unless_replaced()
-        except EngineLost:  # as if it had been killed: whoever sees that tells the others, with what was in the engine
+        except EngineLost:  # as if it had been killed: its supervisor notes the death and what was in the engine
             with suppress(BulkrunError):
                 self._house.log("engine_lost")
             raise
@@ -125,7 +125,7 @@ class JobRunner:
         return outcome
 
     def _work_unless_replaced(self) -> RunOutcome:
-        """A file that is not there because the whole run was moved aside is told as that."""
+        """If a file is missing because the whole run was moved aside, say so."""
         try:
             return self._work_and_save()
         except RunError:
@@ -231,7 +231,7 @@ class JobRunner:
             self._recorder.record(answers)
 
     def _finish_suspects(self) -> bool:
-        """With nothing left to run, rows that crashed the engine alone are error rows. Whether there were any."""
+        """With nothing left to run, make rows that crashed the engine alone error rows; whether there were any."""
         answers = [] if self._engine.isolation.active else self._engine.convicted()
         self._record_answers(answers)
         return bool(answers)
@@ -251,9 +251,9 @@ class JobRunner:
         self._feed.give(aside.work)
 
     def _reclaim_from_dead(self, shard: int, aside: SetAside) -> None:
-        """What was in the engine of a process that died runs alone, or not at all if it is the cause."""
+        """Run what was in the engine of a dead process alone, or not at all if it is known to be the cause."""
         self._engine.isolation.suspect(aside.groups)
-        answers = [engine_error(generation, f"the engine process die: {how}") for generation, how in aside.convicted]
+        answers = [engine_error(generation, "died", how) for generation, how in aside.convicted]
         if answers:
             self._house.log("rows_convicted", shard=shard, rows=len(answers))
             self._record_answers(answers)

@@ -53,7 +53,7 @@ def _rank(record: JournalRecord) -> tuple[bool, float]:
 
 
 def spent(outcomes: Outcomes) -> Spent:
-    """What the generations cost. Rows that one generation answered share their record."""
+    """The cost of the generations. Rows that one generation answered share its record."""
     every = outcomes.values()
     once = {id(record): record for record in every}.values()
     return Spent(

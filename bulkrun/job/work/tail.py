@@ -30,7 +30,7 @@ class Help:
     refused: list[JournalRecord] = field(default_factory=list)
 
     @property
-    def any(self) -> bool:
+    def found_something(self) -> bool:
         return self.whole or bool(self.generations or self.refused) or self.aside is not None
 
 
@@ -42,7 +42,7 @@ class Tail:
         self._turn = 0
 
     def elsewhere(self, shard: int) -> set[Key]:
-        """What other living workers have, or had lately, of this shard in their engines."""
+        """The generations of this shard that other living workers have, or recently had, in their engines."""
         flights = [read_flight(self._run.flight_file(other)) for other in self._others(shard)]
         return {key for flight in flights for key in flight.left if key[0] == shard}
 
@@ -57,7 +57,7 @@ class Tail:
         turn = self._turn % max(1, len(others))
         for shard in [*own, *others[turn : turn + 1]]:
             found = self._look_at(shard, mine, places)
-            if found.any:
+            if found.found_something:
                 return found
         return None
 
@@ -74,7 +74,7 @@ class Tail:
         last = list(deque(waiting, maxlen=places))
         # One of those who work on the shard sees to the suspects; all of them can tell who that is.
         suspects = bool(aside.groups or aside.convicted) and self._worker <= min(others, default=self._worker)
-        refused = [] if others else work.refused  # whoever opened it did not live to journal them
+        refused = [] if others else work.refused  # the worker that opened it died before it journaled them
         return Help(shard, generations=last, aside=aside if suspects else None, refused=refused)
 
     def _others(self, shard: int) -> list[str]:

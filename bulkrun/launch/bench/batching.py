@@ -85,7 +85,7 @@ def _runs(loaded: LoadedModel, work: list[Work], arrivals: list[float] | None) -
 
 
 def _facts(run: Measured, work: list[Work], max_num_seqs: int) -> dict[str, Any]:
-    """Only tokens somebody asked for count as output."""
+    """Only tokens that a request asked for count as output."""
     wanted = sum(one.num_output_tokens for one in work)
     # a padded sequence computes to the end of its batch: beyond its own length it is as idle as an empty seat
     num_wasted = run.output_tokens - wanted

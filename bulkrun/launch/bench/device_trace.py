@@ -90,7 +90,7 @@ def _busy(event: Event, call: int | None, step: int | None) -> Busy:
 
 
 def _number(event: Event, prefix: str) -> int | None:
-    """Of an annotation of ours on the host, its number. (A GPU's timeline has them again, as `gpu_user_annotation`.)"""
+    """The number of one of our host annotations. (A GPU's timeline repeats them as `gpu_user_annotation`.)"""
     if event.get("cat") != "user_annotation" or not event["name"].startswith(prefix):
         return None
     return int(event["name"].removeprefix(prefix))

@@ -42,11 +42,11 @@ class ModelChoice:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.shape is None):
             raise UsageError("give either --model (a directory, a hub id or bundled:tiny) or --shape")
-        job_of({**_ANY_JOB, "engine": self.settings})  # what no job file could ask for is told before a model is loaded
+        job_of({**_ANY_JOB, "engine": self.settings})  # report impossible settings before a model is loaded
 
     @property
     def facts(self) -> dict[str, str]:
-        """Under what name the result is told."""
+        """The name under which the result is reported."""
         return {"model": self.model} if self.model is not None else {"shape": self.shape or ""}
 
 
@@ -62,7 +62,7 @@ class LoadedModel:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What ran where."""
+        """What ran, and on which device."""
         import torch
 
         device = self.engine.config.device

@@ -16,7 +16,7 @@ _WARM_UP_REQUESTS, _WARM_UP_TOKENS = 64, 4
 
 @dataclass(slots=True)
 class Measured:
-    """One run. Seats are counted per step: `num_busy` had a sequence, `num_held` could have had no other one."""
+    """One run. Seats are counted per step: `num_busy` had a sequence, `num_held` could not take another one."""
 
     wall_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ def run_workload(
 
 
 def warm_up(engine: Engine, work: Sequence[Work]) -> None:
-    """Let kernels be compiled and memory be touched: some requests like these, with other tokens and short outputs."""
+    """Compile kernels and touch memory by running some similar requests, with other tokens and short outputs."""
     some = work[:_WARM_UP_REQUESTS]
     run_workload(
         engine, [Work(one.prompt_token_ids[::-1], min(one.num_output_tokens, _WARM_UP_TOKENS)) for one in some]

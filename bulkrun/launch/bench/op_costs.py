@@ -33,7 +33,7 @@ class OpCall:
     prefill: OpCall | None = None
 
     def part(self, kernel: str) -> OpCall:
-        """What a kernel of this name does of it."""
+        """The part of the cost that a kernel of this name accounts for."""
         return self.prefill if self.prefill is not None and "prefill" in kernel else self
 
 

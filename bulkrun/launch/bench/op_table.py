@@ -37,7 +37,7 @@ class _Row:
 
 
 def op_table(work: Sequence[Busy], calls: Sequence[OpCall], rates: DeviceRates) -> list[dict[str, Any]]:
-    """By op, products also by row count (powers of two); the most time first.
+    """One row per op, and for products per row count (powers of two); the longest total time first.
 
     `share_of_ceiling`: the least seconds the measured rates allow, over those it took. `share_of_time`: of the
     seconds the device worked. `median_us`: of a call; far below the mean where other processes took the CPU away.
@@ -75,7 +75,7 @@ def _facts(name: str, row: _Row, total_s: float) -> dict[str, Any]:
 
 
 def idle_shares(work: Sequence[Busy]) -> dict[str, Any] | None:
-    """Of the time from the first step's start to the last one's, the share in which the device did nothing.
+    """The share of the time between the starts of the first and the last step in which the device did nothing.
 
     `between_steps`: gaps after which another step's work begins; `inside_steps`: the others. None with fewer than two
     steps in the trace.

@@ -30,7 +30,7 @@ class Asked:
             raise UsageError(
                 "--dataset says what is asked; leave out --input-len, --output-len, --num-requests and --shared-prefix"
             )
-        self._lengths()  # what they do not say is told before a model is loaded
+        self._lengths()  # report bad lengths before a model is loaded
         if self.dataset is not None:
             check_dataset(self.dataset)
 

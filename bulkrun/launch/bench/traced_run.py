@@ -77,7 +77,7 @@ class _SteadyRun:
             self._add(0.0)
 
     def step(self, num_steps: int) -> float:
-        """Seconds of a step, over so many; the device has done its work."""
+        """Mean seconds of a step over `num_steps`, the device's work included."""
         start = time.perf_counter()
         for _ in range(num_steps):
             for _ in self._engine.step():
@@ -87,7 +87,7 @@ class _SteadyRun:
         return (time.perf_counter() - start) / num_steps
 
     def drop(self) -> None:
-        """Forget what has not ended."""
+        """Drop the requests that have not ended."""
         self._engine.abort([_name(number) for number in range(self._num_added)])
         while self._engine.has_unfinished():
             self._engine.step()

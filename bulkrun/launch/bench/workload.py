@@ -83,8 +83,8 @@ def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:
 
 
 def padded(work: Sequence[Work], batch_size: int, seed: int = 0) -> list[Work]:
-    """The same requests as a batch that pads computes them: in each batch of `batch_size`, in order, every prompt and
-    every output as long as the longest one."""
+    """The requests as an engine that pads computes them: in each batch of `batch_size`, in order, every prompt and
+    every output is as long as the longest one."""
     rng, all_tokens = random.Random(seed), [token for one in work for token in one.prompt_token_ids]
     longer = []
     for first in range(0, len(work), batch_size):

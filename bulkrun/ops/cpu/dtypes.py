@@ -11,10 +11,10 @@ _SUFFIXES = {
 
 
 def name(dtype: torch.dtype) -> str | None:
-    """The end of a function's name; None: there is none for this dtype."""
+    """The suffix of a function's name for this dtype, None if there is no such function."""
     return _NAMES.get(dtype)
 
 
 def suffix(dtype: torch.dtype, weight_dtype: torch.dtype) -> str | None:
-    """The same for functions that are made per dtype of numbers and of weights; weights are never the narrower ones."""
+    """The suffix for functions compiled per pair of dtypes, None if there is none; weights are never the narrower."""
     return _SUFFIXES.get((dtype, weight_dtype))

@@ -54,7 +54,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class StackSizes:
-    """What is the same in every layer."""
+    """The settings that all layers share."""
 
     hidden_size: int
     intermediate_size: int

@@ -56,7 +56,7 @@ def c_function(name: str, *argtypes: type) -> Callable[..., None]:
 
 @cache
 def c_number(name: str) -> int:
-    """What a function of the library, which must be there, says: an int64, for good."""
+    """The int64 that a function of the library, which must exist, returns; it never changes."""
     ops = library()
     assert ops is not None, "without a library nobody gets here"
     function = getattr(ops, name)
@@ -91,7 +91,7 @@ def _load() -> ctypes.CDLL:
         built = _compile(Path(scratch))
         try:
             return ctypes.CDLL(str(_publish(built, cached)))
-        except OSError:  # nowhere to keep it, or a disk that runs nothing: this process alone has it
+        except OSError:  # nowhere to keep it, or a disk mounted noexec: only this process has it
             return ctypes.CDLL(str(built))
 
 

@@ -32,7 +32,7 @@ def pack_panels(weight: torch.Tensor) -> torch.Tensor:
 
 
 def pack_panels_(weight: torch.Tensor) -> torch.Tensor:
-    """`pack_panels` in the memory of a contiguous weight, which is plain no more: a panel lies where its rows lay."""
+    """`pack_panels` in the memory of a contiguous weight, no longer plain then: a panel lies where its rows lay."""
     assert weight.is_contiguous() and not any(size % PANEL for size in weight.shape), "whole panels, in one piece"
     rows, words = weight.view(torch.int32).shape
     c_function("pack_panels", c_void_p, c_int64, c_int64)(weight.data_ptr(), rows, words)

@@ -100,7 +100,7 @@ def _seqs_at_once(meta: AttentionMetadata, sliding_window: int | None) -> int:
 
 
 def _num_chunks(meta: AttentionMetadata, num_seqs: int, chunks_per_seq: int) -> int:
-    """Of so many decode sequences, a bound."""
+    """An upper bound on the chunks of `num_seqs` decode sequences."""
     if meta.max_decode_keys is None:
         return num_seqs * chunks_per_seq
     return min(num_seqs * chunks_per_seq, meta.max_decode_keys // partial_results.CHUNK + num_seqs)

@@ -43,7 +43,7 @@ def test_a_section_is_itself_and_what_is_in_it() -> None:
     [section, *inner] = keys_below(job_schema(), "ray")
     assert section == Key("ray", "section", "{}", "How Ray places the workers.")
     assert [key.key for key in inner] == ["ray.address", "ray.gpus", "ray.cpus"]
-    with pytest.raises(UsageError, match=r"'sampling\.temprature' is no section .* sampling\.temperature\?"):
+    with pytest.raises(UsageError, match=r"'sampling\.temprature' is not a section .* sampling\.temperature\?"):
         keys_below(job_schema(), "sampling.temprature")
     with pytest.raises(UsageError, match="there are name, model, input"):
         keys_below(job_schema(), "§")

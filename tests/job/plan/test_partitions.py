@@ -98,7 +98,7 @@ def test_more_partitions_than_a_window_may_have_are_refused(tmp_path: Path, monk
         (["lnag"], "'lnag' is not among the input columns.*did you mean 'lang'"),
         (["hidden"], "'hidden' is not among the input columns that go to the output"),
         (["score"], "'score' is double; text, integers, booleans and dates name folders: CAST it in input.sql"),
-        (["_x"], "'_x' is no name for folders.*rename it in input.sql"),
+        (["_x"], "'_x' cannot be part of a folder's name.*rename it in input.sql"),
     ],
 )
 def test_a_column_that_cannot_name_folders_is_refused_before_the_first_row(columns: list[str], message: str) -> None:
