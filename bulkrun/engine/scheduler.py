@@ -133,7 +133,7 @@ class Scheduler:
         worse = sorted((seq for seq in self.running if seq.priority > head.priority), key=_cost_of_preemption)
         if not worse or not self._would_fit_without(worse, head):
             return
-        # it fits only exactly where they have left, so those who surely must go are not gone through one by one
+        # `_fits` is exact only once victims have left; those that must go in any case are found by bisection
         num_surely = bisect_left(range(len(worse)), True, key=lambda n: self._would_fit_without(worse[:n], head))
         for index, victim in enumerate(worse):
             fits = index >= num_surely and self._fits(
