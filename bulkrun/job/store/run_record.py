@@ -11,6 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bulkrun.data.documents import from_document
@@ -134,19 +135,25 @@ def _replaced(run: RunDir) -> RunError:
     )
 
 
-def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyway: bool = False) -> RunRecord:
+def start_anew(run: RunDir, wanted: RunRecord) -> Path | None:
+    """Move an earlier run there aside; where it is now, None where there was none.
+
+    Raises ResumeError where its results are in a bucket, RunError when a worker is alive in it.
+    """
+    if bucket := wanted.bucket():
+        refuse_fresh(bucket)
+    return move_aside(run)
+
+
+def open_run(run: RunDir, wanted: RunRecord, *, resume_anyway: bool = False) -> RunRecord:
     """Enter the run of `wanted` in this directory, making it if there is none.
 
     Returns the record that is on disk now: the old one with the new engine and pace settings when a run continues,
     `wanted` when nothing was planned before.
     Raises ResumeError (with a readable difference) when the job or its input changed, UsageError when the directory
-    holds something else, RunError when `fresh` meets a live worker. The same holds for the bucket that results go to.
+    holds something else. The same holds for the bucket that results go to.
     """
     bucket = wanted.bucket()
-    if fresh:
-        if bucket:
-            refuse_fresh(bucket)
-        move_aside(run)
     if not run.run_json.exists():
         _refuse_foreign_files(run)
         if bucket:
