@@ -13,6 +13,7 @@ from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.store.run_dir import check_place
+from bulkrun.job.store.run_record import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
 from bulkrun.launch.engine import check_device, engine_factory
@@ -51,8 +52,10 @@ def check_prepared(prepared: PreparedJob, *, anew: bool = False) -> PlanInput:
     """The checks beyond those of `prepare`; `anew`: for a run in place of the one that is there. Its results then say
     nothing about the input's columns.
     """
-    spec = prepared.spec
-    check_place(prepared.run)
+    run, spec = prepared.run, prepared.spec
+    check_place(run)
+    if not (anew or run.run_json.exists()):
+        refuse_foreign_files(run)
     if spec.run.executor == "local":
         check_device(spec.engine)
     reading = replace(prepared, spec=spec.with_keys(run={"incremental": False})) if anew else prepared

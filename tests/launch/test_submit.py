@@ -99,6 +99,13 @@ def test_a_fresh_start_says_where_the_old_results_are(folder: Path) -> None:
     assert ids(aside) == ids(folder / "out")
 
 
+def test_validate_refuses_a_directory_of_other_files_as_submit_does(folder: Path) -> None:
+    there = ("--set", "output.path=.")
+    said = [CliRunner().invoke(main, [command, "job.yaml", *there]) for command in ("validate", "submit")]
+    assert [result.exit_code for result in said] == [2, 2]
+    assert all("holds files that are not of a run" in result.stderr for result in said), said[0].stderr
+
+
 def test_a_query_that_fails_is_said_and_the_mended_one_runs(folder: Path) -> None:
     result = submit("input.sql=SELECT nothing FROM input")
     assert result.exit_code == 2

@@ -155,7 +155,7 @@ def open_run(run: RunDir, wanted: RunRecord, *, resume_anyway: bool = False) -> 
     """
     bucket = wanted.bucket()
     if not run.run_json.exists():
-        _refuse_foreign_files(run)
+        refuse_foreign_files(run)
         if bucket:
             refuse_used_prefix(bucket)
     record = _create_or_continue(run, wanted, resume_anyway)
@@ -182,7 +182,7 @@ def record_document(record: RunRecord) -> dict[str, Any]:
     return {**asdict(record), "fingerprints": record.fingerprints}
 
 
-def _refuse_foreign_files(run: RunDir) -> None:
+def refuse_foreign_files(run: RunDir) -> None:
     """A directory that is not empty and not a run is somebody's: nothing is written into it."""
     if run.root.exists() and not run.root.is_dir():
         raise UsageError(f"{run.root}: output.path is a file; choose a directory")
