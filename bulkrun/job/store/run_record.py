@@ -136,10 +136,7 @@ def _replaced(run: RunDir) -> RunError:
 
 
 def start_anew(run: RunDir, wanted: RunRecord) -> Path | None:
-    """Move an earlier run there aside; where it is now, None where there was none.
-
-    Raises ResumeError where its results are in a bucket, RunError when a worker is alive in it.
-    """
+    """Where an earlier run was moved to, None without one. Raises ResumeError for a bucket, RunError under a worker."""
     if bucket := wanted.bucket():
         refuse_fresh(bucket)
     return move_aside(run)
