@@ -29,6 +29,8 @@ class QuietView:
 
     def update(self, snapshot: ProgressSnapshot) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -46,6 +48,9 @@ class LineView(QuietView):
         if self._clock() >= self._next_line:
             self._next_line = self._clock() + LINE_EVERY_S
             self.phase(progress_line(snapshot))
+
+    def note(self, text: str) -> None:
+        self.phase(text)
 
 
 class LiveView(QuietView):
@@ -66,6 +71,9 @@ class LiveView(QuietView):
 
     def update(self, snapshot: ProgressSnapshot) -> None:
         self._snapshot = snapshot
+
+    def note(self, text: str) -> None:
+        self._live.console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

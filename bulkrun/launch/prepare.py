@@ -110,14 +110,14 @@ class PreparedJob:
             pairs = zip(self.files, found, known, strict=False)
             raise _changed(next((file.path for file, now, before in pairs if now != before), "the list of files"))
 
-    def enter(self, wanted: RunRecord, *, fresh: bool, resume_anyway: bool) -> RunRecord:
+    def enter(self, wanted: RunRecord, *, resume_anyway: bool) -> RunRecord:
         """Enter the run of `wanted`. Raises what `open_run` raises; a ResumeError names the files that are others.
 
         Raises JobFileError for an output.path where no job's results can be.
         """
         refuse_place_of_staged(self.run)
         try:
-            return open_run(self.run, wanted, fresh=fresh, resume_anyway=resume_anyway)
+            return open_run(self.run, wanted, resume_anyway=resume_anyway)
         except ResumeError as error:
             raise ResumeError(f"{error}{self._other_files(read_record(self.run))}") from None
 

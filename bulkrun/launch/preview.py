@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bulkrun.data.remote import is_remote
@@ -12,6 +13,7 @@ from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.store.run_dir import check_place
+from bulkrun.job.store.run_record import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
 from bulkrun.launch.engine import check_device, engine_factory
@@ -33,21 +35,32 @@ class PreviewedRow(NamedTuple):
 def check_job(spec: JobSpec) -> dict[str, Any]:
     """Everything that can be checked without running: input, columns, prompt, model. Raises what `submit` would."""
     prepared = prepare(spec)
-    check_place(prepared.run)
-    if spec.run.executor == "local":
-        check_device(spec.engine)
-    with prepared.open_dataset() as dataset:
-        source = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len)
-        declared = output_schema(source.passthrough, extra_fields(prepared.spec))
+    source = check_prepared(prepared)
+    declared = output_schema(source.passthrough, extra_fields(prepared.spec))
     return {
         "job": spec.name,
         "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
         "input files": len(prepared.files),
         "prompt": source.prompt,
-        "input columns": ", ".join(f"{field.name} {field.type}" for field in dataset.schema),
+        "input columns": ", ".join(f"{field.name} {field.type}" for field in source.input_schema),
         "output columns": ", ".join(declared.names),
         "output": spec.output.path if is_remote(spec.output.path) else str(prepared.run.root),
     }
+
+
+def check_prepared(prepared: PreparedJob, *, anew: bool = False) -> PlanInput:
+    """The checks beyond those of `prepare`; `anew`: for a run in place of the one that is there. Its results then say
+    nothing about the input's columns.
+    """
+    run, spec = prepared.run, prepared.spec
+    check_place(run)
+    if not (anew or run.run_json.exists()):
+        refuse_foreign_files(run)
+    if spec.run.executor == "local":
+        check_device(spec.engine)
+    reading = replace(prepared, spec=spec.with_keys(run={"incremental": False})) if anew else prepared
+    with reading.open_dataset() as dataset:
+        return PlanInput(spec, dataset, prepared.tokenizer, prepared.max_model_len)
 
 
 def plan_job(spec: JobSpec) -> tuple[PlanReport, dict[str, int] | None]:

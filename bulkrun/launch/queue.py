@@ -5,18 +5,17 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bulkrun.errors import ExecutorError, Interrupted, RunError
+from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.executors.slurm import queued_jobs, submit_array
 from bulkrun.executors.slurm_program import SlurmRefused
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, forget_start, read_record
+from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
@@ -25,6 +24,7 @@ from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import drain_on_signal
+from bulkrun.launch.start import start
 
 _LOOK_EVERY_S = 1.0
 _ASK_QUEUE_EVERY = 10  # looks: Slurm's controller is everybody's
@@ -57,10 +57,10 @@ def put_into_queue(
     cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
     view.phase("checking the job, the input and the model")
     prepared = prepare(spec)
-    was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file, overrides)
+    wanted = prepared.record(job_file, overrides)
     if spec.run.incremental and not fresh:
         _refuse_night(prepared.run, wanted, full_refresh=full_refresh)
-    record = prepared.enter(wanted, fresh=fresh, resume_anyway=resume_anyway)
+    started = start(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
     if (totals := finished_totals(prepared.run)) is not None:
         return Submitted(prepared.run, totals, worked=False)
     if queued := queued_jobs(prepared.run):
@@ -68,11 +68,9 @@ def put_into_queue(
     if cancelled.now():
         raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
     try:
-        return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(record.job)), new=True)
+        return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(started.record.job)), new=True)
     except SlurmRefused:
-        if record.run_id == wanted.run_id:  # it began here
-            with suppress(RunError, OSError):
-                forget_start(prepared.run, record, with_root=not was_there)
+        started.undo(view)
         raise
 
 

@@ -61,6 +61,9 @@ class View(Protocol):
     def update(self, snapshot: ProgressSnapshot) -> None:
         """The numbers, about once a second."""
 
+    def note(self, text: str) -> None:
+        """What is to stay on the screen."""
+
 
 @dataclass(frozen=True)
 class Submitted:

@@ -22,6 +22,9 @@ class _Quiet:
     def phase(self, text: str) -> None:
         """Nothing to show."""
 
+    def note(self, text: str) -> None:
+        """Nothing to show."""
+
     def update(self, snapshot: ProgressSnapshot) -> None:
         if self._on_progress is not None:
             self._on_progress(snapshot)

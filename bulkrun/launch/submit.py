@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from bulkrun.errors import InputError, RunError, UsageError
+from bulkrun.errors import InputError, UsageError
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import visible_gpus
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
-from bulkrun.job.store.run_record import forget_start, read_record
+from bulkrun.job.store.run_record import read_record
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.delivery import deliver
 from bulkrun.launch.nightly import submit_again
@@ -20,6 +19,7 @@ from bulkrun.launch.prepare import prepare
 from bulkrun.launch.queue import Queued, put_into_queue, wait_for
 from bulkrun.launch.run import Submitted, View, run_to_end
 from bulkrun.launch.signals import drain_on_signal
+from bulkrun.launch.start import start
 
 
 def submit_job(
@@ -77,15 +77,13 @@ def submit(
             if again is not None:
                 deliver(again.run, read_record(again.run), drain.should_stop)
                 return again
-        was_there, wanted = prepared.run.root.exists() and not fresh, prepared.record(job_file, overrides)
-        record = prepared.enter(wanted, fresh=fresh, resume_anyway=resume_anyway)
+        wanted = prepared.record(job_file, overrides)
+        started = start(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
         if (totals := finished_totals(prepared.run)) is not None:
-            deliver(prepared.run, record, drain.should_stop)
+            deliver(prepared.run, started.record, drain.should_stop)
             return Submitted(prepared.run, totals, worked=False)
         try:
-            return run_to_end(prepared, record, view, drain)
+            return run_to_end(prepared, started.record, view, drain)
         except (InputError, UsageError):
-            if record.run_id == wanted.run_id:  # it began here
-                with suppress(RunError, OSError):
-                    forget_start(prepared.run, record, with_root=not was_there)
+            started.undo(view)
             raise

@@ -15,7 +15,7 @@ from bulkrun.data.durable import publish_new, temporary, write_file, write_new_j
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, new_record, open_run
+from bulkrun.job.store.run_record import RunRecord, new_record, open_run, start_anew
 from bulkrun.job.work.runner import JobRunner, RunOutcome
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.request import Request
@@ -103,10 +103,12 @@ def write_shard(run: RunDir, number: int, rows: list[Row]) -> None:
     publish_new(tmp, run.shard(number))
 
 
-def enter(path: Path, spec: JobSpec, **options: bool) -> tuple[RunDir, RunRecord]:
+def enter(path: Path, spec: JobSpec, *, fresh: bool = False) -> tuple[RunDir, RunRecord]:
     run = RunDir(path)
     wanted = new_record(spec.model_dump(), input_facts={"bytes": 1}, model_facts={}, versions={"bulkrun": "0"})
-    return run, open_run(run, wanted, **options)
+    if fresh:
+        start_anew(run, wanted)
+    return run, open_run(run, wanted)
 
 
 def start(

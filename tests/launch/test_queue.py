@@ -26,6 +26,8 @@ from tests.launch.nights import Nights
 class NoView:
     def phase(self, text: str) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
     def update(self, snapshot: Any) -> None: ...
 
 
@@ -60,6 +62,19 @@ def test_on_a_login_node_without_slurm_it_says_so_and_leaves_no_run_behind(
     with pytest.raises(ExecutorError, match="sbatch: not found"):
         submit_job(spec, NoView())
     assert not Path("out").exists()
+
+
+def test_old_results_come_back_when_slurm_refuses_a_fresh_start(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    submit_job(spec.with_keys(run={"executor": "local", "workers": 1}, engine={"dtype": "float32"}), NoView())
+    before = sorted(path.name for path in Path("out").iterdir())
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ExecutorError, match="sbatch: not found"):
+        submit_job(spec, NoView(), fresh=True)
+    assert sorted(path.name for path in Path("out").iterdir()) == before and "_SUCCESS" in before
+    assert not list(Path().glob("out.*"))
 
 
 def test_run_job_goes_where_the_jobs_executor_says(

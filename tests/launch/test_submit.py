@@ -61,6 +61,51 @@ def test_an_unknown_column_ends_the_start_and_the_mended_job_runs(folder: Path) 
     assert submit().exit_code == 0
 
 
+def aside_of(folder: Path) -> list[Path]:
+    return list(folder.glob("out.*"))
+
+
+def ids(out: Path) -> list[str]:
+    return sorted(str(name) for part in out.glob("*.parquet") for name in pq.read_table(part)["name"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("prompt.template='{{ sorce }}'", "sorce"), ("input.sql=SELECT nothing FROM input", "nothing")],
+)
+def test_a_fresh_start_of_a_wrong_job_leaves_the_old_results_where_they_are(
+    folder: Path, setting: str, said: str
+) -> None:
+    assert submit().exit_code == 0
+    before = {path: path.stat().st_ino for path in folder.glob("out/*")}
+    refused = submit(setting, flags=("--fresh",))
+    assert refused.exit_code == 2 and said in refused.stderr and "old results" not in refused.stderr
+    assert {path: path.stat().st_ino for path in folder.glob("out/*")} == before and not aside_of(folder)
+
+
+def test_old_results_come_back_when_only_the_whole_input_shows_what_is_wrong(folder: Path) -> None:
+    assert submit().exit_code == 0
+    before = ids(folder / "out")
+    refused = submit("input.on_duplicate=fail", flags=("--fresh",))
+    assert refused.exit_code == 2 and "the old results are back in out" in refused.stderr
+    assert ids(folder / "out") == before and not aside_of(folder)
+
+
+def test_a_fresh_start_says_where_the_old_results_are(folder: Path) -> None:
+    assert submit().exit_code == 0
+    done = submit("sampling.max_tokens=2", flags=("--fresh",))
+    (aside,) = aside_of(folder)
+    assert done.exit_code == 0 and f"the old results are now in {aside}" in done.stderr
+    assert ids(aside) == ids(folder / "out")
+
+
+def test_validate_refuses_a_directory_of_other_files_as_submit_does(folder: Path) -> None:
+    there = ("--set", "output.path=.")
+    said = [CliRunner().invoke(main, [command, "job.yaml", *there]) for command in ("validate", "submit")]
+    assert [result.exit_code for result in said] == [2, 2]
+    assert all("holds files that are not of a run" in result.stderr for result in said), said[0].stderr
+
+
 def test_a_query_that_fails_is_said_and_the_mended_one_runs(folder: Path) -> None:
     result = submit("input.sql=SELECT nothing FROM input")
     assert result.exit_code == 2
@@ -74,14 +119,13 @@ def test_a_refusal_names_the_input_files_that_changed(folder: Path) -> None:
     for number in range(5):
         (folder / f"more{number}.jsonl").write_text(rows)
     first = prepare(load_job(folder / "job.yaml", ["input.path='*.jsonl'"]))
-    flags = {"fresh": False, "resume_anyway": False}
-    first.enter(first.record(None), **flags)
+    first.enter(first.record(None), resume_anyway=False)
     first.run.shard(0).touch()
     (folder / "more3.jsonl").write_text(rows + rows)
     again = prepare(first.spec)
     said = r"input\.files: 6 -> 6 files, 1 new or changed\n(.*\n)*New or changed: more3\.jsonl$"
     with pytest.raises(ResumeError, match=said):
-        again.enter(again.record(None), **flags)
+        again.enter(again.record(None), resume_anyway=False)
 
 
 def test_a_walltime_that_ends_before_the_first_step_is_said(folder: Path) -> None:

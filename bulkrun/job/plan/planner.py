@@ -76,6 +76,7 @@ class PlanInput:
         max_model_len: int,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.input_schema = dataset.schema
         self.prompt = describe_prompt(spec, dataset.schema.names)
         spec = detected_job(spec, dataset.schema.names)
         check_id_column(spec.input.id, dataset.schema)

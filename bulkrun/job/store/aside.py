@@ -31,6 +31,11 @@ def move_aside(run: RunDir) -> Path | None:
     return aside
 
 
+def move_back(run: RunDir, aside: Path) -> None:
+    """Undo `move_aside`. Raises OSError where something else has the place: an empty directory is taken, no other."""
+    rename_dir(aside, run.root.resolve())
+
+
 def refuse_live_workers(
     run: RunDir, *, life: LifeWatch | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> None:

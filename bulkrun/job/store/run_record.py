@@ -11,6 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bulkrun.data.documents import from_document
@@ -134,21 +135,24 @@ def _replaced(run: RunDir) -> RunError:
     )
 
 
-def open_run(run: RunDir, wanted: RunRecord, *, fresh: bool = False, resume_anyway: bool = False) -> RunRecord:
+def start_anew(run: RunDir, wanted: RunRecord) -> Path | None:
+    """Where an earlier run was moved to, None without one. Raises ResumeError for a bucket, RunError under a worker."""
+    if bucket := wanted.bucket():
+        refuse_fresh(bucket)
+    return move_aside(run)
+
+
+def open_run(run: RunDir, wanted: RunRecord, *, resume_anyway: bool = False) -> RunRecord:
     """Enter the run of `wanted` in this directory, making it if there is none.
 
     Returns the record that is on disk now: the old one with the new engine and pace settings when a run continues,
     `wanted` when nothing was planned before.
     Raises ResumeError (with a readable difference) when the job or its input changed, UsageError when the directory
-    holds something else, RunError when `fresh` meets a live worker. The same holds for the bucket that results go to.
+    holds something else. The same holds for the bucket that results go to.
     """
     bucket = wanted.bucket()
-    if fresh:
-        if bucket:
-            refuse_fresh(bucket)
-        move_aside(run)
     if not run.run_json.exists():
-        _refuse_foreign_files(run)
+        refuse_foreign_files(run)
         if bucket:
             refuse_used_prefix(bucket)
     record = _create_or_continue(run, wanted, resume_anyway)
@@ -175,7 +179,7 @@ def record_document(record: RunRecord) -> dict[str, Any]:
     return {**asdict(record), "fingerprints": record.fingerprints}
 
 
-def _refuse_foreign_files(run: RunDir) -> None:
+def refuse_foreign_files(run: RunDir) -> None:
     """A directory that is not empty and not a run is somebody's: nothing is written into it."""
     if run.root.exists() and not run.root.is_dir():
         raise UsageError(f"{run.root}: output.path is a file; choose a directory")

@@ -16,7 +16,7 @@ from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.fingerprint import differences, fingerprint
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, difference_lines, new_record, open_run, read_record
+from bulkrun.job.store.run_record import RunRecord, difference_lines, new_record, open_run, read_record, start_anew
 from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
@@ -165,9 +165,9 @@ def test_a_run_whose_planner_is_at_work_does_not_take_another_job(tmp_path: Path
 
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    for fresh in (False, True):
-        with pytest.raises(UsageError, match=r"thesis\.tex.*choose an empty"):
-            open_run(RunDir(tmp_path), wanted(tmp_path), fresh=fresh)
+    assert start_anew(RunDir(tmp_path), wanted(tmp_path)) is None
+    with pytest.raises(UsageError, match=r"thesis\.tex.*choose an empty"):
+        open_run(RunDir(tmp_path), wanted(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UsageError, match="is a file"):
         open_run(RunDir(tmp_path / "thesis.tex"), wanted(tmp_path))
@@ -182,8 +182,10 @@ def test_fresh_keeps_the_old_results_beside_the_new(tmp_path: Path) -> None:
     out, rows = tmp_path / "out", make_rows(9)
     start(out, rows, job(out))
     before = results(out)
-    open_run(RunDir(out), wanted(out, {"sampling.temperature": 0.5}), fresh=True)
-    (aside,) = [path for path in tmp_path.iterdir() if path.name.startswith("out.")]
+    changed = wanted(out, {"sampling.temperature": 0.5})
+    aside = start_anew(RunDir(out), changed)
+    open_run(RunDir(out), changed)
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("out.")] == [aside]
     assert results(aside) == before and results(out) == []
 
 
@@ -193,8 +195,10 @@ def test_fresh_follows_a_link_to_another_disk(tmp_path: Path) -> None:
     out.symlink_to(disk)
     start(out, make_rows(9), job(out))
     before = results(out)
-    open_run(RunDir(out), wanted(out, {"sampling.temperature": 0.5}), fresh=True)
-    (aside,) = [path for path in disk.parent.iterdir() if path.name.startswith("results.")]
+    changed = wanted(out, {"sampling.temperature": 0.5})
+    aside = start_anew(RunDir(out), changed)
+    open_run(RunDir(out), changed)
+    assert [path for path in disk.parent.iterdir() if path.name.startswith("results.")] == [aside]
     assert out.is_symlink() and disk.is_dir() and results(aside) == before and results(out) == []
     assert move_aside(RunDir(out)) is not None and not disk.exists()
     open_run(RunDir(out), wanted(out))
@@ -267,7 +271,8 @@ def test_a_run_of_another_format_and_a_directory_that_is_no_run_are_named(tmp_pa
         for open_it in (read_record, lambda run: open_run(run, wanted(tmp_path))):
             with pytest.raises(RunError, match=f"format {other}.*--fresh"):
                 open_it(run)
-    assert open_run(run, wanted(tmp_path), fresh=True) == read_record(run)
+    assert start_anew(run, wanted(tmp_path)) is not None
+    assert open_run(run, wanted(tmp_path)) == read_record(run)
     run.run_json.write_bytes(b'{"run_id": ')
     with pytest.raises(RunError, match="not a whole JSON file"):
         read_record(run)
