@@ -28,6 +28,7 @@ from typing import Any
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.request import Completion, Request, SamplingParams
+from tests.engine.conftest import expect_short_outputs
 from tests.models.tiny_models import VOCAB_SIZE, save_tiny_model
 
 VARIANTS = (
@@ -135,6 +136,7 @@ def run_way(engine: LLMEngine, way: Way, requests: list[Request], outcomes: Outc
     """Run the rows once (or as often as the way says)."""
     if way.can_stop:
         engine._sequences.eos_token_ids = frozenset([10 * VOCAB_SIZE])  # never comes
+        expect_short_outputs(engine.scheduler)
         requests = [replace(r, sampling=replace(r.sampling, ignore_eos=False)) for r in requests]
     if way.resume_after:
         requests = [_resumed(request, outcomes, way.resume_after) for request in requests]
