@@ -131,7 +131,7 @@ class PreparedJob:
         return f"\nNew or changed: {', '.join(names[:_SHOWN_FILES])}{more}" if names else ""
 
     def check_files(self, record: RunRecord, numbers: range) -> None:
-        """The same for some of the files alone: this is asked for every window of a plan.
+        """Refuse files of `numbers` that are not as they were found: asked for every window of a plan.
 
         An object needs no look: it is read as it was found, or not at all.
         """
@@ -155,7 +155,7 @@ class PreparedJob:
         return made
 
     def _model_facts(self) -> dict[str, Any]:
-        """What the results come from: random or 8-bit numbers are another model, which is no matter of the engine."""
+        """What the results come from: random or 8-bit numbers are another model, not another engine."""
         engine = self.spec.engine
         facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
         if engine.load_format == "dummy":
@@ -174,7 +174,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     """Resolve the model, its sampling defaults and the input files.
 
     `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. Raises
-    JobFileError, UsageError, ModelError or InputError that says what is wrong or missing and how to mend it.
+    JobFileError, UsageError, ModelError or InputError that says what is wrong or missing and how to fix it.
     """
     refuse_variables(spec)
     spec = with_schema(spec)
@@ -244,7 +244,7 @@ def _default(key: str, value: Any, file: str) -> Any:
     except ValueError as problem:
         name = "max_new_tokens" if key == "max_tokens" else key
         what = str(problem).removeprefix(f"{key}: ")
-        raise ModelError(f"{file}: {name}: {what}; mend it, or set sampling.{key} in the job file") from None
+        raise ModelError(f"{file}: {name}: {what}; fix it, or set sampling.{key} in the job file") from None
     return typed
 
 

@@ -27,7 +27,7 @@ from bulkrun.launch.signals import drain_on_signal
 from bulkrun.launch.start import start
 
 _LOOK_EVERY_S = 1.0
-_ASK_QUEUE_EVERY = 10  # looks: Slurm's controller is everybody's
+_ASK_QUEUE_EVERY = 10  # in looks; Slurm's controller is shared
 _TIMES_GONE = 2  # a requeued job is between two states for a moment
 
 

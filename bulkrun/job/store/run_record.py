@@ -233,7 +233,7 @@ def _refuse_lost_totals(run: RunDir) -> None:
 
 def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
     """A run without a shard (its first start failed, or its input was empty) holds nothing to protect: it takes the
-    mended job. The plan of no rows goes before the old record does, so that no kill leaves it to the new one."""
+    corrected job. The plan of no rows goes before the old record does, so that no kill leaves it to the new one."""
     refuse_live_workers(run)
     for stale in (run.plan_complete, run.sql_snapshot):
         stale.unlink(missing_ok=True)
