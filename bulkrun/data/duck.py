@@ -33,6 +33,7 @@ def locked_connection(
     if objects is not None:
         connection.register_filesystem(objects)
     settings: dict[str, object] = {
+        "TimeZone": "UTC",  # else the machine's own would be part of the results
         "memory_limit": MEMORY_LIMIT,
         "temp_directory": str(spill) if spill else "",
         "autoinstall_known_extensions": False,
@@ -66,27 +67,40 @@ def view_of_parquet(
     files: Sequence[Path | str],
     *,
     union_by_name: bool = False,
-    hive_types: Mapping[str, str] | None = None,
+    folder_columns: Mapping[str, str | None] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> None:
     """Make the Parquet `files` readable as the view `name`.
 
     All files have one schema, or their columns are matched with `union_by_name` (which opens every file first).
-    `hive_types` are the SQL types of columns that are in the folders' names; other folders, however they are called,
-    make no columns then. Without it DuckDB looks for itself.
+    `folder_columns` are those that are in the folders' names, with their SQL types (None: as DuckDB guesses); other
+    folders, however they are called, make no columns then. Without it DuckDB looks for itself. A query that uses a
+    column in `refused` fails with what is said there.
     """
     listed = ", ".join(quoted(no_glob(str(path))) for path in files)
     shown, options = "*", ", union_by_name = true" if union_by_name else ""
-    if hive_types is not None:
-        options += f", hive_partitioning = {'true' if hive_types else 'false'}"
-    if hive_types:
-        names = {folder.partition("=")[0] for folder in Path(files[0]).parts if "=" in folder} - hive_types.keys()
-        shown = (
-            f"COLUMNS(lambda name: NOT list_contains([{', '.join(map(quoted, sorted(names)))}], name))"
-            if names
-            else "*"
-        )
-        options += f", hive_types = {{{', '.join(f'{quoted(key)}: {kind}' for key, kind in hive_types.items())}}}"
-    connection.execute(f'CREATE VIEW "{name}" AS SELECT {shown} FROM read_parquet([{listed}]{options})')
+    if folder_columns is not None:
+        options += f", hive_partitioning = {'true' if folder_columns else 'false'}"
+    if folder_columns:
+        others = folders_in(files[0]) - folder_columns.keys()
+        shown = f"COLUMNS(lambda name: NOT list_contains([{', '.join(map(quoted, sorted(others)))}]::VARCHAR[], name))"
+        typed = ", ".join(f"{quoted(column)}: {kind}" for column, kind in folder_columns.items() if kind)
+        options += f", hive_types = {{{typed}}}" if typed else ""
+    replaced = "*"
+    if refused:
+        errors = (f"error({quoted(why)}) AS {_as_name(column)}" for column, why in refused.items())
+        replaced += f" REPLACE ({', '.join(errors)})"
+    table = f"SELECT {shown} FROM read_parquet([{listed}]{options})"
+    connection.execute(f'CREATE VIEW "{name}" AS SELECT {replaced} FROM ({table})')
+
+
+def folders_in(path: Path | str) -> set[str]:
+    """The names that folders like lang=en, in which a file is, give to DuckDB as columns."""
+    return {folder.partition("=")[0] for folder in Path(path).parent.parts if "=" in folder}
+
+
+def _as_name(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
 
 
 def quoted(text: str) -> str:

@@ -135,11 +135,19 @@ def _readable(value: pa.Scalar) -> Any:
 def _time_text(value: pa.Scalar) -> str | float:
     if pa.types.is_duration(value.type):
         return float(value.value) / _TICKS_A_SECOND[value.type.unit]
+    if getattr(value.type, "unit", None) != "ns" and abs(value.value) == _infinity(value.type):
+        return "infinity" if value.value > 0 else "-infinity"
     try:
         text: str = value.cast(pa.string()).as_py()
     except pa.ArrowInvalid:  # in a time zone that nobody knows
         text = value.cast(pa.int64()).cast(pa.timestamp(value.type.unit)).cast(pa.string()).as_py() + "Z"
-    return text.replace(" ", "T", 1) if pa.types.is_timestamp(value.type) else text
+    is_date = pa.types.is_timestamp(value.type) and not text.startswith("<")  # else in Arrow's words: out of range
+    return text.replace(" ", "T", 1) if is_date else text
+
+
+def _infinity(type_: pa.DataType) -> int:
+    """The number that PostgreSQL and DuckDB have for infinity in dates and timestamps; of nanoseconds it is a time."""
+    return int(2 ** (type_.bit_width - 1)) - 1
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
@@ -160,7 +168,7 @@ def csv_cell(value: Any) -> Any:
     """A value as a cell. A spreadsheet takes text that starts with = + - @ for a formula; a quote makes it text."""
     if isinstance(value, dict | list):
         value = json_text(value)
-    elif isinstance(value, bytes):
+    elif isinstance(value, bytes | date | time | timedelta):
         value = _json_value(value)
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 

@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulkrun.data.batch import MAX_BATCH_BYTES, InputBatch, Position, blank_rows, joined, record_batch
-from bulkrun.data.casts import can_cast
+from bulkrun.data.casts import cast_each
 from bulkrun.data.files import InputFile
-from bulkrun.data.known_types import KnownTypes, with_known
+from bulkrun.data.known_types import KnownTypes
 from bulkrun.data.remote import RemotePath
+from bulkrun.data.unite import differ, unite
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
@@ -59,7 +60,12 @@ class ParquetSource:
     def open(cls, files: Sequence[InputFile], max_row_bytes: int, known: KnownTypes | None = None) -> ParquetSource:
         """Read all footers and unite their schemas, nulls alone as in `known`. Raises InputError as the module says."""
         footers = [_read_footer(file) for file in files]
-        return cls(files, footers, _unite(files, footers, known or {}), max_row_bytes)
+        return cls(files, footers, unite(files, [footer.schema for footer in footers], known or {}), max_row_bytes)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the files do not agree on the type of a column, encodings and nulls alone aside."""
+        return differ([footer.schema for footer in self._footers])
 
     @property
     def num_rows(self) -> int | None:
@@ -168,48 +174,14 @@ def _is_valid(column: pa.Array) -> bool:
 
 def _cast(column: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
     """`column` in the type of `field`; what does not fit is null, and its row is returned with the reason."""
-    if column.type == field.type:
-        return column, {}
-    try:
-        return column.cast(field.type), {}
-    except pa.ArrowInvalid:
-        pieces, misfits = [], dict[int, str]()
-        for row in range(len(column)):
-            try:
-                pieces.append(column.slice(row, 1).cast(field.type))
-            except pa.ArrowInvalid as error:
-                pieces.append(pa.nulls(1, field.type))
-                misfits[row] = (
-                    f"column {field.name!r} is {column.type} here and {field.type} in all files together, which cannot "
-                    f"hold this value ({error}); give the column one type in all files"
-                )
-        return pa.concat_arrays(pieces), misfits
-
-
-def plain_type(type_: pa.DataType) -> pa.DataType:
-    """The type without its encoding (dictionary, run-end, view, extension): what every Parquet reader understands.
-
-    What is inside may be null whatever the file says: rows that cannot be read are null, and what a file lacks is.
-    """
-    if isinstance(type_, pa.BaseExtensionType):
-        return plain_type(type_.storage_type)
-    if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
-        return plain_type(type_.value_type)
-    if pa.types.is_struct(type_):
-        return pa.struct([_plain_field(field) for field in type_])
-    if pa.types.is_map(type_):
-        return pa.map_(plain_type(type_.key_type), _plain_field(type_.item_field), type_.keys_sorted)
-    if pa.types.is_fixed_size_list(type_):
-        return pa.list_(_plain_field(type_.value_field), type_.list_size)
-    if pa.types.is_large_list(type_) or pa.types.is_large_list_view(type_):
-        return pa.large_list(_plain_field(type_.value_field))
-    if pa.types.is_list(type_) or pa.types.is_list_view(type_):
-        return pa.list_(_plain_field(type_.value_field))
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.null(): pa.string()}.get(type_, type_)
-
-
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(plain_type(field.type)).with_nullable(True)
+    if isinstance(column.type, pa.UuidType) and not pa.types.is_fixed_size_binary(field.type):
+        column = pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())
+    fitted, misfits = cast_each(column, field.type)
+    return fitted, {
+        row: f"column {field.name!r} is {column.type} here and {field.type} in all files together, which cannot hold "
+        f"this value ({error}); give the column one type in all files"
+        for row, error in misfits.items()
+    }
 
 
 @contextmanager
@@ -225,7 +197,13 @@ def _open(file: InputFile, columns: int = 1) -> Iterator[pq.ParquetFile]:
         share = _REMOTE_BUFFERS_BYTES // max(1, columns)
         buffer_bytes = min(_REMOTE_BUFFER_BYTES, max(_BUFFER_BYTES, share))
     try:
-        opened = pq.ParquetFile(source, buffer_size=buffer_bytes, pre_buffer=False, page_checksum_verification=True)
+        opened = pq.ParquetFile(
+            source,
+            buffer_size=buffer_bytes,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit="us",  # in nanoseconds the year 9999 would be 1816
+        )
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{file.path}: not a whole Parquet file ({error}); it was cut off while it was written or is something else"
@@ -254,46 +232,3 @@ def _read_footer(file: InputFile) -> _Footer:
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise InputError(f"{file.path}: two columns are named {twice!r}; give each its own name")
     return _Footer(tuple(g.num_rows for g in groups), tuple(g.total_byte_size for g in groups), schema)
-
-
-def _unite(files: Sequence[InputFile], footers: Sequence[_Footer], known: KnownTypes) -> pa.Schema:
-    """One schema for all files: every column that any has, in a type that holds them all."""
-    united: dict[str, pa.Field] = {}
-    origin: dict[str, InputFile] = {}
-    for file, footer in zip(files, footers, strict=True):
-        for field in footer.schema:
-            if field.name not in united:
-                origin[field.name] = file
-            seen = united.get(field.name, field)
-            united[field.name] = _wider(seen, field, origin[field.name], file)
-    types = {name: with_known(field.type, known.get(name)) for name, field in united.items()}
-    fields = [pa.field(name, plain_type(type_)) for name, type_ in types.items()]
-    for file, footer in zip(files, footers, strict=True):
-        _check_casts(file, footer, fields)
-    return pa.schema(fields)
-
-
-def _wider(one: pa.Field, other: pa.Field, one_file: InputFile, other_file: InputFile) -> pa.Field:
-    if one.type == other.type:
-        return one
-    # A null type stays null until another file knows better; encodings do not matter.
-    types = [type_ if pa.types.is_null(type_) else plain_type(type_) for type_ in (one.type, other.type)]
-    try:
-        schemas = [pa.schema([pa.field(one.name, type_)]) for type_ in types]
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0)
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
-        raise InputError(
-            f"column {one.name!r} is {one.type} in {one_file.path} but {other.type} in {other_file.path}; "
-            f"read them as separate jobs, or cast the column so that both agree"
-        ) from None
-
-
-def _check_casts(file: InputFile, footer: _Footer, fields: Sequence[pa.Field]) -> None:
-    there = set(footer.schema.names)  # which makes a list of them each time it is asked
-    for field in fields:
-        if field.name in there:
-            here = footer.schema.field(field.name).type
-            if not can_cast(here, field.type):
-                raise InputError(
-                    f"{file.path}: column {field.name!r} has the type {here}, which cannot be read as {field.type}"
-                )

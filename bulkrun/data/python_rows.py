@@ -1,7 +1,8 @@
 """Arrow rows as Python values, for prompts and whoever else looks into them.
 
 Arrow's times reach further than Python's: to nanoseconds, far beyond the year 9999, into time zones that this machine
-does not know. Nanoseconds are cut to microseconds; any other value that Python cannot hold is its row's error.
+does not know. Nanoseconds are cut to microseconds; any other value that Python cannot hold is its row's error. Bytes
+are text where somebody wants text of them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from bulkrun.data.batch import record_batch
+from bulkrun.data.casts import cast_each
+from bulkrun.data.nested import with_leaves
 from bulkrun.request import RowError
 
 # What pyarrow raises for a value that Python cannot hold: out of range, or (an ArrowInvalid) in an unknown time zone.
@@ -23,6 +28,24 @@ def python_rows(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[int, R
         return rows.to_pylist(), {}
     except NOT_IN_PYTHON:
         return _value_by_value(rows)
+
+
+def with_text(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, RowError]]:
+    """The rows with UTF-8 text for bytes (many writers mark no text as text), null and an error where they are none."""
+    columns, errors = [], dict[int, RowError]()
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        texts, misfits = cast_each(column, with_leaves(column.type, _text_of_bytes))
+        why = f"column {name!r}: bytes that are not UTF-8 text; make text of them in input.sql (hex, base64)"
+        errors = dict.fromkeys(misfits, RowError("bad_input", why)) | errors
+        columns.append(texts)
+    types = [column.type for column in columns]
+    schema = pa.schema([field.with_type(type_) for field, type_ in zip(rows.schema, types, strict=True)])
+    return record_batch(columns, schema, rows.num_rows), errors
+
+
+def _text_of_bytes(type_: pa.DataType) -> pa.DataType:
+    is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+    return pa.string() if is_bytes else type_
 
 
 def without_nulls(value: Any) -> Any:
@@ -53,19 +76,15 @@ def _why(name: str, type_: pa.DataType) -> str:
 
 
 def _in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
-    fields = [field.with_type(_microseconds(field.type)) for field in rows.schema]
+    fields = [field.with_type(with_leaves(field.type, _microseconds)) for field in rows.schema]
     if all(field.type == own.type for field, own in zip(fields, rows.schema, strict=True)):
         return rows
-    columns = [column.cast(field.type, safe=False) for column, field in zip(rows.columns, fields, strict=True)]
+    cuts = [pc.CastOptions(field.type, allow_time_truncate=True) for field in fields]
+    columns = [pc.cast(column, options=cut) for column, cut in zip(rows.columns, cuts, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _microseconds(type_: pa.DataType) -> pa.DataType:
-    """The type with microseconds for nanoseconds, also inside structs and lists."""
     if pa.types.is_timestamp(type_) and type_.unit == "ns":
         return pa.timestamp("us", type_.tz)
-    if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(_microseconds(field.type)) for field in type_])
-    if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_microseconds(type_.value_type)))
     return {pa.duration("ns"): pa.duration("us"), pa.time64("ns"): pa.time64("us")}.get(type_, type_)

@@ -25,7 +25,8 @@ def view_of_parts(connection: duckdb.DuckDBPyConnection, name: str, parts: Seque
     Raises RunError when the first part is torn.
     """
     types = partition_types(parts[0])
-    view_of_parquet(connection, name, parts, hive_types={column: sql_type(kind) for column, kind in types.items()})
+    folder_columns = {column: sql_type(kind) for column, kind in types.items()}
+    view_of_parquet(connection, name, parts, folder_columns=folder_columns)
 
 
 def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.Schema | None = None) -> pa.Table:

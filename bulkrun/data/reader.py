@@ -137,19 +137,22 @@ def open_input(
     """
     files = find_files(paths)
     if sql is None:
-        return Dataset(files, _open_files(files, max_row_bytes, delimiter, kept_as_text, known_types), len(files))
-    from bulkrun.data.sql import SnapshotSource, write_snapshot  # DuckDB, which few jobs need, is slow to import
+        source = _open_files(files, max_row_bytes, delimiter, kept_as_text, known_types)
+        return Dataset(files, with_folder_columns(source, files), len(files))
+    from bulkrun.data.sql import Given, SnapshotSource, write_snapshot  # DuckDB, which few jobs need, is slow to import
 
     folder = None
     if sql_snapshot is None:
         folder = tempfile.TemporaryDirectory(prefix="bulkrun-")
         sql_snapshot = Path(folder.name, "input.snapshot")
     if not sql_snapshot.exists():
-        given = Dataset(files, _open_files(files, max_row_bytes, delimiter, kept_as_text, None), len(files), folder)
+        source = _open_files(files, max_row_bytes, delimiter, kept_as_text, None)
+        given = Dataset(files, with_folder_columns(source, files), len(files), folder)
         if given.is_void:  # no columns for a query to name
             return given
         given.refuse_unreadable()
-        write_snapshot(given.batches(), given.schema, files, sql, sql_snapshot)
+        mixed = isinstance(source, ParquetSource) and source.mixed
+        write_snapshot(Given(files, given.batches(), given.schema, mixed), sql, sql_snapshot)
     return Dataset(files, SnapshotSource.open(sql_snapshot, max_row_bytes), 1, folder)
 
 
@@ -167,15 +170,9 @@ def _open_files(
                 "one input has one format: name the files you mean, for example data/*.jsonl"
             )
     if files[0].format == "csv":
-        return with_folder_columns(CsvSource.open(files, max_row_bytes, delimiter), files)
+        return CsvSource.open(files, max_row_bytes, delimiter)
     if delimiter is not None:
         raise InputError(f"input.delimiter: {files[0].path} is {files[0].format}, not CSV; remove this key")
-    return with_folder_columns(_reader(files, max_row_bytes, kept_as_text, known), files)
-
-
-def _reader(
-    files: list[InputFile], max_row_bytes: int, kept_as_text: ChooseColumns | None, known: KnownTypes | None
-) -> Source:
     if files[0].format == "jsonl":
         return JsonlSource.open(files, max_row_bytes, kept_as_text, known)
     return ParquetSource.open(files, max_row_bytes, known)

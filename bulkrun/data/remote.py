@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from bulkrun.errors import BulkrunError, InputError
+from bulkrun.errors import BulkrunError, InputError, RunError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -49,13 +49,16 @@ def endpoint() -> str:
 
 @contextmanager
 def plain_errors(doing: str, url: str, kind: type[BulkrunError] = InputError) -> Iterator[None]:
-    """Turn what s3fs and its libraries raise into one line: the object, what failed, why, what to do."""
+    """Turn what s3fs and its libraries raise into one line: the object, what failed, why, what to do.
+
+    Raises RunError in place of `kind` where the store had no time: nothing that the user gave is wrong then.
+    """
     from botocore.exceptions import BotoCoreError
 
     try:
         yield
     except (OSError, BotoCoreError) as error:
-        raise kind(f"{url}: {doing} failed: {reason(error)}") from error
+        raise (RunError if overloaded(error) else kind)(f"{url}: {doing} failed: {reason(error)}") from error
 
 
 def reason(error: BaseException) -> str:
@@ -86,8 +89,18 @@ def not_reached(error: BaseException) -> bool:
 
 def error_code(error: BaseException) -> str | None:
     """The store's own code of a failed request (`NoSuchBucket`, `SlowDown`...), if it sent one."""
-    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+    response = _response(error)
     return response["Error"].get("Code") if response else None
+
+
+def overloaded(error: BaseException) -> bool:
+    """Whether the store said that it cannot answer just now: HTTP's 429 and 5xx, but for 501, which it never can."""
+    status = int((_response(error) or {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return status == 429 or (status >= 500 and status != 501)
+
+
+def _response(error: BaseException) -> dict[str, Any] | None:
+    return getattr(error, "response", None) or getattr(error.__cause__, "response", None)
 
 
 @dataclass(frozen=True, slots=True)

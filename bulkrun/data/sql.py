@@ -4,36 +4,42 @@ DuckDB promises no order from one run of a query to the next, so the result is f
 checksums) that appears whole or not at all and is never made twice. Text files go through the project's own readers
 first, so that the query sees declared columns; a line that cannot be read cannot be selected either, and comes as an
 error row after the query's rows, so that no line vanishes. Parquet files are read by DuckDB itself, which does not
-look at their page checksums.
+look at their page checksums; those that differ in types go through the readers too, as DuckDB would round values.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulkrun.data.batch import MAX_BATCH_ROWS, InputBatch, Position, Source
-from bulkrun.data.duck import NotASelect, locked_connection, single_select, view_of_parquet
+from bulkrun.data.duck import NotASelect, folders_in, locked_connection, single_select, view_of_parquet
 from bulkrun.data.durable import disk_errors, new_file, publish_new
 from bulkrun.data.files import InputFile
-from bulkrun.data.parquet import ParquetSource, plain_type
+from bulkrun.data.parquet import ParquetSource
 from bulkrun.data.remote import RemotePath
+from bulkrun.data.unite import plain_type
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
 
 _CODE, _MESSAGE = "bulkrun.error_code", "bulkrun.error_message"
 _ERROR_SCHEMA = pa.schema([(_CODE, pa.string()), (_MESSAGE, pa.string())])
+_ERRORS = "errors.tmp"
 _HOW_TO_JOIN = (
     "a query reads the files of input.path alone: to join two Parquet files, list both there and name both in the SQL "
     "(FROM 'docs.parquet' d JOIN 'authors.parquet' a ON ...; `input` is all of them together)"
 )
+_NAMES_INPUT = re.compile(r"\binput\b", re.IGNORECASE)  # a join may name the files alone
 _ROWS_PER_GROUP = 16 * MAX_BATCH_ROWS
 _BYTES_PER_GROUP = 64 * 2**20
 
@@ -75,10 +81,17 @@ class SnapshotSource:
             yield InputBatch(batch.position, rows, unreadable | batch.errors)
 
 
-def write_snapshot(
-    rows: Iterable[InputBatch], schema: pa.Schema, files: Sequence[InputFile], sql: str, path: Path
-) -> None:
-    """Run `sql` over `files` (whose rows are `rows`, of `schema`) and publish the result at `path` unless one is there.
+class Given(NamedTuple):
+    """What a query is about: the files, and their rows as the readers give them; `mixed`: a column's types differ."""
+
+    files: Sequence[InputFile]
+    rows: Iterable[InputBatch]
+    schema: pa.Schema
+    mixed: bool
+
+
+def write_snapshot(given: Given, sql: str, path: Path) -> None:
+    """Run `sql` over the given files and publish the result at `path` unless one is there.
 
     Raises InputError with DuckDB's message for a query that cannot run, RunError where the result cannot be written.
     """
@@ -86,21 +99,21 @@ def write_snapshot(
     otherwise = "check the disk, then run the same command again"
     with disk_errors("writing the rows of input.sql", path, otherwise):
         temporary.mkdir(parents=True, exist_ok=True)
-        _write_snapshot(rows, schema, files, sql, path, temporary)
+        _write_snapshot(given, sql, path, temporary)
 
 
-def _write_snapshot(
-    rows: Iterable[InputBatch], schema: pa.Schema, files: Sequence[InputFile], sql: str, path: Path, temporary: Path
-) -> None:
+def _write_snapshot(given: Given, sql: str, path: Path, temporary: Path) -> None:
     with tempfile.TemporaryDirectory(dir=temporary, prefix="sql-") as name:
         folder = Path(name)
-        tables: list[str | Path] = [_for_duckdb(file) for file in files]
-        errors = folder / "errors.tmp"
-        if files[0].format != "parquet":
-            tables = [folder / "input.tmp"]
-            _text_to_parquet(rows, schema, folder / "input.tmp", errors)
-        objects = [file.path for file in files if isinstance(file.path, RemotePath)]
-        _write_result(sql, tables, errors, folder, objects)
+        is_parquet = given.files[0].format == "parquet"
+        named: list[str | Path] = [_for_duckdb(file) for file in given.files] if is_parquet else []
+        read_here = not is_parquet or (given.mixed and _NAMES_INPUT.search(sql))
+        tables = _rewritten(given, folder) if read_here else named
+        # Rewritten files lie in the run's directory, and how that is called makes no columns.
+        folders = dict.fromkeys(folders_in(named[0]) if named else ()) if read_here else None
+        objects = [file.path for file in given.files if isinstance(file.path, RemotePath)]
+        view = partial(view_of_parquet, folder_columns=folders, refused=_refused(given.schema))
+        _write_result(sql, tables, named, view, folder, objects)
         publish_new(folder / "result.tmp", path)  # unless another process has: then theirs is the snapshot
 
 
@@ -108,11 +121,44 @@ def _for_duckdb(file: InputFile) -> str | Path:
     return file.path.absolute() if isinstance(file.path, Path) else file.path.url
 
 
-def _text_to_parquet(batches: Iterable[InputBatch], schema: pa.Schema, path: Path, errors_path: Path) -> None:
-    """Write the rows that can be read to `path` and the errors of the others to `errors_path`."""
-    if not schema.names:
+def _rewritten(given: Given, folder: Path) -> list[str | Path]:
+    """Parquet files in `folder` of the rows that can be read; the errors of the others are in its errors.tmp."""
+    if not given.schema.names:
         raise InputError("input.sql: the input has no readable rows, so `input` has no columns to select")
-    with _writer(path, schema) as rows, _writer(errors_path, _ERROR_SCHEMA) as errors:
+    places = [_place(file, folder, number) for number, file in enumerate(given.files)]
+    batches = groupby(given.rows, lambda batch: places[batch.position.file])
+    written: list[str | Path] = []
+    with _writer(folder / _ERRORS, _ERROR_SCHEMA) as errors:
+        for place, rows in batches:
+            written.append(place)
+            _write_readable(rows, given.schema, place, errors)
+        if not written:
+            written.append(places[0])
+            _write_readable([], given.schema, places[0], errors)
+    return written
+
+
+def _place(file: InputFile, folder: Path, number: int) -> Path:
+    """A file for the rows of `file`: those of Parquet in folders like its own, whose names are columns to DuckDB."""
+    if file.format != "parquet":
+        return folder / "input.tmp"
+    named = [part for part in Path(_for_duckdb(file)).parent.parts if "=" in part]
+    return folder.joinpath("input", *named, f"{number}.tmp")
+
+
+def _refused(schema: pa.Schema) -> dict[str, str]:
+    """Columns that DuckDB would read as something else, and why."""
+    return {
+        field.name: f"column '{field.name}' is {field.type}, and DuckDB has no decimals of more than 38 digits; leave "
+        "the column out, or write the files with fewer digits"
+        for field in schema
+        if "decimal256(" in str(field.type)
+    }
+
+
+def _write_readable(batches: Iterable[InputBatch], schema: pa.Schema, path: Path, errors: _GroupedWriter) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _writer(path, schema) as rows:
         for batch in batches:
             good = [index for index in range(batch.rows.num_rows) if index not in batch.errors]
             rows.add(batch.rows.take(pa.array(good, pa.int64())))
@@ -124,12 +170,25 @@ def _text_to_parquet(batches: Iterable[InputBatch], schema: pa.Schema, path: Pat
 
 
 def _write_result(
-    sql: str, tables: list[str | Path], errors: Path, folder: Path, objects: Sequence[RemotePath]
+    sql: str,
+    tables: Sequence[str | Path],
+    named: Sequence[str | Path],
+    make_view: Callable[..., None],
+    folder: Path,
+    objects: Sequence[RemotePath],
 ) -> None:
-    """Write the query's rows, then the rows that could not be read, to result.tmp in `folder`."""
-    connection = locked_connection(files=tables, spill=folder / "spill", objects=objects[0].files if objects else None)
+    """Write the query's rows, then the rows that could not be read, to result.tmp in `folder`.
+
+    `tables` are the view `input`, which `make_view` makes, `named` what the query may read by name.
+    """
+    errors = folder / _ERRORS
+    connection = locked_connection(
+        files=list(dict.fromkeys([*tables, *named])),
+        spill=folder / "spill",
+        objects=objects[0].files if objects else None,
+    )
     try:
-        view_of_parquet(connection, "input", tables, union_by_name=True)
+        make_view(connection, "input", tables, union_by_name=True)
         result = connection.sql(single_select(connection, sql)).to_arrow_reader(MAX_BATCH_ROWS)
         schema = _snapshot_schema(result.schema)
         with new_file(folder / "result.tmp") as file, _writer(file, schema) as writer:

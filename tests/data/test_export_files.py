@@ -57,6 +57,15 @@ def test_csv_has_a_header_json_text_for_nested_values_and_no_formulas() -> None:
     assert rows[1]["parsed"] == "" and rows[0]["raw"] == "AP8="
 
 
+def test_csv_has_times_as_json_lines_do_whatever_else_is_in_the_column() -> None:
+    stamps = pa.array([0, 1, None], pa.timestamp("ns"))
+    table = pa.table({"t": stamps, "d": pa.array([86_400 * 10**9, 1, None], pa.duration("ns"))})
+    stream = io.BytesIO()
+    CsvSink(stream, table.schema).write(table)
+    cells = list(csv.reader(io.StringIO(stream.getvalue().decode())))
+    assert cells[1:] == [["1970-01-01T00:00:00", "86400.0"], ["1970-01-01T00:00:00.000000001", "1e-09"], ["", ""]]
+
+
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)"])
 def test_a_csv_cell_is_never_a_formula(text: str) -> None:
     assert csv_cell(text) == f"'{text}"
@@ -93,6 +102,11 @@ FAR = 253402300800 * 10**6  # the first microsecond of the year 10000
         (pa.timestamp("ns", "Europe/Vienna"), 1, "1970-01-01T01:00:00.000000001+0100"),
         (pa.timestamp("us"), FAR, "10000-01-01T00:00:00.000000"),
         (pa.timestamp("us", "Nowhere/Bad"), 1, "1970-01-01T00:00:00.000001Z"),
+        (pa.timestamp("us"), 2**63 - 1, "infinity"),
+        (pa.timestamp("s", "UTC"), -(2**63) + 1, "-infinity"),
+        (pa.timestamp("us"), 2**60, "<value out of range: 1152921504606846976>"),
+        (STAMP, 2**63 - 1, "2262-04-11T23:47:16.854775807"),
+        (pa.date32(), -(2**31) + 1, "-infinity"),
         (pa.date32(), 3_000_000, "10183-09-21"),
         (pa.time64("ns"), 1, "00:00:00.000000001"),
         (pa.duration("ns"), 1, 1e-9),

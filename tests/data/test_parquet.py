@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -87,6 +90,28 @@ def test_where_all_files_have_nulls_alone_the_type_is_the_known_one(tmp_path: Pa
         assert read_all(dataset) == (rows, {})
 
 
+HOLLOW: dict[str, tuple[pa.DataType, Any, pa.DataType, Any]] = {
+    "list": (pa.list_(pa.null()), [None], pa.list_(pa.int64()), [7]),
+    "list of structs": (pa.list_(pa.null()), [], pa.list_(pa.struct([("a", pa.int64())])), [{"a": 7}]),
+    "large list": (pa.large_list(pa.null()), [None], pa.list_(pa.float64()), [0.5]),
+    "struct": (pa.struct([("a", pa.null())]), {"a": None}, pa.struct([("a", pa.bool_())]), {"a": True}),
+    "map": (pa.map_(pa.string(), pa.null()), [("k", None)], pa.map_(pa.string(), pa.int64()), [("k", 7)]),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("case", HOLLOW)
+def test_nulls_alone_inside_a_column_of_one_file_have_the_type_of_another(
+    tmp_path: Path, case: str, first: bool
+) -> None:
+    hollow_type, hollow, type_, value = HOLLOW[case]
+    columns = [pa.array([hollow, None], hollow_type), pa.array([value, None], type_)]
+    for number, column in enumerate(columns if first else columns[::-1]):
+        write(tmp_path / f"{number}.parquet", {"c": column})
+    rows = [hollow, None, value, None] if first else [value, None, hollow, None]
+    assert read(tmp_path) == ([{"c": row} for row in rows], {})
+
+
 def test_a_type_conflict_names_both_files_the_column_and_the_types(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", {"ok": [1], "a": [1]})
     write(tmp_path / "2.parquet", {"ok": [2], "a": ["x"]})
@@ -102,6 +127,18 @@ def test_whole_numbers_among_decimals_that_do_not_hold_them_all_are_refused_by_n
         open_input(str(tmp_path))
 
 
+@pytest.mark.parametrize("inside", [lambda kind: kind, pa.list_, lambda kind: pa.struct([("s", kind)])])
+def test_decimals_in_one_file_and_floats_in_another_are_refused_by_name(
+    tmp_path: Path, inside: Callable[[pa.DataType], pa.DataType]
+) -> None:
+    for name, kind in (("a", pa.decimal128(38, 9)), ("b", pa.float64())):
+        pq.write_table(pa.table({"price": pa.nulls(1, inside(kind))}), tmp_path / f"{name}.parquet")
+    with pytest.raises(
+        InputError, match=r"a.parquet: column 'price' has the type .*decimal128\(38, 9\).*, which cannot"
+    ):
+        open_input(str(tmp_path))
+
+
 def test_encodings_are_read_as_plain_types(tmp_path: Path) -> None:
     columns = {
         "category": pa.array(["x", "y", None, "x"]).dictionary_encode(),
@@ -112,6 +149,27 @@ def test_encodings_are_read_as_plain_types(tmp_path: Path) -> None:
     with open_input(str(write(tmp_path / "x.parquet", columns))) as dataset:
         assert dataset.schema.types[:3] == [pa.string()] * 3
         assert read_all(dataset)[0] == pa.table(columns).to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(2)])
+def test_text_that_one_file_does_not_mark_as_text_is_text(tmp_path: Path, kind: pa.DataType) -> None:
+    write(tmp_path / "1.parquet", {"t": ["ü", None]})
+    write(tmp_path / "2.parquet", {"t": pa.array(["ö".encode(), b"\xff\xfe", b"ab"], kind)})
+    write(tmp_path / "3.parquet", {"t": pa.array(["é"], pa.large_string())})
+    rows, errors = read(tmp_path)
+    assert [row["t"] for row in rows] == ["ü", None, "ö", None, "ab", "é"]
+    assert list(errors) == [3] and "2.parquet: row 1: column 't' is " in errors[3].message
+
+
+def test_uuids_are_text(tmp_path: Path) -> None:
+    duckdb.execute(
+        f"COPY (SELECT unnest(['{UUID(int=1)}', NULL, '{UUID(int=2**128 - 1)}'])::UUID AS u) TO '{tmp_path}/1.parquet'"
+    )
+    write(tmp_path / "2.parquet", {"u": pa.array([UUID(int=3).bytes], pa.uuid())})
+    write(tmp_path / "3.parquet", {"u": ["other"]})
+    texts = [str(UUID(int=1)), None, str(UUID(int=2**128 - 1)), str(UUID(int=3)), "other"]
+    assert read(tmp_path) == ([{"u": text} for text in texts], {})
+    assert read(tmp_path / "1.parquet") == ([{"u": text} for text in texts[:3]], {})
 
 
 def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +290,14 @@ def test_a_value_that_the_type_of_all_files_cannot_hold_is_an_error_of_its_row(t
     error = batches[0].errors[0]
     assert error.code == "bad_input" and "1.parquet: row 0: column 'c' is " in error.message
     assert str(value) in error.message and "one type in all files" in error.message
+
+
+def test_timestamps_of_spark_and_hive_reach_the_year_9999(tmp_path: Path) -> None:
+    stamps = [datetime(1, 1, 1), datetime(2024, 2, 29, 1, 2, 3, 4), datetime(9999, 12, 31)]
+    column = pa.array(stamps, pa.timestamp("us"))
+    path = write(tmp_path / "x.parquet", {"valid_to": column}, use_deprecated_int96_timestamps=True)
+    assert pq.ParquetFile(path).schema.column(0).physical_type == "INT96"
+    assert read(path) == ([{"valid_to": stamp} for stamp in stamps], {})
 
 
 def test_a_long_text_that_many_rows_share_comes_in_batches_of_the_usual_size(tmp_path: Path) -> None:

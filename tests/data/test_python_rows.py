@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bulkrun.data.python_rows import python_rows
+from bulkrun.data.python_rows import python_rows, with_text
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -24,20 +24,27 @@ def test_nanoseconds_are_cut_to_microseconds_wherever_they_are() -> None:
             time=pa.array([3_001, None], pa.time64("ns")),
             struct=pa.StructArray.from_arrays([stamps], ["inside"]),
             list=pa.ListArray.from_arrays([0, 1, 2], stamps),
+            large=pa.LargeListArray.from_arrays([0, 1, 2], stamps),
+            fixed=pa.FixedSizeListArray.from_arrays(stamps, 1),
+            map=pa.MapArray.from_arrays([0, 1, 2], ["k", "k"], stamps),
             utc=stamps.cast(pa.timestamp("ns", "UTC")),
         )
     )
     stamp = datetime(1970, 1, 1, 0, 0, 0, 1)
     assert errors == {}
     assert rows[0]["utc"].replace(tzinfo=None) == stamp and rows[0]["utc"].tzinfo is not None
-    assert [rows[0][name] for name in ("stamp", "duration", "time", "struct", "list")] == [
+    assert [rows[0][name] for name in list(rows[0])[:-1]] == [
         stamp,
         timedelta(microseconds=2),
         time(0, 0, 0, 3),
         {"inside": stamp},
         [stamp],
+        [stamp],
+        [stamp],
+        [("k", stamp)],
     ]
-    assert rows[1] == dict.fromkeys(rows[0]) | {"struct": {"inside": None}, "list": [None]}
+    lists = {"list": [None], "large": [None], "fixed": [None], "map": [("k", None)]}
+    assert rows[1] == dict.fromkeys(rows[0]) | {"struct": {"inside": None}} | lists
 
 
 @pytest.mark.parametrize(
@@ -62,3 +69,26 @@ def test_a_value_that_python_cannot_hold_is_an_error_of_its_row(good: Any, bad: 
 def test_a_row_with_two_such_values_has_one_error_the_first() -> None:
     far = pa.array([0, 10**8], pa.date32())
     assert {row: error.message[:10] for row, error in python_rows(batch(a=far, b=far))[1].items()} == {1: "column 'a'"}
+
+
+def test_bytes_are_their_text_wherever_they_are_and_those_that_are_none_are_an_error_of_their_row() -> None:
+    values = [b"\xc3\xa9", None, b"\xff\xff", b"ab"]
+    given = batch(
+        text=["a", "b", "c", "d"],
+        bytes=pa.array(values),
+        large=pa.array(values, pa.large_binary()),
+        fixed=pa.array(values, pa.binary(2)),
+        list=pa.array([[value] for value in values]),
+        struct=pa.array([{"a": value} for value in values]),
+    )
+    rows, errors = with_text(given)
+    good = ["é", None, "ab"]
+    for name in ("bytes", "large", "fixed"):
+        assert rows.column(name).to_pylist() == [*good[:2], None, good[2]]
+    assert rows.column("list").to_pylist() == [["é"], [None], None, ["ab"]]
+    assert rows.column("struct").to_pylist() == [{"a": "é"}, {"a": None}, None, {"a": "ab"}]
+    assert rows.column("text").to_pylist() == ["a", "b", "c", "d"]
+    assert {row: (error.code, error.message[:30]) for row, error in errors.items()} == {
+        2: ("bad_input", "column 'bytes': bytes that are")
+    }
+    assert with_text(given.select([]))[0].num_rows == 4

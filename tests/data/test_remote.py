@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from bulkrun.data.batch import Position
 from bulkrun.data.files import find_files
 from bulkrun.data.reader import open_input
-from bulkrun.errors import InputError
+from bulkrun.data.remote import plain_errors
+from bulkrun.errors import BulkrunError, InputError
 from tests.data.reading import read, read_all
 from tests.s3_server import KEY, SECRET, Bucket
 
@@ -222,3 +223,14 @@ def test_without_s3fs_the_message_says_what_to_install(bucket: Bucket, monkeypat
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(InputError, match=r"pip install 's3fs"):
         find_files(bucket.url("a.jsonl"))
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(503, 1), (429, 1), (501, 2), (403, 2)])
+def test_an_input_is_not_to_blame_for_a_store_that_has_no_time(bucket: Bucket, status: int, exit_code: int) -> None:
+    from botocore.exceptions import ClientError
+
+    answer = {"Error": {"Code": "Any"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    said = "reading failed: Any; run the same command again"
+    with pytest.raises(BulkrunError, match=said) as raised, plain_errors("reading", bucket.url("rows.jsonl")):
+        raise OSError("sorry") from ClientError(answer, "GetObject")
+    assert raised.value.exit_code == exit_code

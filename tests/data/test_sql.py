@@ -4,7 +4,10 @@ import errno
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -176,3 +179,74 @@ def test_a_query_that_cannot_run_says_why_and_leaves_nothing(
         open_input(str(folder), sql=sql, sql_snapshot=snapshot)
     assert message in str(caught.value)
     assert list((tmp_path / "run").rglob("*.*")) == []
+
+
+def write_days(folder: Path, *days: pa.Table) -> Path:
+    for number, rows in enumerate(days):
+        place = folder / f"year={2024 + number}"
+        place.mkdir(parents=True)
+        pq.write_table(rows, place / "x.parquet")
+    return folder
+
+
+BIG = 2**53 + 1
+
+
+def test_files_that_differ_in_a_columns_type_have_no_value_that_is_rounded(tmp_path: Path) -> None:
+    days = pa.table({"id": [BIG, 7]}), pa.table({"id": [0.5, None]})
+    rows, errors = read(write_days(tmp_path, *days), sql="SELECT id, typeof(year) AS t FROM input ORDER BY id")
+    assert rows == [{"id": id_, "t": "BIGINT"} for id_ in (0.5, 7.0, None)] + [{"id": None, "t": None}]
+    assert list(errors) == [3] and str(BIG) in errors[3].message and errors[3].code == "bad_input"
+
+
+def test_a_query_that_names_files_reads_them_with_their_own_types(tmp_path: Path) -> None:
+    one, other = pa.table({"id": [BIG]}), pa.table({"id": [float(BIG)], "b": ["x"]})
+    paths = [str(path) for path in sorted(write_days(tmp_path, one, other).rglob("*.parquet"))]
+    sql = f"SELECT a.id, b.b FROM '{paths[0]}' a, '{paths[1]}' b"
+    assert read(tmp_path, sql=sql) == ([{"id": BIG, "b": "x"}], {})
+    assert read(tmp_path, sql=f"{sql}, input")[0][0] == {"id": BIG, "b": "x"}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "one type", "two types"])
+def test_the_name_of_the_runs_own_folder_is_no_column(tmp_path: Path, kind: str) -> None:
+    rows = [{"id": 1, "day": "monday"}, {"id": 2, "day": "friday"}]
+    source, snapshot = tmp_path / "in", tmp_path / "day=2026-11-23" / "region=eu" / "out" / "input.snapshot"
+    source.mkdir()
+    if kind == "jsonl":
+        write_lines(source / "a.jsonl", rows)
+    else:
+        second = pa.float64() if kind == "two types" else pa.int64()
+        for number, (row, id_type) in enumerate(zip(rows, (pa.int64(), second), strict=True)):
+            pq.write_table(
+                pa.table({"id": pa.array([row["id"]], id_type), "day": [row["day"]]}), source / f"{number}.parquet"
+            )
+    found, _ = read(source, sql="SELECT * FROM input ORDER BY id", sql_snapshot=snapshot)
+    assert found == rows
+
+
+def test_files_that_differ_and_have_no_rows_are_no_rows(tmp_path: Path) -> None:
+    days = [pa.table({"id": pa.array([], kind)}) for kind in (pa.int64(), pa.float64())]
+    assert read(write_days(tmp_path, *days), sql="SELECT id FROM input") == ([], {})
+
+
+def test_decimals_that_duckdb_cannot_hold_are_refused_where_a_query_uses_them(tmp_path: Path) -> None:
+    for number, places in enumerate((0, 18)):
+        columns = {"text": ["x"], 'the "sum"': pa.array([Decimal("1.0")], pa.decimal128(38, places))}
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+    assert read(tmp_path, sql="SELECT text FROM input") == ([{"text": "x"}] * 2, {})
+    with pytest.raises(InputError, match=r"column 'the \"sum\"' is decimal256\(56, 18\), and DuckDB has no"):
+        open_input(str(tmp_path), sql="SELECT * FROM input")
+
+
+def test_the_time_zone_of_the_machine_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stamp = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    pq.write_table(pa.table({"t": pa.array([stamp], pa.timestamp("us", "UTC"))}), tmp_path / "x.parquet")
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        with open_input(str(tmp_path), sql="SELECT t, strftime(t, '%H') AS hour FROM input") as dataset:
+            assert dataset.schema.field("t").type == pa.timestamp("us", "UTC")
+            assert read_all(dataset) == ([{"t": stamp, "hour": "22"}], {})
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -76,6 +76,15 @@ def test_from_s3_runs_into_a_bucket_and_its_url_is_the_run(store: Bucket) -> Non
     assert again.exit_code == 0 and "nothing to do" in again.stderr
 
 
+def test_what_a_slurm_run_could_not_deliver_the_same_command_delivers(store: Bucket, tmp_path: Path) -> None:
+    assert submit(store).exit_code == 0
+    whole = store.list()
+    next((tmp_path / "state").glob("bulkrun/runs/*/.bulkrun/delivered.json")).unlink()
+    store.files.rm(f"{store.name}/summaries/_SUCCESS")
+    again = submit(store, "run.executor=slurm")
+    assert again.exit_code == 0 and "nothing to do" in again.stderr and store.list() == whole
+
+
 def test_input_that_changed_in_the_bucket_is_noticed_on_resume(store: Bucket) -> None:
     assert submit(store).exit_code == 0
     store.put("functions/0.parquet", store.get("functions/1.parquet"))

@@ -85,6 +85,22 @@ def test_ids_that_are_times_are_the_same_rows_in_another_resolution(nights: Nigh
     assert not nights.submit().worked
 
 
+def test_times_of_another_zone_are_the_same_times(nights: Nights) -> None:
+    def write(zone: str, *seconds: int) -> None:
+        times = pa.array(seconds, pa.timestamp("s", zone)).cast(pa.timestamp("us", zone))
+        names = [f"r{second}" for second in seconds]
+        pq.write_table(pa.table({"id": names, "text": names, "at": times}), nights.folder / "rows.parquet")
+
+    nights.settings["input__path"] = str(nights.folder / "rows.parquet")
+    write("America/New_York", 1, 2)
+    nights.submit()
+    write("UTC", 1, 2, 3)
+    assert nights.submit().changes == {"new": 1, "changed": 0, "failed": 0, "unchanged": 2, "vanished": 0}
+    assert {row["at"].timestamp() for row in nights.results().values()} == {1, 2, 3}
+    assert not nights.submit().worked
+    whole(nights)
+
+
 def test_a_value_that_the_results_cannot_hold_is_its_rows_error_before_anything_runs(nights: Nights) -> None:
     nights.write(scored(2, 1.5, 2.0))
     nights.submit()

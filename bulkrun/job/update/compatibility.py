@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bulkrun.data.casts import can_cast
+from bulkrun.data.casts import can_cast, rounds
 from bulkrun.data.parts import read_part_schema
 from bulkrun.errors import ResumeError
 from bulkrun.job.store.fingerprint import HARMLESS, differences
@@ -86,18 +86,11 @@ def _fits(new: pa.Field, old: pa.Field) -> bool:
     """Whether values of the new type go into a column of the old one, but for single ones (`fitting`)."""
     if new.type == old.type:
         return True
+    if all(pa.types.is_timestamp(field.type) and field.type.tz for field in (new, old)):
+        new = new.with_type(pa.timestamp(new.type.unit, old.type.tz))  # the same instants, shown otherwise
     try:
         united = pa.unify_schemas([pa.schema([old]), pa.schema([new])], promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     is_wider = bool(united.field(0).type == old.type)
-    return is_wider and can_cast(new.type, old.type) and not _rounds(new.type, old.type)
-
-
-def _rounds(new: pa.DataType, old: pa.DataType) -> bool:
-    """Whether decimals, maybe inside, would go into floats: Arrow takes the next float, and `fitting` finds nothing."""
-    if pa.types.is_decimal(new):
-        return bool(pa.types.is_floating(old))
-    if pa.types.is_struct(new):
-        return any(_rounds(field.type, old.field(field.name).type) for field in new)
-    return new.num_fields > 0 and _rounds(new.field(0).type, old.field(0).type)
+    return is_wider and can_cast(new.type, old.type) and not rounds(new.type, old.type)

@@ -8,7 +8,7 @@ Memory is that of a part and some 60 bytes for each staged row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,12 +117,12 @@ class _Merge:
         targets = read_targets(self.run.staged.subset)
         keepers = _Keepers.of(targets)
         schema = self._schema()
-        parts = self._parts_to_change(targets.rows.to_numpy())
+        parts, there = self._parts_to_change(targets.rows.to_numpy()), self.run.committed_shards()
         with Spool(self.run.staged.tmp, schema) as spool:
             place_of_row = []
             for shard in self.shards:
                 staged = self._staged_table(shard, targets, schema)
-                fresh += self._publish_new_rows(shard, staged)
+                fresh += self._publish_new_rows(shard, staged, there)
                 place = parts.place_of(staged)
                 place_of_row.append(place[place >= 0])
                 for batch in staged.filter(pa.array(place >= 0)).to_batches():
@@ -172,15 +172,15 @@ class _Merge:
         columns = [given.get(name, table[name]) for name in schema.names]
         return pa.Table.from_arrays(columns, schema=schema).combine_chunks()
 
-    def _publish_new_rows(self, shard: int, staged: pa.Table) -> int:
-        """A part of the rows that the results do not have yet, unless it is there already; how many they are."""
+    def _publish_new_rows(self, shard: int, staged: pa.Table, there: Collection[int]) -> int:
+        """A part of the rows that the results do not have yet, unless it is `there` already; how many they are."""
         number = self.update.first_part + shard
         fresh = staged.filter(pc.greater_equal(staged["row"], self.update.first_row))
-        if fresh.num_rows and number not in self.run.committed_shards():
+        if fresh.num_rows and number not in there:
             info = replace(read_part_info(self.run.staged.part(shard)), shard=number, run_id=self.record.run_id)
             tmp = self._write(fresh, replace(info, plan_hash=self.record.plan_hash))
             _refuse_late(self.run, self.update)
-            publish_new(tmp, self.run.part(number))
+            publish_new(tmp, self.run.part(number, ""))
         return int(fresh.num_rows) // self.record.samples
 
     def _swap(self, number: int, fresh: pa.Table, keep_success: npt.NDArray[np.bool_]) -> None:

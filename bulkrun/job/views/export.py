@@ -23,6 +23,7 @@ from bulkrun.data.in_order import in_row_order
 from bulkrun.data.partitions import partition_columns
 from bulkrun.data.parts import read_part_columns, read_part_info
 from bulkrun.errors import RunError
+from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.views.export_schema import declared_schema
@@ -149,10 +150,18 @@ def _write_lines(
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():
             report.rows += table.num_rows
-            yield from readable_rows(table)
+            yield from readable_rows(_with_text_ids(table, rows.id_column))
 
     for lines in maker.lines(output_rows()):
         _write_pair(lines, options, streams, report)
+
+
+def _with_text_ids(table: pa.Table, id_column: str | None) -> pa.Table:
+    """Ids as the run itself writes them, whatever their type."""
+    if id_column is None:
+        return table
+    ids = pa.array(id_texts(table[id_column], id_column), pa.string())
+    return table.set_column(table.schema.get_field_index(id_column), id_column, ids)
 
 
 def _write_pair(

@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +18,9 @@ from bulkrun.errors import RunError, UsageError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.export import ExportReport, export_run
 from bulkrun.job.views.export_target import ExportOptions
+from tests.job.plan.planning import job as planning_job
+from tests.job.plan.planning import write_parquet
+from tests.job.planned_runs import submit
 from tests.job.small_runs import enter, job, make_rows, oracle, start, write_plan
 
 
@@ -120,6 +124,21 @@ def test_the_id_column_of_the_job_names_the_lines(tmp_path: Path) -> None:
     start(tmp_path / "run", make_rows(5), type(job(tmp_path)).model_validate(spec))
     lines = [json.loads(line) for line in export(RunDir(tmp_path / "run"), "openai")[0].splitlines()]
     assert [line["custom_id"] for line in lines] == [f"text {row}" for row in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "want"),
+    [
+        ([b"ab", "é".encode()], ["ab", "é"]),
+        (pa.array([0, 1], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000000", "1970-01-01 00:00:00.000000001"]),
+        ([True, False], ["true", "false"]),
+    ],
+)
+def test_custom_ids_are_the_ids_that_the_run_itself_writes(tmp_path: Path, ids: Any, want: list[str]) -> None:
+    path = write_parquet(tmp_path / "in.parquet", {"id": ids, "text": ["a", "b"]})
+    submit(planning_job(path, input={"id": "id"}, output={"path": str(tmp_path / "run")}))
+    lines = [json.loads(line) for line in export(RunDir(tmp_path / "run"), "openai")[0].splitlines()]
+    assert [line["custom_id"] for line in lines] == want
 
 
 def test_an_unfinished_run_is_refused_unless_its_part_is_wanted(tmp_path: Path) -> None:
