@@ -2,35 +2,49 @@
 
 Used for the job's prompt templates and for models' chat templates (which come from the internet). Jinja's own
 sandbox keeps templates away from Python's internals but lets them run for hours or fill the memory; here every
-loop turn, call and filter checks the clock, and every operation that can multiply a string is measured first.
-Knows nothing of rows, messages or tokens.
+loop turn, call and filter checks the clock, and every operation that can multiply a string is measured first
+(`template_growth`). Knows nothing of rows, messages or tokens.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from functools import wraps
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame, MacroRef
+from jinja2.compiler import CodeGenerator, Frame, MacroRef, operators
 from jinja2.ext import loopcontrols
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from bulkrun.template_growth import (
+    CONTAINERS,
+    MAX_CHARS,
+    MAX_INTEGER_BITS,
+    MAX_ITEMS,
+    growth,
+    method_growth,
+    num_items,
+    operator_size,
+    printed_size,
+)
+
 MAX_RENDER_SECONDS = 1.0  # CPU time of the rendering thread: a loaded machine changes no result
-MAX_RENDER_CHARS = 32 * 2**20  # of any string a template makes, the output included
-MAX_ITEMS = 2**20  # of any list, tuple or dict a template makes
 _TICKS_PER_LOOK = 32  # the thread's clock is a system call
 _CHARS_PER_TICK = 4096
-_WIDE_FORMAT = re.compile(r"\d{6}|\*")
+# They compare or hash the values inside of what they are given; also the tests named like operators do.
+_COMPARING_FILTERS = frozenset({"sort", "unique", "groupby", "min", "max"})
+_COMPARING = _COMPARING_FILTERS | {
+    *("dictsort", "in", "eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan"),
+    *(">", "ge", ">="),
+}
 
 
 class TemplateFailed(Exception):
@@ -48,6 +62,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self, *, strict: bool, finalize: Callable[[Any], Any] | None = None, **options: Any) -> None:
         undefined = jinja2.StrictUndefined if strict else jinja2.Undefined
+        options["optimized"] = False  # folding constants takes the cube of how deep they are nested
         super().__init__(undefined=undefined, extensions=[loopcontrols], finalize=self._printed, **options)
         self.code_generator_class = _TickingCodeGenerator
         self._finalize_value = finalize
@@ -60,15 +75,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._until_look = _TICKS_PER_LOOK
 
     def compile_template(self, source: str) -> jinja2.Template:
-        """Compile `source` (constant expressions run already). Raises jinja2.TemplateSyntaxError, TemplateFailed."""
+        """Compile `source` (constant expressions run already). Raises jinja2.TemplateSyntaxError, TemplateFailed.
+
+        What Jinja makes of a template is Python, which nests loops 20 deep and brackets 200 deep.
+        """
         with self._lock:
             self._start_clock()
             try:
                 template = self.from_string(source)
                 template.globals = dict(template.globals)  # copied for every render: four times as slow of a ChainMap
                 return template
-            except RecursionError:
+            except (RecursionError, MemoryError):
                 raise TemplateFailed("the template is nested too deeply") from None
+            except SyntaxError as problem:
+                raise TemplateFailed(f"the template cannot be compiled: {problem.msg}") from None
 
     def render_capped(self, template: jinja2.Template, values: Mapping[str, Any]) -> str:
         """The rendered text of `template`, which this environment compiled.
@@ -88,8 +108,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def tick(self, size: float = 0) -> None:
         """Called on every loop turn, call and operation: ends a render that takes too long or grows too large.
 
-        `size` is of what the operation will make, in characters or items: large ones bring the next look at the clock
-        nearer.
+        `size` is what the operation will make, in characters or items: the more, the sooner the next look at the clock.
         """
         _check_size(size)
         self._until_look -= 1 + int(size) // _CHARS_PER_TICK
@@ -112,18 +131,35 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self.tick(_operator_size(operator, left, right))
+        self.tick(operator_size(operator, left, right))
         return _checked(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.tick()
         # The sandbox wraps str.format: what it wraps tells on which string.
         subject = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
-        if isinstance(subject, str):
-            if obj.__name__ == "join":
+        if isinstance(subject, str | bytes | int):
+            if isinstance(subject, str) and obj.__name__ == "join":
                 return self._join(args[0], subject)
-            self.tick(_growth(obj.__name__, subject, (*args, *kwargs.values())))
+            self.tick(method_growth(obj.__name__, subject, (*args, *kwargs.values())))
+        elif not isinstance(obj, Macro):
+            for arg in args:
+                self.comparable(arg)
         return _checked(super().call(context, obj, *args, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            self.comparable(argument)
+        return super().getitem(obj, argument)
+
+    def comparable(self, value: Any) -> Any:
+        """The value itself, when it can be compared and hashed in time.
+
+        Lists that hold the same list twice, and so on forty deep, take Python until the end of the world.
+        """
+        if isinstance(value, CONTAINERS):
+            self.tick(num_items(value))
+        return value
 
     def _join(self, values: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
         """Jinja's join filter, adding up as it goes."""
@@ -139,12 +175,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _printed(self, value: Any) -> Any:
         if not isinstance(value, str):
-            self.tick(_printed_size(value))
+            self.tick(printed_size(value))
         return value if self._finalize_value is None else self._finalize_value(value)
 
     def text(self, value: Any) -> str:
         """A part of a `~` expression or of a join as text."""
-        self.tick(_printed_size(value))
+        self.tick(printed_size(value))
         return str(value)
 
     def _start_clock(self) -> None:
@@ -158,15 +194,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
         def guarded(*args: Any, **kwargs: Any) -> Any:
             self.tick()
             head, rest = (args[:1], args[1:]) if passes_context else ((), args)
+            if rest and name in _COMPARING:
+                rest = self._comparable(name, rest)
             if rest:
-                self.tick(_growth(name, rest[0], (*rest[1:], *kwargs.values())))
+                self.tick(growth(name, rest[0], (*rest[1:], *kwargs.values())))
             return _checked(function(*head, *rest, **kwargs))
 
         return guarded
 
+    def _comparable(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a filter or test that compares; what a generator would give, as a list."""
+        if name in _COMPARING_FILTERS and isinstance(args[0], Iterator):
+            args = (list(args[0]), *args[1:])
+        return tuple(map(self.comparable, args))
+
 
 class _TickingCodeGenerator(CodeGenerator):
-    """Compiles loops and macros with a tick as their first statement, and `~` with the size cap."""
+    """Compiles loops and macros with a tick as their first statement, `~` with the size cap, and what compares and
+    hashes values so that they are looked at first."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
         node.body.insert(0, _tick_statement(node.lineno))
@@ -182,6 +227,31 @@ class _TickingCodeGenerator(CodeGenerator):
             self.visit(part, frame)
             self.write(", ")
         self.write(")))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """No two values are compared for long of which one is a constant; but one may be hashed to be found in it."""
+        alone, first = len(node.ops) == 1, node.ops[0]
+        from_left, from_right = (alone and isinstance(one, nodes.Const) for one in (node.expr, first.expr))
+        self.write("(")
+        self._visit_value(node.expr, frame, known=from_left or (from_right and first.op not in ("in", "notin")))
+        for operand in node.ops:
+            self.write(f" {operators[operand.op]} ")
+            self._visit_value(operand.expr, frame, known=from_left or from_right)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self.write("{")
+        for pair in node.items:
+            self._visit_value(pair.key, frame, known=isinstance(pair.key, nodes.Const))
+            self.write(": ")
+            self.visit(pair.value, frame)
+            self.write(", ")
+        self.write("}")
+
+    def _visit_value(self, expression: nodes.Expr, frame: Frame, *, known: bool) -> None:
+        self.write("" if known else "environment.comparable(")
+        self.visit(expression, frame)
+        self.write("" if known else ")")
 
 
 def _tick_statement(lineno: int) -> nodes.ExprStmt:
@@ -213,90 +283,17 @@ def _printed_scalar(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
-def _check_size(size: float, limit: int = MAX_RENDER_CHARS) -> None:
+def _check_size(size: float, limit: int = MAX_CHARS) -> None:
     if size > limit:
         raise TemplateFailed(f"a value grew beyond {limit} characters or items")
 
 
 def _checked(value: Any) -> Any:
     """The value itself, when it is within the caps."""
-    if isinstance(value, str):
+    if isinstance(value, str | bytes):
         _check_size(len(value))
     elif isinstance(value, list | tuple | dict):
         _check_size(len(value), MAX_ITEMS)
+    elif isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        raise TemplateFailed(f"a number grew beyond {MAX_INTEGER_BITS} bits")
     return value
-
-
-def _operator_size(operator: str, left: Any, right: Any) -> float:
-    """How large the result of an operator can be, in characters, items or bits."""
-    if operator == "+":
-        return _length(left) + _length(right)
-    if operator == "%" and isinstance(left, str):
-        return _formatted_size(left, right)
-    if operator == "**" and isinstance(left, int) and isinstance(right, int):
-        return left.bit_length() * right
-    if operator == "*" and isinstance(left, int) and isinstance(right, int):
-        return left.bit_length() + right.bit_length()
-    if operator == "*":
-        return max(_length(left) * _reach([right]), _length(right) * _reach([left]))
-    return 0
-
-
-def _growth(name: str, value: Any, options: Sequence[Any]) -> float:
-    """How large the result of a filter or a method of a string can be; 0 for those that cannot multiply."""
-    text = value if isinstance(value, str) else ""
-    if name == "replace" and len(options) >= 2 and isinstance(options[0], str):
-        return len(text) + text.count(options[0]) * _length(options[1])
-    if name in ("indent", "expandtabs"):
-        return len(text) + (text.count("\n") + text.count("\t") + 1) * _reach(options)
-    if name in ("wordwrap", "translate"):
-        return len(text) * max(1, *(_printed_size(option) for option in options)) if options else 0
-    if name in ("format", "format_map"):
-        return _formatted_size(text, options)
-    if name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "round"):
-        return len(text) + _reach(options)
-    if name in ("tojson", "pprint", "string", "urlencode", "xmlattr"):
-        return _printed_size(value) * (1 + _reach(options))
-    if name == "sum" and any(not isinstance(option, int | float | str) for option in options):
-        return float("inf")  # lists can be added up too, each sum longer than the last
-    return 0
-
-
-def _formatted_size(pattern: str, values: Any) -> float:
-    """A format pattern may print each value at each of its places, and as wide as it says."""
-    if _WIDE_FORMAT.search(pattern):
-        return float("inf")
-    return len(pattern) + (pattern.count("%") + pattern.count("{")) * _printed_size(values)
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
-
-
-def _reach(options: Iterable[Any]) -> int:
-    """The largest width or count among options: a number's value, a string's length, the largest in a tuple."""
-    return max(map(_reach_of, options), default=0)
-
-
-def _reach_of(option: Any) -> int:
-    if isinstance(option, tuple):
-        return max(len(option), _reach(option))
-    return abs(option) if isinstance(option, int) else _length(option)
-
-
-def _printed_size(value: Any) -> float:
-    """About how many characters a value prints as; infinite where it holds too many items to count."""
-    if isinstance(value, str):
-        return len(value)
-    size, items, todo = 0, 0, [value]
-    while todo:
-        item = todo.pop()
-        items += 1
-        size += 2 + (len(item) if isinstance(item, str | bytes) else 0)
-        if isinstance(item, dict):
-            todo += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple):
-            todo += item
-        if items > MAX_ITEMS or size > MAX_RENDER_CHARS:
-            return float("inf")
-    return size

@@ -20,6 +20,7 @@ FLOORS = {
     "errors": 0,
     "blocks": 0,
     "sandbox": 0,
+    "template_growth": -1,  # a part of `sandbox`
     "ops": 1,
     "models": 2,
     "data": 2,

@@ -13,6 +13,11 @@ import pytest
 from bulkrun.sandbox import Sandbox, TemplateFailed
 
 GROW = "{%% set ns = namespace(s='xxxxxxxx', l=[1]) %%}{%% for i in range(64) %%}%s{%% endfor %%}"
+SHARED = (
+    "{%% set n = namespace(a=(1, 1), b=(1, 1)) %%}{%% for i in range(40) %%}{%% set n.a = %s %%}{%% set n.b = %s %%}"
+    "{%% endfor %%}"
+)
+LISTS, TUPLES = SHARED % ("[n.a, n.a]", "[n.b, n.b]"), SHARED % ("(n.a, n.a)", "(n.b, n.b)")
 BOMBS = {
     "nested loops that put nothing out": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}"
     "{% endfor %}",
@@ -52,6 +57,35 @@ BOMBS = {
     "doubling with replace": GROW % "{% set ns.s = ns.s.replace('x', ns.s) %}",
     "doubling with the replace filter": GROW % "{% set ns.s = ns.s|replace('x', ns.s) %}",
     "endless output": "{% for i in range(100000) %}{{ 'x' * 10000 }}{% endfor %}",
+    "format method with a width that is a value": "{{ '{:>{w}}'.format(1, w=300000000) }}",
+    "format method with many widths": "{{ ('{:99999}' * 90000).format(*[1] * 90000) }}",
+    "bytes that are formatted": "{{ 'a%300000000d'.encode() % 1 }}",
+    "bytes with a width": "{{ 'a'.encode().ljust(300000000) }}",
+    "bytes of a number": "{{ (1).to_bytes(300000000, 'big') }}",
+    "encoding that takes the square": "{{ ('é' * 3000000).encode('punycode') }}",
+    "round far behind the point": "{{ 1|round(31000000, 'ceil') }}",
+    "number divided": "{{ ((3 ** 12000000) // (3 ** 6000000)) > 1 }}",
+    "number divided with a rest": "{% set x = 3 ** 12000000 %}{{ (x % (3 ** 6000000)) > 1 }}",
+    "number from hexadecimal": "{% set x = ('f' * 30000000)|int(base=16) %}{{ (x // 7) > 1 }}",
+    "long numbers printed": "{{ [10 ** 4000] * 1000000 }}",
+    "a dict's values printed": "{% set s = 'x' * 9000000 %}{{ {'a': [s] * 9000}.values() }}",
+    "a namespace printed": "{% set s = 'x' * 9000000 %}{% set n = namespace(a=[s] * 9000) %}{{ n }}",
+    "wordwrap over one long word": "{{ ('x' * 8000000)|wordwrap(79) }}",
+    "wordwrap in narrow lines": "{{ ('x' * 500000)|wordwrap(1) }}",
+    "equality of lists that share": LISTS + "{{ n.a == n.b }}",
+    "equality in a chain": LISTS + "{{ 1 < 2 != n.a == n.b }}",
+    "equality by a test": LISTS + "{{ n.a is eq n.b }}",
+    "equality by a selection": LISTS + "{{ [n.a]|select('eq', n.b)|list }}",
+    "equality of a dict's items": LISTS + "{{ {1: n.a}.items() == {1: n.b}.items() }}",
+    "a list of lists that share": LISTS + "{{ n.a in [n.b] }}",
+    "sharing without brackets": SHARED % ("(n.a|batch(2)|list) * 2", "(n.b|batch(2)|list) * 2") + "{{ n.a == n.b }}",
+    "counting in lists that share": LISTS + "{{ n.a.count(n.b) }}",
+    "sorting lists that share": LISTS + "{{ [n.a, n.b]|sort }}",
+    "a key that shares": TUPLES + "{{ {n.a: 1} }}",
+    "a key that is looked up": TUPLES + "{{ {}[n.a] }}",
+    "a key that is looked up by a method": TUPLES + "{{ {}.get(n.a) }}",
+    "a key that is looked for": TUPLES + "{{ n.a in {1: 2} }}",
+    "a unique one of those that share": TUPLES + "{{ [[n.a]]|map('first')|unique|list }}",
     "python internals": "{{ ().__class__.__bases__[0].__subclasses__() }}",
     "changing the row": "{{ items.append(1) }}",
 }
@@ -106,6 +140,12 @@ def test_the_environment_is_as_good_as_new_after_a_bomb() -> None:
         "{% for x in items recursive %}{{ x }}{% endfor %}{{ items|batch(2)|list }} {{ items|tojson }}",
         "{% call(u) g() %}{{ u }}{% endcall %}",
         "{{ [{'n': 1}, {'n': 2}]|join('-', attribute='n') }} {{ [1, 2] ~ none }} {{ '%s %s' % (a, items) }}",
+        "{{ '**{}** 12345678 {{'.format(a) }} {{ '{:<7}|{!r}'.format(a, a) }}",
+        "{{ (-1) ** 99999 }} {{ a.encode()|length }}",
+        "{{ items == ['a', 'b', 'c'] }} {{ items in [items] }} {{ ('a', 1) in {('a', 1): 2} }} {{ 1 < 2 <= 2 != 3 }}",
+        "{{ items|sort|join }} {{ items|map('upper')|unique|list }}",
+        "{{ items.index('b') }} {{ {a: 1}[a] }} {{ 2.5|round(1) }} {{ {'a': items}.items() == {}.items() }}",
+        "{% for k, of_k in items|groupby(0) %}{{ k }}{{ of_k|min }}{% endfor %}",
         "{{ items|string }} {{ items|pprint }} {{ 7.5|round }} {{ items|batch(2, 'z')|list }} {{ {'a': items} }}",
     ],
 )
@@ -113,6 +153,23 @@ def test_ordinary_templates_render_as_in_plain_jinja(source: str) -> None:
     values: dict[str, Any] = {"a": "a\nb", "items": ["a", "b", "c"], "g": lambda caller: caller("u")}
     plain = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).from_string(source).render(values)
     assert render(source, **values) == plain
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "".join(f"{{% for a{i} in items %}}" for i in range(25)) + "y" + "{% endfor %}" * 25,
+        "{% if a %}" * 110 + "y" + "{% endif %}" * 110,
+        "{{ " + " + ".join(["a"] * 250) + " }}",
+        "{{ a" + "|trim" * 400 + " }}",
+        "{{ " + "(" * 3000 + "a" + ")" * 3000 + " }}",
+        "{% break %}",
+    ],
+    ids=["loops", "conditions", "sums", "filters", "brackets", "break"],
+)
+def test_a_template_that_python_cannot_compile_is_refused(source: str) -> None:
+    with pytest.raises(TemplateFailed, match=r"the template (is nested too deeply|cannot be compiled)"):
+        Sandbox(strict=True).compile_template(source)
 
 
 def test_strict_refuses_unknown_names_and_lenient_prints_nothing() -> None:

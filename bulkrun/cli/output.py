@@ -23,7 +23,14 @@ def note(message: str) -> None:
 def print_json(value: Any) -> None:
     """One JSON object; dates, paths and the like as text."""
     indent = 2 if sys.stdout.isatty() else None
-    click.echo(json.dumps(value, ensure_ascii=not takes_unicode(), default=str, indent=indent))
+    echo_json(json.dumps(value, ensure_ascii=not takes_unicode(), default=str, indent=indent))
+
+
+def echo_json(text: str) -> None:
+    """JSON on stdout. A terminal obeys more characters than JSON escapes: there they are escaped as well."""
+    if sys.stdout.isatty():
+        text = "".join(ch if ch.isprintable() or ch == "\n" else json.dumps(ch)[1:-1] for ch in text)
+    click.echo(text)
 
 
 def takes_unicode() -> bool:
@@ -46,7 +53,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole_
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
         justify: Literal["left", "right"] = "right" if numeric else "left"
-        table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=whole_names and index == 0)
+        table.add_column(Text(cell_text(name)), justify=justify, overflow="fold", no_wrap=whole_names and index == 0)
     for row in rows:
         table.add_row(*(Text(cell_text(cell)) for cell in row))
     width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 50)).columns if sys.stdout.isatty() else None

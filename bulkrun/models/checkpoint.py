@@ -15,11 +15,12 @@ from typing import NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, shortened
 from bulkrun.models.safetensors_header import read_header
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_LONGEST_NAME = 255  # bytes, of any file system
 _LENGTH = struct.Struct("<Q")  # before the header stands its length
 _DTYPES = {
     "F64": torch.float64,
@@ -107,8 +108,9 @@ def _indexed_files(index: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelError(f"{index}: not a safetensors index ({error!r}); download it again") from None
-    for name in names:
-        file = index.parent / str(name)
-        if file.parent != index.parent or not file.is_file():
-            raise ModelError(f"{file}: named in {index.name} but not there; download it again")
+    for name in map(str, names):
+        file, too_long = index.parent / name, len(name.encode("utf-8", "surrogatepass")) > _LONGEST_NAME
+        if file.parent != index.parent or too_long or not file.is_file():
+            shown = index.parent / shortened(name, _LONGEST_NAME)
+            raise ModelError(f"{shown}: named in {index.name} but not there; download it again")
     return [index.parent / name for name in names]

@@ -67,7 +67,7 @@ class ModelConfig:
             raw = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ModelError(f"{file}: no such file; a model directory needs a Hugging Face config.json") from None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise ModelError(f"{file}: not readable as JSON ({error}); download the model again") from None
         if not isinstance(raw, dict):
             raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; download the model again")

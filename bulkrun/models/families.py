@@ -41,6 +41,7 @@ _COMMON_KEYS: Mapping[str, Any] = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
+_MAX_LAYERS = 10_000  # a hundred times those of any model: a damaged file says more
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOW = {"sliding_window": 4096}
@@ -245,6 +246,8 @@ def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
         keys[size] = raw[size] if size in raw else family.keys[size]
     for name in (*_SIZES, "max_position_embeddings", "rms_norm_eps", "rope_theta"):
         _check_number(name, keys[name], float if name in ("rms_norm_eps", "rope_theta") else int)
+    if keys["num_hidden_layers"] > _MAX_LAYERS:
+        raise ModelError(f"key 'num_hidden_layers' is {keys['num_hidden_layers']}, not a number of layers")
     for name in ("num_key_value_heads", "head_dim"):
         if keys[name] is not None:
             _check_number(name, keys[name], int)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def resolve_model(name: str, *, bundled_root: Path) -> Path:
     """
     if name.startswith(BUNDLED_PREFIX):
         return _bundled(name, bundled_root)
-    path = Path(name).expanduser()
+    path = Path(name)
+    with suppress(RuntimeError):  # nobody has that name
+        path = path.expanduser()
     if path.is_dir():
         return path
     if path.is_file():
@@ -88,18 +91,21 @@ def generation_defaults(path: Path | str) -> dict[str, Any]:
     Keys: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_ids (always a list).
     Without `do_sample` the model is greedy, as in transformers: temperature is 0 and the filters are left out. Where
     the key is absent but a temperature is given, sampling is what was meant. Raises ModelError for a file that is
-    no JSON object.
+    no JSON object, and for ends that are no tokens.
     """
     file = Path(path) / "generation_config.json"
     if not file.is_file():
         return {}
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not readable as JSON ({error}); fix or remove it") from None
     if not isinstance(raw, dict):
         raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; fix or remove it")
     defaults = dict(_defaults(raw))
+    eos = defaults["eos_token_ids"]
+    if eos is not None and not (isinstance(eos, list) and all(isinstance(token_id, int) for token_id in eos)):
+        raise ModelError(f"{file}: eos_token_id: {eos!r} is no token id and no list of them; fix or remove it")
     return {key: value for key, value in defaults.items() if value is not None}
 
 

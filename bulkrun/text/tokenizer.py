@@ -24,6 +24,7 @@ from bulkrun.text.byte_tokens import REPLACEMENT, ByteTokens
 from bulkrun.text.chat_template import ChatTemplate
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_TOKEN_ID = 2**24 - 1  # ids that a damaged file makes larger would take the memory of all tables by id
 
 
 class Tokenizer:
@@ -59,10 +60,18 @@ class Tokenizer:
         if not (path / "tokenizer.json").is_file():
             return _converted_by_transformers(path, now)
         config = _read_json(path / "tokenizer_config.json")
-        tokens = _special_tokens(config, _read_json(path / "special_tokens_map.json"))
+        legacy_map = _read_json(path / "special_tokens_map.json")
         backend = _load_backend(path / "tokenizer.json")
-        _add_missing_tokens(backend, config, tokens)
-        return cls(backend, tokens, _chat_template_source(path, config), now=now)
+        try:
+            tokens = _special_tokens(config, legacy_map)
+            _add_missing_tokens(backend, config, tokens)
+            template = _chat_template_source(path, config)
+        except ModelError:
+            raise
+        except Exception as problem:  # of any type: what stands in the place of a token may be anything
+            what = f"{type(problem).__name__}: {problem}"
+            raise ModelError(f"{path / 'tokenizer_config.json'}: tokens that cannot be used: {what}") from problem
+        return cls(backend, tokens, template, now=now)
 
     @property
     def vocab_size(self) -> int:
@@ -110,9 +119,13 @@ class Tokenizer:
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as problem:  # the Rust side raises bare Exception for every defect of the file
         raise ModelError(f"{path}: not a tokenizer file: {problem}") from problem
+    last = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    if last > _MAX_TOKEN_ID:
+        raise ModelError(f"{path}: a token has the id {last}, and no vocabulary ends behind {_MAX_TOKEN_ID}")
+    return backend
 
 
 def _converted_by_transformers(path: Path, now: Callable[[], datetime]) -> Tokenizer:
@@ -134,7 +147,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ModelError(f"{path}: not valid JSON: {problem}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds a {type(value).__name__}, not an object")
@@ -144,11 +157,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _special_tokens(config: Mapping[str, Any], legacy_map: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text of the special tokens; the config wins over the older special_tokens_map.json."""
     named = {**legacy_map, **{name: value for name, value in config.items() if value is not None}}
-    return {name: _text(named[name]) for name in _NAMED_TOKENS if named.get(name) is not None}
+    return {name: _text(named[name], name) for name in _NAMED_TOKENS if named.get(name) is not None}
 
 
-def _text(token: str | Mapping[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
+def _text(token: Any, key: str) -> str:
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise ValueError(f"{key} is {token!r}, not a token")
+    return text
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
@@ -159,7 +175,8 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     listed = extra.values() if isinstance(extra, Mapping) else extra
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for text in dict.fromkeys([*named.values(), *map(_text, listed)]):
+    texts = [_text(token, "extra_special_tokens") for token in listed]
+    for text in dict.fromkeys([*named.values(), *texts]):
         if text not in known:
             backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
 

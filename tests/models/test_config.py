@@ -100,6 +100,7 @@ def test_biases_by_family() -> None:
         ({"architectures": ["OPTForCausalLM"], "max_position_embeddings": None}, r"none of max_position_emb"),
         ({"rope_theta": None}, r"key 'rope_theta' is None, not a number above 0"),
         ({"hidden_size": 64.5}, r"key 'hidden_size' is 64.5, not a"),
+        ({"num_hidden_layers": 10**9}, r"key 'num_hidden_layers' is 1000000000, not a number of layers"),
         ({"head_dim": "x"}, r"key 'head_dim' is 'x', not a"),
         ({"rms_norm_eps": float("nan")}, r"key 'rms_norm_eps' is nan, not a"),
         ({"num_attention_heads": None}, r"key 'num_attention_heads' is None"),
@@ -131,6 +132,7 @@ def test_unsupported_is_refused_by_name(changes: dict[str, Any], message: str, t
     [
         (None, "no such file"),
         ("{", "not readable as JSON"),
+        pytest.param("[" * 100_000, "not readable as JSON", id="deep"),
         ("[1]", "holds a list"),
         ("{}", "names no architectures, and model type unknown alone does not tell; add the class"),
     ],

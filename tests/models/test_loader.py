@@ -220,7 +220,10 @@ def test_shard_named_in_the_index_but_missing(tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../outside.safetensors"}}'])
+LONG_NAME = json.dumps({"weight_map": {"a": "é" * 5000}})
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../outside.safetensors"}}', LONG_NAME])
 def test_broken_index_is_named(index: str, tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "llama", max_shard_size="40KB")
     (path / "model.safetensors.index.json").write_text(index)

@@ -37,6 +37,7 @@ def test_bundled_and_local_names_are_directories(tmp_path: Path) -> None:
         ("bundled:../tiny", r"is not bundled"),
         ("./nothing", r"no such directory"),
         ("/nothing/at/all", r"no such directory"),
+        ("~nobody-has-this-name/model", r"no such directory"),
         ("tiny/config.json", r"is a file; give the directory"),
         ("not a name", r"not a hub id"),
     ],
@@ -178,7 +179,14 @@ def test_ends_of_an_output_come_from_the_generation_config_else_the_config(tmp_p
     assert eos_token_ids(tmp_path) == (7, 9)
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
+@pytest.mark.parametrize("eos", ['["x"]', '{"a": 1}', '"x"', "[[1]]", "1.5"])
+def test_ends_that_are_no_tokens_are_named(eos: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id: .* is no token id"):
+        generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", pytest.param("[" * 100_000, id="deep")])
 def test_broken_generation_config_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"generation_config\.json"):

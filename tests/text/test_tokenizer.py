@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -162,6 +163,36 @@ def test_a_directory_without_tokenizer_json_is_converted(tmp_path: Path) -> None
 def test_a_broken_file_is_a_model_error_that_names_it(tmp_path: Path, file: str) -> None:
     (byte_level(tmp_path) / file).write_text('{"version": ')
     with pytest.raises(ModelError, match=file):
+        Tokenizer.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("[" * 100_000, "not valid JSON"),
+        ('{"bos_token": 5}', "bos_token is 5, not a token"),
+        ('{"eos_token": {"a": 1}}', "eos_token is {'a': 1}, not a token"),
+        ('{"added_tokens_decoder": {"x": {"content": "a"}}}', "'x'"),
+        ('{"added_tokens_decoder": {"1": "a"}}', "TypeError"),
+        ('{"added_tokens_decoder": [1]}', "AttributeError"),
+        ('{"extra_special_tokens": 5}', "TypeError"),
+        ('{"additional_special_tokens": [5]}', "5, not a token"),
+        ('{"chat_template": [{"x": 1}]}', "KeyError"),
+    ],
+)
+def test_tokens_that_are_none_are_a_model_error_that_names_the_file(tmp_path: Path, config: str, said: str) -> None:
+    (byte_level(tmp_path) / "tokenizer_config.json").write_text(config)
+    with pytest.raises(ModelError, match=rf"tokenizer_config\.json: .*{re.escape(said)}"):
+        Tokenizer.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize("token_id", [2**24, 4_000_000_000])
+def test_an_id_that_no_vocabulary_has_is_a_model_error_that_names_the_file(tmp_path: Path, token_id: int) -> None:
+    file = byte_level(tmp_path) / "tokenizer.json"
+    saved = json.loads(file.read_text())
+    saved["model"]["vocab"]["far"] = token_id
+    file.write_text(json.dumps(saved))
+    with pytest.raises(ModelError, match=rf"tokenizer\.json: a token has the id {token_id}"):
         Tokenizer.from_dir(tmp_path)
 
 

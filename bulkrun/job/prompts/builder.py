@@ -7,16 +7,18 @@ protocol `TextCodec`, and nothing of shards or order. What a row asks is read by
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from bulkrun.data.batch import InputBatch
 from bulkrun.data.json_types import is_unicode
 from bulkrun.data.paths import user_path
-from bulkrun.data.python_rows import python_rows
+from bulkrun.data.python_rows import python_rows, with_text
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
 from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
@@ -29,6 +31,8 @@ from bulkrun.sandbox import TemplateFailed
 
 TOKENIZE_THREADS = 2
 BATCHES_AHEAD = 4
+CHARACTERS_AHEAD = 4 * 2**20  # in all batches that wait: token ids take some 10 to 40 bytes for each
+CHARACTERS_AT_ONCE = 2**20  # a tokenizer takes some 150 bytes for each while it works
 SYSTEM_ROLES = ("system", "developer")
 
 
@@ -82,7 +86,7 @@ class PromptBuilder:
     """
 
     def __init__(self, spec: JobSpec, columns: Sequence[str], text: TextCodec) -> None:
-        self._text = text
+        self._text, self._long_text = text, threading.Lock()
         spec = detected_job(spec, columns)
         if has_mapping(spec.prompt):
             self._ask, self._reads = conversation_maker(spec.prompt, columns)
@@ -111,34 +115,43 @@ class PromptBuilder:
 
     def stream(self, batches: Iterable[InputBatch]) -> Iterator[tuple[InputBatch, list[Prompt | RowError]]]:
         """The prompts of many batches, in order: rendered here, tokenized on other threads a few batches ahead."""
-        waiting: deque[tuple[InputBatch, Future[list[Prompt | RowError]]]] = deque()
+        waiting: deque[tuple[InputBatch, int, Future[list[Prompt | RowError]]]] = deque()
         with ThreadPoolExecutor(TOKENIZE_THREADS, "tokenize") as pool:
             try:
                 for batch in batches:
-                    waiting.append((batch, pool.submit(self.encode, self.render(batch))))
-                    if len(waiting) > BATCHES_AHEAD:
-                        ready, future = waiting.popleft()
+                    rendered = self.render(batch)
+                    waiting.append((batch, _characters(rendered), pool.submit(self.encode, rendered)))
+                    while len(waiting) > BATCHES_AHEAD or sum(size for _, size, _ in waiting) > CHARACTERS_AHEAD:
+                        ready, _, future = waiting.popleft()
                         yield ready, future.result()
-                for ready, future in waiting:
+                for ready, _, future in waiting:
                     yield ready, future.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def render(self, batch: InputBatch) -> list[RenderedPrompt | RowError]:
         """The prompt texts of a batch."""
-        rows, unreadable = python_rows(batch.rows.select(self._reads))
-        errors = unreadable | batch.errors
+        texts, not_text = with_text(batch.rows.select(self._reads))
+        rows, unreadable = python_rows(texts)
+        errors = unreadable | not_text | batch.errors
         return [errors.get(index) or self._render_row(row) for index, row in enumerate(rows)]
 
     def encode(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
-        """Tokenize the texts of one batch: those of each kind in one call."""
+        """Tokenize the texts of one batch, those of each kind together."""
         token_ids: dict[int, list[int]] = {}
         for raw in (False, True):
             kind = {i: p.text for i, p in enumerate(rendered) if isinstance(p, RenderedPrompt) and p.raw is raw}
             if kind:
-                encoded = self._text.encode_batch(list(kind.values()), add_special_tokens=raw)
-                token_ids |= zip(kind, encoded, strict=True)
+                token_ids |= zip(kind, self._encoded(list(kind.values()), raw), strict=True)
         return [_tokenized(p, token_ids[i]) if isinstance(p, RenderedPrompt) else p for i, p in enumerate(rendered)]
+
+    def _encoded(self, texts: Sequence[str], raw: bool) -> list[list[int]]:
+        """The ids of many texts, so much at once as memory allows: one that alone is more waits for any other such."""
+        token_ids: list[list[int]] = []
+        for some in _portions(texts):
+            with self._long_text if len(some[0]) > CHARACTERS_AT_ONCE else nullcontext():
+                token_ids += self._text.encode_batch(some, add_special_tokens=raw)
+        return token_ids
 
     def _render_row(self, row: Mapping[str, Any]) -> RenderedPrompt | RowError:
         ask = self._ask(row)
@@ -183,6 +196,24 @@ class PromptBuilder:
             return self._chat.render(ask.messages, **{**self._template_kwargs, **ask.template_kwargs})
         except TemplateFailed as problem:
             return RowError("bad_template", f"chat template: {problem}")
+
+
+def _characters(rendered: Sequence[RenderedPrompt | RowError]) -> int:
+    return sum(len(prompt.text) for prompt in rendered if isinstance(prompt, RenderedPrompt))
+
+
+def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in their order, no more than `CHARACTERS_AT_ONCE` together unless one alone is longer."""
+    some: list[str] = []
+    characters = 0
+    for text in texts:
+        if some and characters + len(text) > CHARACTERS_AT_ONCE:
+            yield some
+            some, characters = [], 0
+        some.append(text)
+        characters += len(text)
+    if some:
+        yield some
 
 
 def _refuse_chat(spec: JobSpec) -> None:

@@ -45,9 +45,9 @@ class RowTemplate:
             raise JobFileError([f"{key}: {problem}"]) from None
         self._whole_row = ROW_VARIABLE in names and ROW_VARIABLE not in columns
         self._named = [name for name in columns if name in names]
-        self.reads = list(columns) if self._whole_row else self._named
-        taken, self._takes_more = _taken_from_row(source) if self._whole_row else (set(), False)
+        taken, self._takes_more = _taken_from_row(source, columns) if self._whole_row else (set(), False)
         self._printable = [name for name in columns if name in taken or name in self._named]
+        self.reads = list(columns) if self._takes_more else self._printable
         if problems := _problems_of_names(names, source, columns):
             raise JobFileError([f"{key}: {problem}" for problem in problems])
 
@@ -86,13 +86,14 @@ def _names_in(source: str) -> set[str]:
     return names - (functions & called)
 
 
-def _taken_from_row(source: str) -> tuple[set[str], bool]:
+def _taken_from_row(source: str, columns: Sequence[str]) -> tuple[set[str], bool]:
     """The columns that a template takes from `row` by name, and whether it does anything else with `row`."""
     parsed = RowSandbox().parse(source)
     fields = [node.attr for node in parsed.find_all(nodes.Getattr) if _is_row(node.node)]
     items = [node.arg for node in parsed.find_all(nodes.Getitem) if _is_row(node.node)]
     fields += [item.value for item in items if isinstance(item, nodes.Const)]
-    return set(fields), sum(map(_is_row, parsed.find_all(nodes.Name))) > len(fields)
+    named = [field for field in fields if field in columns]  # others may be methods: row.items()
+    return set(named), sum(map(_is_row, parsed.find_all(nodes.Name))) > len(named)
 
 
 def _is_row(node: nodes.Node) -> bool:

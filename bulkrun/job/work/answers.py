@@ -1,12 +1,13 @@
 """From completions to journal records: text, thoughts, parsed values, log-probabilities, and whether it is an answer.
 
 An output that cannot be used as an answer becomes an error record that keeps the text: what the engine says (`runaway`,
-`timeout`, ...), thoughts without an answer (`no_answer`), a structure that is not whole (`invalid_schema`). Decodes in
-batches. Knows no files, threads or engine.
+`timeout`, ...), thoughts without an answer (`no_answer`), a structure that is not whole (`invalid_schema`), whatever
+breaks the reading of it (`engine_error`). Decodes in batches. Knows no files, threads or engine.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from bulkrun.data.json_types import as_unicode
 from bulkrun.job.store.journal import JournalRecord
+from bulkrun.job.work.isolation import reason_of
 from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
 from bulkrun.job.work.output_text import added_texts, output_texts, shared_length
 from bulkrun.job.work.shard_work import Generation
@@ -64,15 +66,12 @@ class AnswerReader:
 
     def _record(self, answer: Answer, text: str) -> JournalRecord:
         done, generation = answer.completion, answer.generation
-        extra = self._probabilities(done)
-        response: str | None = text
-        error, sampling = done.error, generation.request.sampling
-        if sampling.thinking is not None:
-            extra["reasoning"], response = self._split(answer, text, sampling.thinking)
-            error = error or _no_answer(response, done)
-        if sampling.structured_outputs is not None and error is None and response is not None:
-            parser = self._parser(sampling.structured_outputs)
-            extra["parsed"], error = parser.parse(response, done.finish_reason, done.progress)
+        try:
+            response, extra, error = self._read(answer, text)
+        except Exception as problem:  # one row's output must not end the thread that records everyone's
+            logging.getLogger(__name__).warning("an output cannot be read", exc_info=True)
+            response, extra = text, {}
+            error = done.error or RowError("engine_error", f"the output cannot be read: {reason_of(problem)}")
         if error is not None and not response:
             response = None  # an empty text would look like an answer
         return JournalRecord(
@@ -87,6 +86,20 @@ class AnswerReader:
             extra={name: value for name, value in extra.items() if name in self._columns and value is not None},
             cached_tokens=done.num_cached_tokens,
         )
+
+    def _read(self, answer: Answer, text: str) -> tuple[str | None, dict[str, Any], RowError | None]:
+        """The response, the values of other columns, and why it is not an answer."""
+        done, sampling = answer.completion, answer.generation.request.sampling
+        extra = self._probabilities(done)
+        response: str | None = text
+        error = done.error
+        if sampling.thinking is not None:
+            extra["reasoning"], response = self._split(answer, text, sampling.thinking)
+            error = error or _no_answer(response, done)
+        if sampling.structured_outputs is not None and error is None and response is not None:
+            parser = self._parser(sampling.structured_outputs)
+            extra["parsed"], error = parser.parse(response, done.finish_reason, done.progress)
+        return response, extra, error
 
     def _probabilities(self, done: Completion) -> dict[str, Any]:
         values: dict[str, Any] = {"cumulative_logprob": done.cumulative_logprob}

@@ -1,7 +1,8 @@
 """What was in an engine when its process died: `flight/WORKER.jsonl`, and what follows from the flights of the dead.
 
 A worker appends a line whenever it gives its engine something (one small write, not synced: it must outlive the
-process, not the machine), starts the file anew whenever the engine was empty, and removes it when it ends in order.
+process, not the machine), starts the file anew whenever the engine was empty, and removes it when it ends in order. An
+output can kill the process that reads it, too: a new file begins with what has left the engine and is not journaled.
 Whoever sees the worker die (its supervisor) adds a line with how, and with what had not been journaled by then.
 
     {"in": [[shard, row, sample], ...]}     given to the engine; `row` is the first row of the generation
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Any
 from bulkrun.data.durable import append_line, disk_errors, make_dirs
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import LifeWatch, read_worker
+from bulkrun.job.store.workers import LifeWatch
 from bulkrun.job.work.isolation import split
 from bulkrun.job.work.shard_work import Generation, ShardWork
 
@@ -42,10 +43,13 @@ def key_of(generation: Generation) -> Key:
 
 
 class FlightLog:
-    """The worker's side. Nothing is written before something is admitted."""
+    """The worker's side. Nothing is written before something is admitted.
 
-    def __init__(self, run: RunDir, worker: str) -> None:
-        self._path = run.flight_file(worker)
+    `unjournaled` says what has left the engine and is on its way to the journal.
+    """
+
+    def __init__(self, run: RunDir, worker: str, unjournaled: Callable[[], Iterable[Generation]] = tuple) -> None:
+        self._path, self._unjournaled = run.flight_file(worker), unjournaled
         self._bytes = 0
         self._finished = False
 
@@ -61,7 +65,8 @@ class FlightLog:
             self._bytes = 0
         if anew and self._finished:
             self._append({"finished": True})
-        self._append({"in": [key_of(generation) for generation in (everything if anew else generations)]})
+        alive = [*self._unjournaled(), *everything] if anew else generations
+        self._append({"in": [key_of(generation) for generation in alive]})
 
     def finished(self) -> None:
         """Something ended as it should: if this worker dies now, it was not the first thing it did."""
@@ -145,10 +150,10 @@ def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
     """Read the flights of the dead. `life` tells which workers still live."""
     found, alone, unseen = Suspicion(), Counter[Key](), Counter[Key]()
     for worker in run.workers_in_flight():
+        if life.lives(worker):  # of many workers most do, and a flight is much longer than a heartbeat
+            continue
         flight = read_flight(run.flight_file(worker))
         here = {key for key in flight.left if key[0] == shard}
-        if not here or (flight.died is None and lives(run, worker, life)):
-            continue
         unseen.update(here if flight.died is None else ())
         for key in here:
             if flight.died is not None or unseen[key] >= _UNSEEN_DEATHS:
@@ -158,12 +163,6 @@ def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
                 if alone[key] >= _ALONE_DEATHS:
                     found.convicted[key] = flight.died
     return found
-
-
-def lives(run: RunDir, worker: str, life: LifeWatch) -> bool:
-    """Whether a worker, known by its id alone, must be taken for alive."""
-    state = read_worker(run, worker)
-    return state is not None and life.alive(state.worker)
 
 
 @dataclass(frozen=True)

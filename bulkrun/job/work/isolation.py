@@ -34,12 +34,13 @@ class Isolation:
 
     def __init__(self) -> None:
         self._groups: deque[list[Generation]] = deque()
+        self._one_runs = False
         self._unproven: list[tuple[Generation, str]] = []
 
     @property
     def active(self) -> bool:
-        """Whether suspects wait for their turn."""
-        return bool(self._groups)
+        """Whether suspects run or wait for their turn."""
+        return self._one_runs or bool(self._groups)
 
     @property
     def undecided(self) -> bool:
@@ -64,8 +65,10 @@ class Isolation:
             ) from error
 
     def next_group(self) -> list[Generation]:
-        """The suspects to run next, alone."""
-        return self._groups.popleft()
+        """The suspects to run next, alone; none when those before were the last. Call when those before have ended."""
+        group = self._groups.popleft() if self._groups else []
+        self._one_runs = bool(group)
+        return group
 
     def convicted(self) -> list[tuple[Generation, str]]:
         """The generations that crash the engine on their own, with the reason. Call when another one has run."""

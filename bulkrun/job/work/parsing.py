@@ -39,8 +39,22 @@ def _additional_properties(
 
 
 def _validator_class() -> Any:
-    by_grammar = {"pattern": _trusted, "patternProperties": _trusted, "additionalProperties": _additional_properties}
-    return extend(jsonschema.Draft202012Validator, by_grammar)  # type: ignore[no-untyped-call]
+    by_grammar = {
+        **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties"), _trusted),
+        "additionalProperties": _additional_properties,
+    }
+    validator_class: Any = extend(jsonschema.Draft202012Validator, by_grammar)  # type: ignore[no-untyped-call]
+    evolve = validator_class.evolve
+
+    def evolve_in_class(self: Any, **changes: Any) -> Any:
+        """The validator of a part of the schema. Where the part says `$schema`, jsonschema would take a stock class."""
+        schema = changes.get("schema", self.schema)
+        if isinstance(schema, dict) and "$schema" in schema:
+            changes["schema"] = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
+        return evolve(self, **changes)
+
+    validator_class.evolve = evolve_in_class
+    return validator_class
 
 
 class OutputParser:
@@ -85,6 +99,8 @@ class OutputParser:
             problem = best_match(self._validator.iter_errors(value))
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
+        except OverflowError:  # of a multipleOf
+            raise ValueError("the JSON has a number that is too large to compare with a fraction") from None
         except Unresolvable as unresolvable:
             raise ValueError(f"the schema refers to {unresolvable.ref!r}, which is not in it") from None
         except ValueError as broken:

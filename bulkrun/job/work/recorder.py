@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -95,6 +96,7 @@ class Recorder:
         self._journals: dict[int, JournalWriter] = {}
         self._outstanding: dict[int, int] = {}
         self._whole: set[int] = set()
+        self._unjournaled: deque[Generation] = deque()
         self._committed: queue.SimpleQueue[tuple[int, PartInfo]] = queue.SimpleQueue()
         self._recorded: queue.SimpleQueue[Recorded] = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -132,7 +134,12 @@ class Recorder:
 
     def record(self, answers: list[Answer]) -> None:
         """Journal what ended. Blocks when the disk is far behind."""
+        self._unjournaled.extend(answer.generation for answer in answers)
         self._put(answers)
+
+    def unjournaled(self) -> tuple[Generation, ...]:
+        """What was handed over to `record` and is not in a journal yet."""
+        return tuple(self._unjournaled)  # one step of the interpreter: the thread cannot take one away meanwhile
 
     def save_partials(self, partials: Iterable[tuple[Generation, tuple[int, ...]]]) -> None:
         """Journal the output so far of generations that go on."""
@@ -227,6 +234,8 @@ class Recorder:
             self._recorded.put(Recorded(shard, len(record.rows), failed, failed and answer.completion.error is None))
         for shard, of_shard in records.items():
             self._append(shard, of_shard)
+        for _ in answers:
+            self._unjournaled.popleft()
 
     def _append(self, shard: int, records: list[JournalRecord | PartialRecord]) -> None:
         """Write nothing for a committed shard: another worker was faster."""

@@ -3,7 +3,8 @@
 Nothing needs installing: without a compiler, or when anything goes wrong, there is no library and the references run;
 the log says so once. The library is linked without an OpenMP of its own: its symbols are those of the OpenMP that torch
 has loaded, so that both share one set of threads. Compiling takes seconds, once per machine and version; processes
-that do it at the same time each publish a whole file, and one of them stays.
+that do it at the same time each publish a whole file, and one of them stays. A library is code: one that others could
+have put into the cache is not loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -83,15 +85,14 @@ class _NoCompiler(Exception):
 
 def _load() -> ctypes.CDLL:
     torch.get_num_threads()  # torch, and its OpenMP with it, is loaded
-    name = f"cpu-ops-{_key()}.so"
-    cached = _cache_dir() / name
     with suppress(OSError):  # not there, or torn
-        return ctypes.CDLL(str(cached))
+        return ctypes.CDLL(str(_own(_cached())))
     with tempfile.TemporaryDirectory(prefix="bulkrun-") as scratch:
         built = _compile(Path(scratch))
         try:
-            return ctypes.CDLL(str(_publish(built, cached)))
-        except OSError:  # nowhere to keep it, or a disk mounted noexec: only this process has it
+            return ctypes.CDLL(str(_publish(built, _cached())))
+        except OSError as error:  # nowhere to keep it, or a disk mounted noexec: only this process has it
+            _log.warning("CPU ops are compiled anew by every process (set XDG_CACHE_HOME): %s", _first_line(error))
             return ctypes.CDLL(str(built))
 
 
@@ -111,9 +112,27 @@ def _processor_flags() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _cache_dir() -> Path:
+def _cached() -> Path:
+    """Where the library is kept. Raises OSError where there is no such place: a uid that no passwd knows, no HOME."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "bulkrun"
+    try:
+        folder = Path(base) if base else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from error
+    return folder / "bulkrun" / f"cpu-ops-{_key()}.so"
+
+
+def _own(file: Path) -> Path:
+    """The file itself. Raises PermissionError where another user owns or may write it or its folder."""
+    for path in (file.parent, file):
+        _check_own(path)
+    return file
+
+
+def _check_own(path: Path) -> None:
+    found = path.stat()
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{path}: another user owns it or may write to it; what is in there is not loaded")
 
 
 def _compile(folder: Path) -> Path:
@@ -136,8 +155,9 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def _publish(built: Path, cached: Path) -> Path:
-    """Into the cache, whole or not at all."""
+    """Into the cache, whole or not at all. Raises OSError where that is no place for it."""
     cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_own(cached.parent)
     handle, name = tempfile.mkstemp(dir=cached.parent, suffix=".tmp")
     os.close(handle)
     try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ def text(prompt: Prompt | RowError) -> str:
 def code(prompt: Prompt | RowError) -> str:
     assert isinstance(prompt, RowError), prompt
     return prompt.code
+
+
+@pytest.mark.parametrize("prompt", [{"column": "a"}, {"template": "{{ a }}"}])
+def test_bytes_are_their_text_or_an_error_that_names_the_column(prompt: dict[str, Any]) -> None:
+    good, bad = build({**prompt, "chat_template": "none"}, [{"a": "é".encode()}, {"a": b"\xff"}])
+    assert text(good) == "é"
+    assert code(bad) == "bad_input" and isinstance(bad, RowError) and "column 'a': bytes that are not" in bad.message
 
 
 @pytest.mark.parametrize(
@@ -287,3 +295,56 @@ def test_the_stream_reads_only_a_few_batches_ahead_and_ends_with_its_reader() ->
     assert read <= 6
     stream.close()
     assert threading.active_count() == before
+
+
+class Weighed(CharacterCodec):
+    """Notes how much text it is given in a call, and in all calls that run at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.together, self.most_together, self.calls = 0, 0, list[list[str]]()
+        self._lock = threading.Lock()
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        size = sum(map(len, texts))
+        with self._lock:
+            self.calls.append(list(texts))
+            self.together += size
+            self.most_together = max(self.most_together, self.together)
+        time.sleep(0.01)
+        with self._lock:
+            self.together -= size
+        return super().encode_batch(texts, add_special_tokens)
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.job.prompts.builder.CHARACTERS_AT_ONCE", 10)
+    monkeypatch.setattr("bulkrun.job.prompts.builder.CHARACTERS_AHEAD", 40)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_long_texts_are_tokenized_one_at_a_time_and_short_ones_some_together() -> None:
+    codec = Weighed()
+    builder = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], codec)
+    rows = ["ab", "cde", "fghij", "k", "x" * 19, "l", "y" * 19, "z" * 19]
+    result = list(builder.stream([batch_of([{"a": row} for row in rows], 8 * number) for number in range(3)]))
+    assert [[text(prompt) for prompt in prompts] for _, prompts in result] == [rows] * 3
+    first = ["".join(call) for call in codec.calls[:1]]
+    assert first == ["abcdefghij"] and all(len(call) == 1 or len("".join(call)) <= 10 for call in codec.calls)
+    assert codec.most_together <= 19 + 10, "one long text, and beside it one portion"
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_batches_of_long_texts_are_not_read_ahead() -> None:
+    read = list[int]()
+
+    def batches() -> Any:
+        for number in range(9):
+            read.append(number)
+            yield batch_of([{"a": "x" * 30}], number)
+
+    stream = PromptBuilder(job("x", prompt={"column": "a"}), ["a"], CharacterCodec()).stream(batches())
+    next(stream)
+    assert read == [0, 1]
+    assert len(list(stream)) == 8

@@ -26,7 +26,26 @@ def test_one_line_break_at_the_end_is_yamls_and_no_part_of_the_prompt() -> None:
 
 def test_only_the_columns_that_are_named_are_read() -> None:
     assert RowTemplate("k", "{{ text }}{% set title = 1 %}{{ title }}", COLUMNS).reads == ["text"]
-    assert RowTemplate("k", "{{ row['my column'] }}", COLUMNS).reads == COLUMNS
+    assert RowTemplate("k", "{{ row['my column'] }}", COLUMNS).reads == ["my column"]
+    assert RowTemplate("k", "{{ row.text }}{{ row['my column'] }}{{ title }}", COLUMNS).reads == COLUMNS
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ row }}",
+        "{{ row | tojson }}",
+        "{{ row['text'] }}{% for k, v in row.items() %}{{ v }}{% endfor %}",
+        "{% set r = row %}{{ r['title'] }}",
+        "{{ row['te' ~ 'xt'] }}",
+        "{{ row.get('text') }}",
+        "{{ row['none such'] | default('') }}",
+    ],
+)
+def test_a_template_that_does_anything_else_with_the_row_reads_all_of_it(source: str) -> None:
+    template = RowTemplate("k", source, COLUMNS)
+    assert template.reads == COLUMNS
+    assert isinstance(template.render({"text": "a", "title": "b", "my column": "c"}), str)
 
 
 def test_the_whole_row_reaches_columns_that_are_no_identifiers() -> None:

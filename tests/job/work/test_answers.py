@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
+from bulkrun.job.work.parsing import OutputParser
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.request import Completion, Request, RowError, SamplingParams, StructuredOutput, Thinking, TokenLogprob
 
@@ -71,6 +72,27 @@ def test_text_generated_before_a_failure_is_kept_beside_its_error(code: str, rea
     made = record(ids("so far"), reason, error=RowError(code, "why"), num_output_tokens=6)
     assert (made.response, made.error_code, made.error_message) == ("so far", code, "why")
     assert (made.finish_reason, made.completion_tokens) == (reason, 6)
+
+
+def test_an_output_that_cannot_be_read_is_the_error_of_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(OutputParser, "parse", broken)
+    asked = SamplingParams(structured_outputs=StructuredOutput("json", "{}"))
+    answers = [
+        Answer(
+            Generation(Request(f"{row}:0", (1,), sampling), 0, (row,), 0), Completion(f"{row}:0", ids("text"), "stop")
+        )
+        for row, sampling in enumerate([SamplingParams(), asked, SamplingParams()])
+    ]
+    records = AnswerReader(decode).records(answers)
+    assert [(made.response, made.error_code) for made in records] == [
+        ("text", None),
+        ("text", "engine_error"),
+        ("text", None),
+    ]
+    assert "IndexError: list index out of range" in str(records[1].error_message)
 
 
 @given(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
+from bulkrun.job.work import flight as flight_module
 from bulkrun.job.work.flight import FlightLog, Suspicion, key_of, read_flight, record_death, set_aside, suspicion
 from bulkrun.job.work.shard_work import Generation, ShardWork
 from bulkrun.request import Request
@@ -65,6 +66,16 @@ def test_an_engine_that_was_empty_clears_those_before(run: RunDir) -> None:
     assert flight.left == [(0, 3, 0)] and flight.finished
 
 
+def test_what_left_the_engine_is_suspect_until_it_is_journaled(run: RunDir) -> None:
+    """An answer can kill the process that reads it: whoever runs alone by then must not be taken for the culprit."""
+    log = FlightLog(run, "w", lambda: generations(1))
+    log.admit(generations(1, 2), generations(1, 2))
+    log.admit(generations(3), generations(3))
+    JournalWriter(run.journal_file(0, "w")).append([JournalRecord((2, 1002), 0, "text", "stop")])
+    assert record_death(run, "w", "exit status 1").left == [(0, 1, 0), (0, 3, 0)]
+    assert judge(run).group_of == {(0, 1, 0): 2, (0, 3, 0): 2}
+
+
 def test_an_orderly_end_leaves_nothing(run: RunDir) -> None:
     log = FlightLog(run, "w")
     log.close()
@@ -109,6 +120,17 @@ def test_the_living_are_not_asked(run: RunDir) -> None:
     assert judge(run) == Suspicion()
     heartbeat.stop("failed")
     assert judge(run).group_of == {(0, 1, 0): 1}
+
+
+def test_the_flights_of_the_living_are_not_even_read(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = Heartbeat(run, Worker.this_process("alive"), dict)
+    heartbeat.start()
+    for name in ("alive", "dead"):
+        FlightLog(run, name).admit(generations(1), generations(1))
+    read = list[str]()
+    monkeypatch.setattr(flight_module, "read_flight", lambda path: read.append(path.stem) or read_flight(path))
+    assert judge(run) == Suspicion() and read == ["dead"]
+    heartbeat.stop("completed")
 
 
 def test_a_torn_line_is_left_out(run: RunDir) -> None:

@@ -17,6 +17,8 @@ def test_groups_run_in_their_order_and_what_crashes_is_split_before_the_next_one
     assert isolation.next_group() == generations(0)
     isolation.crashed(isolation.next_group(), RuntimeError("device-side assert"))
     ran = []
-    while isolation.active:
-        ran.append([generation.rows[0] for generation in isolation.next_group()])
+    while group := isolation.next_group():
+        assert isolation.active, "nobody may join a group that runs, not even the last"
+        ran.append([generation.rows[0] for generation in group])
+    assert not isolation.active
     assert ran == [[row, row + 1] for row in range(1, 17, 2)] + [[17]]

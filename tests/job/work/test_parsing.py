@@ -87,6 +87,47 @@ def test_patterns_are_left_to_the_grammar() -> None:
     assert parser(letters).parse('{"é": "x"}', "stop") == ('{"é":"x"}', None)
 
 
+HANGS = "^(a+)+$"
+LONG = "a" * 40 + "b"
+DIALECTS = ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("pattern", [HANGS, "^\\p{L}+$"])
+@pytest.mark.parametrize(
+    "place", ["nested", "root again", "by anchor", "in a resource", "unevaluated", "name", "pattern of names"]
+)
+def test_patterns_are_left_to_the_grammar_whatever_dialect_a_part_of_the_schema_names(
+    dialect: str, pattern: str, place: str
+) -> None:
+    """jsonschema picks the validator anew wherever it finds `$schema`: the stock one would run Python's `re`."""
+    text = {"$schema": dialect, "type": "string", "pattern": pattern}
+    names = {"$schema": dialect, "patternProperties": {pattern: {"type": "integer"}}}
+    inside: dict[str, Any] = {
+        "nested": text,
+        "root again": {"$ref": "#"},
+        "by anchor": {"$dynamicRef": "#here"},
+        "in a resource": {"$id": "https://example.org/x", "$ref": "#/$defs/x", "$defs": {"x": text}},
+        "unevaluated": {**names, "unevaluatedProperties": False},
+        "name": {"$schema": dialect, "propertyNames": text},
+        "pattern of names": {**names, "additionalProperties": False},
+    }[place]
+    root: dict[str, Any] = {"properties": {"x": inside}, "$defs": {"y": {"$dynamicAnchor": "here", "allOf": [text]}}}
+    if place == "root again":
+        root = {**text, "type": ["object", "string"], "properties": {"x": inside}}
+    value = {LONG: 1} if place in ("unevaluated", "name", "pattern of names") else LONG
+    assert parser(root, pa.string()).parse(json.dumps({"x": value}), "stop")[1] is None
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_part_of_the_schema_that_names_a_dialect_is_checked(dialect: str) -> None:
+    tree = {"$schema": dialect, "type": "object", "properties": {"n": {"type": "integer"}, "child": {"$ref": "#"}}}
+    assert parser(tree, pa.string()).parse('{"child": {"n": 1}}', "stop")[1] is None
+    _, error = parser(tree, pa.string()).parse('{"child": {"n": "x"}}', "stop")
+    assert error is not None
+    assert "$.child.n" in error.message
+
+
 def test_references_to_other_documents_are_never_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         pytest.fail("a schema made a connection")
@@ -132,6 +173,12 @@ def test_a_regex_or_grammar_that_fits_at_the_limit_or_the_stop_is_an_answer(
 ) -> None:
     _, error = OutputParser(StructuredOutput(kind, "[0-9]{2,4}")).parse("12", finish_reason, progress)
     assert (error is None) == fits
+
+
+def test_a_number_too_large_to_divide_is_flagged() -> None:
+    _, error = parser({"type": "integer", "multipleOf": 0.5}).parse("9" * 400, "stop")
+    assert error is not None
+    assert error.code == "invalid_schema"
 
 
 def test_a_number_that_nothing_can_follow_is_an_answer() -> None:

@@ -79,10 +79,58 @@ def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.Monk
     assert library.library() is not None
 
 
+def test_without_a_home_each_process_compiles_for_itself_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # that no passwd knows
+    monkeypatch.setattr(library, "_compile", lambda folder: Path("libc.so.6"))
+    with caplog.at_level(logging.WARNING):
+        assert library.library() is not None
+    assert "compiled anew by every process" in caplog.text and "XDG_CACHE_HOME" in caplog.text
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "what", ["folder for all", "folder for a group", "file for all", "folder of another", "file of"]
+)
+def test_a_library_that_others_could_have_put_there_is_not_loaded(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "bulkrun"
+    folder.mkdir(mode=0o700)
+    planted = folder / f"cpu-ops-{library._key()}.so"
+    planted.write_bytes(b"")
+    planted.chmod(0o666 if what == "file for all" else 0o600)
+    folder.chmod({"folder for all": 0o777, "folder for a group": 0o770}.get(what, 0o700))
+    another = folder if what == "folder of another" else planted if what == "file of" else None
+    loaded: list[Path] = []
+    own_stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path: of_another(own_stat(path)) if path == another else own_stat(path))
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda name: loaded.append(Path(name)))
+    monkeypatch.setattr(library, "_compile", lambda scratch: compiled(scratch / "ops.so"))
+    library.compiled_ops()
+    if "file" in what:
+        assert loaded == [planted] and planted.read_bytes() == b"ours", "its own folder: replaced"
+    else:
+        assert [path.name for path in loaded] == ["ops.so"] and loaded[0].parent != folder
+        assert f"{folder}: another user owns it or may write to it" in caplog.text
+
+
+def of_another(found: os.stat_result) -> os.stat_result:
+    return os.stat_result((*found[:4], os.geteuid() + 1, *found[5:]))
+
+
+def compiled(path: Path) -> Path:
+    path.write_bytes(b"ours")
+    return path
+
+
 @NEEDS_COMPILER
 def test_a_torn_file_in_the_cache_is_replaced(tmp_path: Path) -> None:
     torn = tmp_path / "bulkrun" / f"cpu-ops-{library._key()}.so"
-    torn.parent.mkdir()
+    torn.parent.mkdir(mode=0o700)
     torn.write_bytes(b"\x7fELF")
     assert library.library() is not None
     assert torn.stat().st_size > 10_000

@@ -1,0 +1,67 @@
+"""What commands print on a terminal obeys nobody but them: data cannot move the cursor, hide or turn text around."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+import bulkrun.launch.preview
+from bulkrun.cli import main
+from bulkrun.cli.output import print_json, print_table
+
+HOSTILE = "\x1b[2J\x1b]0;name\x07 \x9b31m \x85 \u202ereversed\u2066 \U000e0001 é 好"
+RAW = ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\x85", "\u202e", "\u2066", "\U000e0001")
+
+
+class Stream(io.StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, function: Any, *arguments: Any, terminal: bool = True) -> str:
+    stream = Stream(terminal)
+    monkeypatch.setattr(sys, "stdout", stream)
+    function(*arguments)
+    monkeypatch.undo()
+    return stream.getvalue()
+
+
+def test_a_table_shows_control_characters_in_cells_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = printed(monkeypatch, print_table, [HOSTILE], [[HOSTILE]])
+    assert not [ch for ch in RAW if ch in shown]
+    assert shown.count("\\x1b[2J") == 2 and "好" in shown
+
+
+def test_json_on_a_terminal_shows_what_it_would_obey_and_is_the_same_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = printed(monkeypatch, print_json, {HOSTILE: HOSTILE})
+    assert not [ch for ch in RAW if ch in shown]
+    assert "é 好" in shown and json.loads(shown) == {HOSTILE: HOSTILE}
+    piped = printed(monkeypatch, print_json, {"a": "\u202e"}, terminal=False)
+    assert piped == '{"a": "\u202e"}\n'
+
+
+class Shown(NamedTuple):
+    row_id: str = HOSTILE
+    prompt: str = HOSTILE
+    response: str = HOSTILE
+    reasoning: str | None = None
+    ended_by: str = "stop"
+
+
+def test_preview_shows_control_characters_of_a_rows_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(bulkrun.launch.preview, "preview_job", lambda *_: [Shown()])
+    (tmp_path / "job.yaml").write_text("name: a\nmodel: bundled:tiny\ninput: {path: x}\noutput: {path: y}\n")
+    result = CliRunner().invoke(main, ["preview", str(tmp_path / "job.yaml")], color=True, catch_exceptions=False)
+    assert "\\x1b[2J" in result.stdout.splitlines()[0]
+    assert not [ch for ch in RAW if ch in result.stdout]
