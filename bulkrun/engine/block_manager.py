@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from bulkrun.blocks import NULL_BLOCK
 
@@ -55,6 +56,11 @@ class BlockManager:
     def ref_count(self, block_id: int) -> int:
         """How many sequences own the block."""
         return self._ref_counts[block_id]
+
+    def num_freed_by(self, block_tables: Iterable[Sequence[int]]) -> int:
+        """How many blocks would be free without the owners that have these block tables."""
+        owned = Counter(chain.from_iterable(block_tables))
+        return sum(self._ref_counts[block_id] == times for block_id, times in owned.items())
 
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks that hold the longest cached prefix of this hash chain. Changes nothing."""

@@ -221,11 +221,12 @@ class Scheduler:
 
     def _would_fit_without(self, leaving: list[Sequence], seq: Sequence) -> bool:
         """False where it surely would not: what stays, and what it needs, is more than there is."""
-        manager, left = self.block_manager, set(map(id, leaving))
+        manager, cached_blocks = self.block_manager, self._prefix_cache.find(seq).blocks
+        left = set(map(id, leaving))
         staying = [one for one in self.running if id(one) not in left]
-        num_used = len({block for one in staying for block in one.block_table})
-        num_free = manager.num_free_blocks + manager.num_used_blocks - num_used
-        cached_blocks = self._prefix_cache.find(seq).blocks
+        # Asked in every step while it waits: a few leave, and what stays may hold a million blocks.
+        num_freed = manager.num_freed_by(one.block_table for one in leaving)
+        num_used, num_free = manager.num_used_blocks - num_freed, manager.num_free_blocks + num_freed
         if self._num_needed_blocks(seq, cached_blocks) > num_free:  # or more: of the cached ones some become free
             return False
         return not staying or self._has_room(seq, cached_blocks, self._growths(staying), num_used)

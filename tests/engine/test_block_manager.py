@@ -221,6 +221,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
             owners = sum(table.count(block_id) for table in self.tables)
             assert self.manager.ref_count(block_id) == owners
             assert (owners == 0) == (block_id in self.free)
+        for number in range(len(self.tables) + 1):
+            leaving, staying = self.tables[:number], self.tables[number:]
+            only_theirs = {block for table in leaving for block in table} - {b for table in staying for b in table}
+            assert self.manager.num_freed_by(leaving) == len(only_theirs)
 
 
 TestBlockManagerMachine = BlockManagerMachine.TestCase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 
@@ -146,6 +147,24 @@ def test_nobody_gives_way_to_one_who_would_not_fit_anyway() -> None:
     scheduler.add(_sequence(2, 0, num_prompt_tokens=40))  # 10 blocks, or more than 7
     batch, _ = _step(scheduler)
     assert (batch.seqs, scheduler.num_preemptions) == ([stays, small], 0)
+
+
+class Uncounted(list[int]):
+    """A block table that must not be walked through."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError
+
+
+def test_the_blocks_of_what_runs_on_are_not_counted_while_the_head_waits() -> None:
+    """It is asked in every step, and there may be a million blocks."""
+    scheduler = _scheduler(num_blocks=1 + 20, max_num_seqs=4, budget=128)
+    for number, (priority, num_prompt_tokens) in enumerate([(0, 48), (1, 12)]):  # 13 blocks of the 20, and 4
+        scheduler.add(_sequence(number, priority, num_prompt_tokens=num_prompt_tokens))
+    _step(scheduler)
+    scheduler.add(_sequence(2, 0, num_prompt_tokens=40))
+    scheduler.running[0].block_table = Uncounted(scheduler.running[0].block_table)
+    assert scheduler.schedule().seqs == scheduler.running[:2] and scheduler.num_preemptions == 0
 
 
 def test_a_better_priority_does_not_wait_behind_one_that_did_not_fit() -> None:

@@ -124,8 +124,8 @@ def start(
     run, record = enter(path, spec)
     write_plan(run, rows, shard_rows, samples=spec.sampling.n)
     engine = engine or FakeEngine()
-    options = {"rebuild_engine": lambda: engine} | options
-    return JobRunner(run, record, spec, engine, decode, **options).run()
+    options = {"rebuild_engine": lambda: engine, "decode": decode} | options
+    return JobRunner(run, record, spec, engine, **options).run()
 
 
 def oracle(rows: list[Row], spec: JobSpec) -> list[dict[str, Any]]:

@@ -35,11 +35,16 @@ class PlanView:
     def refresh(self) -> None:
         """Read the files again. Raises RunError when a planning file is damaged."""
         self.complete = self.complete or read_json(self._run.plan_complete)
-        for shard in sorted(self._run.planned_shards() - self.shards.keys()):
-            self.shards[shard] = read_shard_info(self._run.shard(shard))
+        if self.complete is None or len(self.shards) < self.complete["shards"]:
+            for shard in sorted(self._run.planned_shards() - self.shards.keys()):
+                self.shards[shard] = read_shard_info(self._run.shard(shard))
         self.committed = self._run.committed_shards()
         while (marker := read_json(self._run.window(len(self._windows)))) is not None:
             self._windows[len(self._windows)] = PlannedCounts(marker["rows"], sum(marker.get("errors", {}).values()))
+
+    def sees_committed(self, shard: int) -> bool:
+        """Whether the part of a planned shard is there by now: a look at one file."""
+        return shard in self.committed or self._run.part(shard, self.shards[shard].folder).exists()
 
     @property
     def open_shards(self) -> list[int]:

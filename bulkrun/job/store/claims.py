@@ -6,13 +6,15 @@ claim is never renewed or fenced; it is as alive as the worker that owns it. Use
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 from bulkrun.data.documents import advice_from
 from bulkrun.data.durable import read_json, write_new_json
-from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_dir import RunDir, file_names
 from bulkrun.job.store.workers import LifeWatch, Worker
 
 
@@ -33,6 +35,16 @@ class Claims:
             if owner is not None and self._life.alive(owner):
                 return False
         return write_new_json(self._run.claims / f"{name}.{epoch + 1}", asdict(self._worker))
+
+    def free_shards(self, shards: Iterable[int]) -> Iterator[int]:
+        """Those that no other living worker holds, by one look at all claims: many may be held, by many workers."""
+        newest = self._newest_epochs()
+        alive = cache(self._life.alive)
+        for shard in shards:
+            name = self._run.shard_claim(shard)
+            owner = self._owner(self._run.claims / f"{name}.{newest[name]}") if name in newest else None
+            if owner is None or owner == self._worker or not alive(owner):
+                yield shard
 
     def owner(self, name: str) -> Worker | None:
         """Who claimed `name` last, dead or alive; None where nobody did."""
@@ -55,9 +67,17 @@ class Claims:
                     (self._run.claims / f"{name}.{number}").unlink(missing_ok=True)
 
     def _newest(self, name: str) -> tuple[int, Path | None]:
-        epochs = [int(path.suffix[1:]) for path in self._run.claims.glob(f"{name}.*") if path.suffix[1:].isdigit()]
+        epochs = [int(path.suffix[1:]) for path in self._run.claims_of(name) if path.suffix[1:].isdigit()]
         epoch = max(epochs, default=0)
         return epoch, self._run.claims / f"{name}.{epoch}" if epoch else None
+
+    def _newest_epochs(self) -> dict[str, int]:
+        newest: dict[str, int] = {}
+        for file in file_names(self._run.claims):
+            name, _, epoch = file.rpartition(".")
+            if epoch.isdigit() and int(epoch) > newest.get(name, 0):
+                newest[name] = int(epoch)
+        return newest
 
     def _owner(self, path: Path) -> Worker | None:
         """The worker named in a claim; None when the claim is gone or a power cut emptied it."""

@@ -16,24 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.data.durable import encode_json
-from bulkrun.data.remote import SCHEME, connect, error_code, not_reached, plain_errors
+from bulkrun.data.remote import SCHEME, connect, error_code, not_reached, overloaded, plain_errors
 from bulkrun.errors import InputError, RunError
 
 _PIECE_BYTES = 32 * 2**20  # of an upload; two of them are in memory
 _NONCE = "bulkrun-nonce"
-_TRANSIENT = {
-    "SlowDown",
-    "InternalError",
-    "ServiceUnavailable",
-    "RequestTimeout",
-    "OperationAborted",
-    "ConditionalRequestConflict",
-    "409",
-    "500",
-    "502",
-    "503",
-    "504",
-}
+_TRANSIENT = ("RequestTimeout", "OperationAborted", "ConditionalRequestConflict", "409")  # beside HTTP's own
 _EXISTS = ("PreconditionFailed", "412")
 
 
@@ -134,4 +122,4 @@ class ObjectPrefix:
 def is_transient(error: RunError) -> bool:
     """Whether the same request may well succeed later."""
     cause = error.__cause__
-    return cause is not None and (not_reached(cause) or error_code(cause) in _TRANSIENT)
+    return cause is not None and (not_reached(cause) or overloaded(cause) or error_code(cause) in _TRANSIENT)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from bulkrun.data.paths import user_path
 from bulkrun.data.remote import endpoint, is_remote
-from bulkrun.errors import RunError
+from bulkrun.errors import RunError, UsageError
 from bulkrun.job.store.bucket_owner import OWNER
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 
 
 def run_dir_of(path: str, state: str | None) -> RunDir:
-    """The run directory of a job with this `output.path` and `output.state`."""
+    """The run directory of a job with this `output.path` and `output.state`. Raises UsageError without a place."""
     if not is_remote(path):
         return RunDir(user_path(path))
     return RunDir(user_path(state) if state else _default_state(path))
@@ -41,7 +41,10 @@ def find_run(run: str) -> RunDir:
 
 
 def _default_state(url: str) -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a uid that no passwd knows, without HOME
+        raise UsageError(f"{url}: there is no home directory for its state; set output.state or HOME") from None
     url = url.rstrip("/")
     name = re.sub(r"[^A-Za-z0-9]+", "-", url.removeprefix("s3://")).strip("-")[-60:]
     digest = hashlib.blake2b(f"{endpoint()} {url}".encode(), digest_size=6).hexdigest()

@@ -33,6 +33,7 @@ Nothing under .bulkrun ends in .parquet (DuckDB's `**` globs enter dot folders),
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from dataclasses import dataclass, field
@@ -207,7 +208,7 @@ class RunDir:
         return self.journal / f"shard-{shard:05d}.{attempt}.jsonl"
 
     def journals_of(self, shard: int) -> list[Path]:
-        return sorted(self.journal.glob(f"shard-{shard:05d}.*.jsonl"))
+        return [path for path in _beginning(self.journal, f"shard-{shard:05d}.") if path.suffix == ".jsonl"]
 
     def attempts_at(self, shard: int) -> set[str]:
         """The attempts that have a journal of the shard: the ids of workers."""
@@ -221,8 +222,8 @@ class RunDir:
         """A shard's name in `claims`."""
         return f"shard-{shard:05d}"
 
-    def claims_of(self, shard: int) -> list[Path]:
-        return sorted(self.claims.glob(f"{self.shard_claim(shard)}.*"))
+    def claims_of(self, name: str) -> list[Path]:
+        return _beginning(self.claims, f"{name}.")
 
     def flight_file(self, worker: str) -> Path:
         return self.flight / f"{worker}.jsonl"
@@ -251,9 +252,19 @@ class RunDir:
 
 
 def _numbers(folder: Path, pattern: re.Pattern[str]) -> set[int]:
-    if not folder.is_dir():
-        return set()
-    return {int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
+    return {int(match[1]) for name in file_names(folder) if (match := pattern.fullmatch(name))}
+
+
+def _beginning(folder: Path, prefix: str) -> list[Path]:
+    return sorted(folder / name for name in file_names(folder) if name.startswith(prefix))
+
+
+def file_names(folder: Path) -> list[str]:
+    """Plain text: workers ask for every shard, in folders that hold files of every open one."""
+    try:
+        return [entry.name for entry in os.scandir(folder)]
+    except FileNotFoundError:
+        return []
 
 
 def make_state_dirs(run: RunDir) -> None:

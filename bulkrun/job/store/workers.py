@@ -209,7 +209,14 @@ class LifeWatch:
 
     def alive(self, worker: Worker) -> bool:
         """Whether a worker must be taken for alive. One seen for the first time is, unless it is surely gone."""
-        state = read_worker(self._run, worker.id)
+        return self._moves(worker, read_worker(self._run, worker.id))
+
+    def lives(self, worker_id: str) -> bool:
+        """The same of a worker known by its id alone; one without a heartbeat does not live."""
+        state = read_worker(self._run, worker_id)
+        return state is not None and self._moves(state.worker, state)
+
+    def _moves(self, worker: Worker, state: WorkerState | None) -> bool:
         if worker.gone or (state is not None and state.gone):
             return False
         counter = state.counter if state else -1

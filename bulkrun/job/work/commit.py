@@ -195,5 +195,5 @@ def _committed(final: Path, identity: RunIdentity) -> PartInfo:
 def clear_shard_state(run: RunDir, shard: int) -> None:
     """Remove the journals and claims of a committed shard; also what a kill left of them."""
     with disk_errors("removing the journals of a committed shard", run.journal):
-        for path in [*run.journals_of(shard), *run.claims_of(shard)]:
+        for path in [*run.journals_of(shard), *run.claims_of(run.shard_claim(shard))]:
             path.unlink(missing_ok=True)

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.workers import TTL_S
 from bulkrun.job.work.shard_work import Generation, ShardWork
 
 _LOOK_AGAIN_S = 0.5  # between two looks at the directory when there was nothing to claim
+_LONGEST_WALK_S = TTL_S  # after which shards that were passed by may have lost their owner
 
 
 class Feed:
@@ -24,7 +26,8 @@ class Feed:
         self._current: Iterator[Generation] = iter(())
         self._current_shard = -1
         self._left: set[int] = set()  # shards that are not to be claimed (again)
-        self._next_look = clock()
+        self._ahead: Iterator[int] = iter(())  # open at the last look, not passed yet
+        self._next_look = self._walk_ends = clock()
 
     @property
     def shard(self) -> int:
@@ -45,13 +48,26 @@ class Feed:
         self._current_shard, self._current = work.shard, work.generations
 
     def claim(self) -> int | None:
-        """The next shard, now this worker's; None while there is none to claim (ask again later)."""
-        if self._clock() < self._next_look:
+        """The next shard, now this worker's; None while there is none to claim (ask again later).
+
+        A look at the directory is good for many: there may be as many shards as rows, and each look reads them all.
+        """
+        now = self._clock()
+        if now < self._next_look:
             return None
-        self._plan.refresh()
-        for shard in self._plan.open_shards:
-            if shard not in self._left and self._claims.take_shard(shard):
+        shard = self._take_next() if now < self._walk_ends else None
+        if shard is None:
+            self._plan.refresh()
+            self._ahead, self._walk_ends = iter(self._plan.open_shards), now + _LONGEST_WALK_S
+            shard = self._take_next()
+        if shard is None:
+            self._next_look = now + _LOOK_AGAIN_S
+        return shard
+
+    def _take_next(self) -> int | None:
+        for shard in self._claims.free_shards(shard for shard in self._ahead if shard not in self._left):
+            # Another worker may have committed it since the look; its claim went with that.
+            if not self._plan.sees_committed(shard) and self._claims.take_shard(shard):
                 self._left.add(shard)
                 return shard
-        self._next_look = self._clock() + _LOOK_AGAIN_S
         return None

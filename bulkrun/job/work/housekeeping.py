@@ -58,7 +58,7 @@ class Housekeeping:
             if done.late:
                 self._progress.spoiled(done.shard, done.rows)
         for shard, info in self._recorder.take_committed():
-            self.uploads.add(shard)
+            self.uploads.add(self._run.part(shard, info.folder))
             self.log("committed", shard=shard, rows=info.rows, errors=info.error_rows)
         for shard in self._plan.committed - self._counted:
             self._counted.add(shard)

@@ -6,6 +6,7 @@ module does. Knows no tokens' meaning, no files and no signals.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,8 +36,9 @@ from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
 from bulkrun.request import Engine
 
-_HOUSEKEEPING_S = 1.0
-_HOUSEKEEPING_PAUSE = 20  # times as long as it took
+_HOUSEKEEPING_PAUSE = 20  # times as long as it took, within bounds
+_BUSY_PAUSE_S = (1.0, 60.0)
+_WAITING_PAUSE_S = (0.0, 5.0)  # of a worker that waits for what others, or its own recorder, do
 _HELP_EVERY_S = 1.0
 _IDLE_S = 0.05  # between looks when there is nothing to run
 _SAVE_PARTIALS_S = 60.0
@@ -84,7 +86,7 @@ class JobRunner:
         )
         self._progress = WorkerProgress(self._plan, spec.sampling)
         self._deadline = Deadline(deadline)
-        flight = FlightLog(run, self._worker.id)
+        flight = FlightLog(run, self._worker.id, self._recorder.unjournaled)
         self._engine = EngineRunner(engine, rebuild_engine, flight, self._deadline, self._engine_failed)
         self._house = Housekeeping(
             run,
@@ -99,7 +101,8 @@ class JobRunner:
         )
         self._tail = Tail(run, self._worker.id, self._life, self._read_shard)
         self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
-        self._next_housekeeping = self._next_partials = self._next_help = 0.0
+        self._housekept, self._housekeeping_took = -math.inf, 0.0
+        self._next_partials = self._next_help = 0.0
 
     def run(self) -> RunOutcome:
         """Work until the run is finished or interrupted. Finishing a finished run does nothing.
@@ -173,9 +176,11 @@ class JobRunner:
 
     def _top_up(self) -> None:
         """Keep as many requests waiting as can run at once; suspects of a crash run alone."""
-        if self._engine.isolation.active:
-            if not self._engine.in_flight:
-                self._engine.admit(self._engine.isolation.next_group())
+        isolation = self._engine.isolation
+        if isolation.active and (self._engine.in_flight or self._recorder.unjournaled()):
+            return
+        if suspects := isolation.next_group():
+            self._engine.admit(suspects)
             return
         places = 2 * self._engine.max_num_seqs - len(self._engine.in_flight)
         generations = self._take(places)
@@ -198,8 +203,7 @@ class JobRunner:
     def _help(self, places: int) -> list[Generation]:
         """Nothing is left to claim: what others will not get to for a while, about once a second."""
         now = time.monotonic()
-        idle = self._recorder.idle and bool(self._plan.open_shards)
-        if now < self._next_help or self._engine.isolation.undecided or not idle:
+        if now < self._next_help or self._engine.isolation.undecided or not self._recorder.idle:
             return []
         self._next_help = now + _HELP_EVERY_S
         found = self._tail.look(self._plan.open_shards, set(map(key_of, self._engine.in_flight.values())), places)
@@ -231,10 +235,10 @@ class JobRunner:
             self._recorder.record(answers)
 
     def _finish_suspects(self) -> bool:
-        """With nothing left to run, make rows that crashed the engine alone error rows; whether there were any."""
+        """With nothing left to run, make rows that crashed the engine alone error rows; whether there are suspects."""
         answers = [] if self._engine.isolation.active else self._engine.convicted()
         self._record_answers(answers)
-        return bool(answers)
+        return self._engine.isolation.active or bool(answers)
 
     def _read_shard(self, shard: int) -> ShardWork:
         return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
@@ -261,13 +265,13 @@ class JobRunner:
     def _keep_house(self) -> None:
         self._recorder.check()
         now = time.monotonic()
-        if now >= self._next_housekeeping or not self._engine.in_flight:
+        # Thousands of parts, or a slow network disk: looking must not take the engine's time, nor the recorder's.
+        shortest, longest = _BUSY_PAUSE_S if self._engine.in_flight else _WAITING_PAUSE_S
+        if now >= self._housekept + min(max(shortest, _HOUSEKEEPING_PAUSE * self._housekeeping_took), longest):
             self._house.look()
             self._elsewhere |= self._tail.elsewhere(self._feed.shard)
             self._house.check()
-            # Thousands of partition folders, or a slow network disk: looking must not take the engine's time.
-            took = time.monotonic() - now
-            self._next_housekeeping = now + max(_HOUSEKEEPING_S, _HOUSEKEEPING_PAUSE * took)
+            self._housekept, self._housekeeping_took = now, time.monotonic() - now
         if now >= self._next_partials:
             self._next_partials = now + _SAVE_PARTIALS_S
             self._recorder.save_partials(self._engine.partials(at_least=_LONG_OUTPUT))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch
-from bulkrun.job.work.flight import Key, SetAside, key_of, lives, read_flight, set_aside, suspicion
+from bulkrun.job.work.flight import Key, SetAside, key_of, read_flight, set_aside, suspicion
 from bulkrun.job.work.shard_work import Generation, ShardWork
 
 
@@ -79,4 +79,4 @@ class Tail:
 
     def _others(self, shard: int) -> list[str]:
         others = self._run.attempts_at(shard) - {self._worker}
-        return sorted(worker for worker in others if lives(self._run, worker, self._life))
+        return sorted(worker for worker in others if self._life.lives(worker))

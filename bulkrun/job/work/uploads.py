@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from pathlib import Path
 
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event
@@ -25,7 +26,7 @@ class Uploads:
     def __init__(self, run: RunDir, record: RunRecord, worker: str) -> None:
         self._run, self._worker = run, worker
         self._prefix = record.bucket()
-        self._shards: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._parts: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
 
@@ -34,41 +35,40 @@ class Uploads:
         if self._prefix is not None:
             self._thread.start()
 
-    def add(self, shard: int) -> None:
+    def add(self, part: Path) -> None:
         """This worker published a part."""
-        self._shards.put(shard)
+        self._parts.put(part)
 
     def stop(self) -> None:
         """End after the request under way, or without it where that takes long."""
         self._stopping.set()
-        self._shards.put(None)
+        self._parts.put(None)
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
     def _work(self) -> None:
         assert self._prefix is not None, "start saw it"
         self._insist(self._prefix, None)
-        while not self._stopping.is_set() and (shard := self._shards.get()) is not None:
-            self._insist(self._prefix, shard)
+        while not self._stopping.is_set() and (part := self._parts.get()) is not None:
+            self._insist(self._prefix, part)
 
-    def _insist(self, prefix: ObjectPrefix, shard: int | None) -> None:
+    def _insist(self, prefix: ObjectPrefix, part: Path | None) -> None:
         pause = FIRST_PAUSE_S
         while not self._stopping.is_set():
             try:
-                return self._put(prefix, shard)
+                return self._put(prefix, part)
             except RunError as error:
                 self._log_failure(error)
             self._stopping.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _put(self, prefix: ObjectPrefix, shard: int | None) -> None:
+    def _put(self, prefix: ObjectPrefix, part: Path | None) -> None:
         """One part, or (None) every part whose name is missing. Whether an object is ours is seen at the end."""
-        parts = self._run.parts()
-        if shard is not None:
-            put_part(self._run, prefix, parts[shard])
+        if part is not None:
+            put_part(self._run, prefix, part)
             return
         there = prefix.list()
-        for path in parts.values():
+        for path in self._run.parts().values():
             if self._stopping.is_set():
                 return
             if name_of(self._run, path) not in there:

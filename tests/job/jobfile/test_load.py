@@ -94,10 +94,10 @@ run:
         "x.yaml:13:3: sampling.max_tokens: the key is here twice (first on line 12); keep one",
         "x.yaml:14:3: sampling.top_p: 3 is out of range: at most 1 is wanted",
         "x.yaml:15:6: sampling.n: YAML does not read 010 as the number it looks like; write plain digits, "
-        'or quote it ("010")',
+        'or quote it ("010") if it is text',
         'x.yaml:16:10: sampling.stop[0]: 1 is not text; quote it: "1"',
         "x.yaml:18:10: run.limit: YAML does not read 12:30 as the number it looks like; write plain digits, "
-        'or quote it ("12:30")',
+        'or quote it ("12:30") if it is text',
         'x.yaml:19:3: run.on_too_long: "eror" is not one of error, truncate_left, truncate_right; did you mean error?',
         "x.yaml:20:3: run.gpus: unknown key here; gpus belongs to slurm: or ray:",
         "x.yaml:21:3: run.temperature: unknown key here; temperature belongs to sampling:",

@@ -454,7 +454,7 @@ def test_a_column_that_nobody_reads_fails_no_row(tmp_path: Path, monkeypatch: py
     planned = read_rows(tmp_path / "run")
     assert [row["row_id"] for row in planned] == [str(row) for row in range(20)]
     assert {(row["priority"], row["overrides"]) for row in planned} == {(1, '{"max_tokens":5}')}
-    for template, errors in (("{{ text }}", 0), ("{{ odd }}", 4), ("{{ row.text }}", 4)):
+    for template, errors in (("{{ text }}", 0), ("{{ odd }}", 4), ("{{ row.text }}", 0), ("{{ row | tojson }}", 4)):
         whole = job(path, input=given, prompt={"template": template})
         assert make_plan(tmp_path / f"run{errors}{len(template)}", whole).counters.errors.get("bad_input", 0) == errors
 

@@ -51,6 +51,22 @@ def test_a_dead_workers_claim_is_taken_over_by_exactly_one_with_the_next_epoch(r
     assert {path.name for path in run.claims.iterdir()} == {"plan.1", "plan.2"}
 
 
+def test_what_others_hold_is_told_by_one_look_at_each_of_them(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    dead, mine, yours = (claims_of(run, name, clock) for name in ("dead", "me", "you"))
+    for name in ("dead", "me", "you"):
+        beat(run, worker(name), 1)
+    assert all(dead.take_shard(shard) for shard in (1, 2)) and all(yours.take_shard(shard) for shard in range(3, 30))
+    assert mine.take_shard(30) and not mine.take_shard(1) and not yours.take_shard(1)
+    clock.now += 31
+    beat(run, worker("you"), 2)
+    assert yours.take_shard(2), "its second claim counts"
+    asked, alive = list[str](), LifeWatch.alive
+    monkeypatch.setattr(LifeWatch, "alive", lambda self, one: asked.append(one.id) or alive(self, one))
+    assert list(mine.free_shards(iter(range(32)))) == [0, 1, 30, 31]
+    assert sorted(asked) == ["dead", "you"]
+
+
 def test_names_that_begin_alike_are_different(run: RunDir) -> None:
     clock = Clock()
     beat(run, worker("me"), 1)

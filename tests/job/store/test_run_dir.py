@@ -65,4 +65,4 @@ def test_names_are_read_back_as_they_were_given(tmp_path: Path) -> None:
     assert run.journaled_shards() == {3, 100_000} and run.journals_of(3) == files[:2]
     assert run.attempts_at(3) == {"a1", "b2"} and run.attempts_at(4) == set()
     assert run.workers_in_flight() == ["a1"] and run.worker_ids() == ["b2"] and run.id_files() == [run.ids(7)]
-    assert [path.name for path in run.claims_of(3)] == ["shard-00003.1", "shard-00003.12"]
+    assert [path.name for path in run.claims_of("shard-00003")] == ["shard-00003.1", "shard-00003.12"]

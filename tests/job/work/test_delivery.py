@@ -14,7 +14,7 @@ import pytest
 
 from bulkrun.data.parts import read_part_info, write_part
 from bulkrun.errors import Interrupted, ResumeError, RunError, UsageError
-from bulkrun.job.store.object_store import ObjectPrefix
+from bulkrun.job.store.object_store import ObjectPrefix, is_transient
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.compact import compact
@@ -110,7 +110,8 @@ def test_parts_go_to_the_bucket_while_the_run_goes_on(bucket: Bucket, tmp_path: 
 def test_a_store_that_fails_for_a_while_costs_only_time(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = iter(["SlowDown", "InternalError", "ConditionalRequestConflict", "503", "RequestTimeout"])
+    codes = "SlowDown SlowDownWrite InternalError 503 TooManyRequests ConditionalRequestConflict RequestTimeout"
+    failures = iter(codes.split())
     put = ObjectPrefix._put
 
     def failing(self: ObjectPrefix, *args: Any) -> None:
@@ -123,10 +124,37 @@ def test_a_store_that_fails_for_a_while_costs_only_time(
     assert bucket.list() == WHOLE and bucket_results(bucket, "out") == ORACLE
 
 
+_STATUS = {
+    "ConditionalRequestConflict": 409,
+    "EntityTooLarge": 400,
+    "ExpiredToken": 400,
+    "InternalError": 500,
+    "NotImplemented": 501,
+    "RequestTimeout": 400,
+    "TooManyRequests": 429,
+}  # of the codes that are not sent with 503
+
+
 def refused(code: str) -> Exception:
     from botocore.exceptions import ClientError
 
-    return ClientError({"Error": {"Code": code, "Message": f"no, {SECRET}"}}, "PutObject")
+    return ClientError(
+        {
+            "Error": {"Code": code, "Message": f"no, {SECRET}"},
+            "ResponseMetadata": {"HTTPStatusCode": _STATUS.get(code, 503)},
+        },
+        "PutObject",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "transient"), [("SlowDownRead", True), ("XMinioBackendDown", True), ("502", True)]
+    + [(code, False) for code in ("NotImplemented", "ExpiredToken", "EntityTooLarge")],
+)  # fmt: skip
+def test_a_store_that_cannot_at_the_moment_is_told_from_one_that_never_will(code: str, transient: bool) -> None:
+    error = RunError("no")
+    error.__cause__ = refused(code)
+    assert is_transient(error) is transient
 
 
 def test_a_store_that_refuses_ends_the_run_after_all_rows_are_safe_and_the_next_start_goes_on(

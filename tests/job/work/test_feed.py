@@ -75,6 +75,39 @@ def test_the_rest_of_a_shard_that_another_worker_committed_is_left_out(tmp_path:
     assert mine.next_row() == 5
 
 
+def test_one_look_at_the_directory_is_good_for_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, looks = job(tmp_path), list[Path]()
+    run, _ = enter(tmp_path, spec)
+    write_plan(run, make_rows(40, error_every=0, duplicate_every=0), 1)
+    mine, parts = Fed(run, "me", spec, Clock()), RunDir.parts
+    monkeypatch.setattr(RunDir, "parts", lambda self: looks.append(self.root) or parts(self))
+    assert [mine.next_row() for _ in range(40)] == list(range(40)) and len(looks) == 1
+    assert mine.next_row() is None and len(looks) == 2
+
+
+def test_a_shard_that_another_worker_began_and_ended_since_the_look_is_left_out(tmp_path: Path) -> None:
+    spec, clock = job(tmp_path), Clock()
+    run, _ = enter(tmp_path, spec)
+    write_plan(run, make_rows(4, error_every=0, duplicate_every=0), 1)
+    mine, yours = Fed(run, "me", spec, clock), Fed(run, "you", spec, clock)
+    assert mine.next_row() == 0 and yours.next_row() == 1 and yours.next_row() == 2
+    run.part(1).touch()
+    for claim in run.claims_of("shard-00001"):
+        claim.unlink()
+    assert mine.next_row() == 3 and not run.claims_of("shard-00001")
+
+
+def test_a_shard_that_a_worker_died_with_is_not_left_to_the_end_of_a_long_plan(tmp_path: Path) -> None:
+    spec, clock = job(tmp_path), Clock()
+    run, _ = enter(tmp_path, spec)
+    write_plan(run, make_rows(9, error_every=0, duplicate_every=0), 1)
+    assert Fed(run, "dead", spec, clock).next_row() == 0
+    mine = Fed(run, "me", spec, clock)
+    assert [mine.next_row() for _ in range(3)] == [1, 2, 3]
+    clock.now += 31
+    assert [mine.next_row() for _ in range(3)] == [0, 4, 5]
+
+
 def test_a_directory_with_nothing_to_claim_is_looked_at_twice_a_second(tmp_path: Path) -> None:
     spec, clock = job(tmp_path), Clock()
     run, _ = enter(tmp_path, spec)
