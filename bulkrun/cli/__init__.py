@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -113,5 +115,16 @@ def run() -> None:
         if "--debug" in sys.argv:
             traceback.print_exc()
         drop_stdout()
-        click.echo(f"error: {error.filename or 'stdout'}: {error.strerror or error}", err=True)
+        click.echo(f"error: {error.filename or 'stdout'}: {error.strerror or error}{_way_in(error)}", err=True)
         sys.exit(1)
+
+
+def _way_in(error: OSError) -> str:
+    """What to do about another user's run, whose state is that user's alone."""
+    state = next((place for place in Path(str(error.filename)).parents if place.name == ".bulkrun"), None)
+    if not isinstance(error, PermissionError) or state is None:
+        return ""
+    return (
+        "; the state of a run is private, and only its owner can work on it. For the group to look at it once it is "
+        f"finished, its owner types: chmod -R g+rX {shlex.quote(str(state))}"
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bulkrun.cli.output import count, json_option, note, print_facts, print_json, print_table
+from bulkrun.cli.output import cell_text, count, json_option, note, print_facts, print_json, print_table
 from bulkrun.cli.run_path import RunPath
 from bulkrun.cli.summary import counted_changes, print_summary, warn_of_undeclared
 from bulkrun.errors import UsageError
@@ -261,7 +261,7 @@ def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> 
         print_json({"rows": [row._asdict() for row in shown]})
         return
     for row in shown:
-        click.secho(f"row {row.row_id}", bold=True)
+        click.secho(f"row {cell_text(row.row_id)}", bold=True)
         thoughts = [("reasoning", row.reasoning)] if row.reasoning is not None else []
         answer = [("response", row.response), ("ended by", row.ended_by)]
         print_table(["", ""], [("prompt", row.prompt), *thoughts, *answer])

@@ -16,6 +16,7 @@ from bulkrun.cli.output import (
     cell_text,
     count,
     duration,
+    echo_json,
     json_option,
     note,
     print_facts,
@@ -127,7 +128,7 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, as_json: bool) -> Non
         table = table.slice(0, limit)
     rows = readable_rows(table)
     if as_json:
-        click.echo(json_text({"columns": table.column_names, "rows": rows}, ascii_only=not takes_unicode()))
+        echo_json(json_text({"columns": table.column_names, "rows": rows}, ascii_only=not takes_unicode()))
     elif as_csv:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # a file for programs, as `export` writes it

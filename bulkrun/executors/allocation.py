@@ -18,7 +18,10 @@ _PATIENCE_S = 15.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """An allocation or array element. `ends_at` is wall-clock time in seconds, None where there is no limit."""
+    """An allocation or array element, which is ARRAY_INDEX: the number of the last one is the whole array's too.
+
+    `ends_at` is wall-clock time in seconds, None where there is no limit.
+    """
 
     job_id: str
     ends_at: float | None
@@ -29,7 +32,16 @@ class Allocation:
         Where exit 75 requeues by itself (RequeueExit) nothing needs to be asked. Without Slurm's answer the user's next
         `submit` goes on.
         """
-        return _requeues_itself() or _say("scontrol", "requeue", self.job_id) is not None
+        return _requeue_exit() or _say("scontrol", "requeue", self.job_id) is not None
+
+    def comes_back(self) -> bool:
+        """Whether the job starts again after exit 75 without being asked to: a batch job where RequeueExit has it."""
+        shown = _say("scontrol", "show", "job", self.job_id) or ""
+        return re.search(r"\bBatchFlag=[1-9]", shown) is not None and _requeue_exit()
+
+    def end(self) -> None:
+        """Take the job out of the queue: its processes, this one too, get SIGTERM and a while to end."""
+        _say("scancel", self.job_id)
 
 
 def current_allocation(environ: Mapping[str, str] = os.environ) -> Allocation | None:
@@ -37,6 +49,8 @@ def current_allocation(environ: Mapping[str, str] = os.environ) -> Allocation | 
     job_id = environ.get("SLURM_JOB_ID")
     if not job_id:
         return None
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return Allocation(job_id, _end_time(job_id, environ))
 
 
@@ -51,7 +65,8 @@ def _end_time(job_id: str, environ: Mapping[str, str]) -> float | None:
         return None
 
 
-def _requeues_itself() -> bool:
+def _requeue_exit() -> bool:
+    """Whether the cluster queues a batch job again that ends with 75."""
     config = _say("scontrol", "show", "config") or ""
     match = re.search(r"^RequeueExit\s*=\s*(.*)$", config, re.MULTILINE)
     return match is not None and "75" in re.split(r"[,\s]+", match[1])

@@ -7,6 +7,7 @@ actor. Every node must see the run's directory and the input under the same path
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bulkrun.data.paths import user_path
 from bulkrun.errors import BulkrunError, ExecutorError, rebuilt
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.job.jobfile.cluster import RaySpec
@@ -25,6 +27,7 @@ WorkerCommand = Callable[[RunDir, str, int], list[str]]  # of a run, a worker's 
 Ended = tuple[str, str] | None  # the error that ended a worker: its class and its message
 
 _TEND_EVERY_S = 0.2
+_PLACED_AFTER_S = 30.0  # usually; an actor starts within seconds
 _TOKEN = Path("~/.ray/auth_token")  # where Ray keeps it
 
 
@@ -47,6 +50,10 @@ class WorkerHost:
             return type(error).__name__, str(error)
         return None
 
+    def is_placed(self) -> bool:
+        """An answer at all means that Ray found a place."""
+        return True
+
     def stop(self) -> None:
         """Let the worker save and end; `work` returns then."""
         self._stopping.set()
@@ -57,20 +64,32 @@ def _call(command: WorkerCommand, run: RunDir, worker: str) -> list[str]:
 
 
 class RayWorkers:
-    """`count` workers of one run on a Ray cluster; used as `LocalWorkers` is."""
+    """`count` workers of one run on a Ray cluster; used as `LocalWorkers` is.
 
-    def __init__(self, run: RunDir, command: WorkerCommand, count: int, spec: RaySpec) -> None:
+    `say` hears of workers that wait for a place. Raises ExecutorError where there can be none: a local Ray does not
+    grow, as a cluster may.
+    """
+
+    def __init__(
+        self, run: RunDir, command: WorkerCommand, count: int, spec: RaySpec, say: Callable[[str], None]
+    ) -> None:
         self._ray = _connected(spec)
         run = RunDir(run.root.resolve())
         gpus = spec.gpus if spec.gpus is not None else float("GPU" in self._ray.cluster_resources())
+        self._wanted = {"CPU": spec.cpus, "GPU": gpus}
+        if spec.address is None and any(self._wanted[kind] > most for kind, most in self._largest().items()):
+            raise ExecutorError(f"no worker has a place on this machine: {self._needs()}; lower ray.cpus or ray.gpus")
         # -1: for ever. An actor that was lost starts again, and so does its call, which is safe to repeat.
         again = {"max_restarts": -1, "max_task_retries": -1}
         host = self._ray.remote(max_concurrency=2, num_gpus=gpus, num_cpus=spec.cpus, **again)(WorkerHost)
         self._hosts = [host.remote(run, command, str(Path.cwd())) for _ in range(count)]
+        self._placed = [actor.is_placed.remote() for actor in self._hosts]
         self._calls = [actor.work.remote() for actor in self._hosts]
+        self._say, self._say_at = say, time.monotonic() + _PLACED_AFTER_S
 
     def tend(self) -> bool:
         """Whether anybody works or will again. Raises the error that ended a worker."""
+        self._say_who_waits()
         done, going = self._ray.wait(self._calls, num_returns=len(self._calls), timeout=0)
         for call in done:
             if (error := self._ended(call)) is not None:
@@ -93,6 +112,27 @@ class RayWorkers:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.kill(actor)
 
+    def _say_who_waits(self) -> None:
+        """Once, after a while: Ray itself says nothing to the user, and waits for ever."""
+        if time.monotonic() < self._say_at:
+            return
+        self._say_at = math.inf
+        _, waiting = self._ray.wait(self._placed, num_returns=len(self._placed), timeout=0)
+        if waiting:
+            self._say(f"Ray has no place yet for {len(waiting)} of {len(self._hosts)} workers: {self._needs()}")
+
+    def _needs(self) -> str:
+        """What each worker asks for, beside what a node has."""
+        asks = [
+            f"{want:g} {kind}s (a node has {self._largest()[kind]:g})" for kind, want in self._wanted.items() if want
+        ]
+        return f"each asks for {' and '.join(asks)}"
+
+    def _largest(self) -> dict[str, float]:
+        """The most that any node has of what is wanted, busy or not."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return {kind: max((node.get(kind, 0.0) for node in nodes), default=0.0) for kind in self._wanted}
+
     def _ended(self, call: Any) -> BulkrunError | None:
         try:
             ended: Ended = self._ray.get(call)
@@ -103,7 +143,7 @@ class RayWorkers:
 
 def _connected(spec: RaySpec) -> Any:
     """The module `ray`, connected to the cluster (a local one is started where there is no address)."""
-    if str(spec.address).startswith("ray://") and _TOKEN.expanduser().exists():
+    if str(spec.address).startswith("ray://") and user_path(_TOKEN).exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # a client from outside shows its token only when told to
     try:
         import ray

@@ -11,9 +11,11 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from bulkrun.data.durable import append_line, make_dirs, write_file
 from bulkrun.errors import ExecutorError
@@ -33,6 +35,14 @@ class QueuedJob:
     state: str  # Slurm's word: PENDING, RUNNING, COMPLETING, ...
     node: str
     reason: str
+
+
+class QueueEntry(NamedTuple):
+    """A job of the user's: the ids that it goes by (its own, its array's), and the file that it runs."""
+
+    ids: set[str]
+    script: Path
+    job: QueuedJob
 
 
 def batch_script(run: RunDir, name: str, slurm: SlurmSpec, workers: int, command: Sequence[str]) -> str:
@@ -110,20 +120,30 @@ def queued_jobs(run: RunDir) -> list[QueuedJob]:
     return jobs_of(run, own_queue()) if submitted_jobs(run) else []
 
 
-def own_queue() -> list[tuple[set[str], QueuedJob]]:
-    """All of the user's jobs in the queue, each with the ids that it goes by (its own, its array's).
+def own_queue() -> list[QueueEntry]:
+    """All of the user's jobs in the queue.
 
     One id that Slurm has forgotten would make squeue fail for all, so it is asked for no ids.
     """
-    lines = slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r").splitlines()
-    rows = [line.split("|", 5) for line in lines if line.count("|") >= 5]
-    return [({row[0], row[1]}, QueuedJob(row[2], row[3], row[4], row[5])) for row in rows]
+    lines = slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r|%Z|%o").splitlines()
+    rows = [line.split("|", 7) for line in lines if line.count("|") >= 7]
+    return [QueueEntry({row[0], row[1]}, Path(row[6], row[7]), QueuedJob(*row[2:6])) for row in rows]
 
 
-def jobs_of(run: RunDir, queue: Sequence[tuple[set[str], QueuedJob]]) -> list[QueuedJob]:
-    """The jobs of this run in `queue`."""
-    ours = set(submitted_jobs(run))
-    return [job for ids, job in queue if ids & ours]
+def jobs_of(run: RunDir, queue: Sequence[QueueEntry]) -> list[QueuedJob]:
+    """The jobs of this run in `queue`, those too that a user put there with the run's script."""
+    ours, scripts = set(submitted_jobs(run)), {path.name for path in run.slurm.glob("*.sh")}
+    return [
+        entry.job
+        for entry in queue
+        if entry.ids & ours or (entry.script.name in scripts and _is_same(entry.script, run.slurm / entry.script.name))
+    ]
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
 
 
 def cancel_jobs(run: RunDir) -> list[str]:

@@ -55,16 +55,25 @@ def ask_prompt(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
 
 
 def _ask_plain(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
-    if isinstance(prompt, str):
-        return Asked(prompt, None, sampling, seed, _error_of(prompt))
-    if (
-        isinstance(prompt, Sequence)
-        and not isinstance(prompt, bytes | bytearray)
-        and all(type(token_id) is int and token_id >= 0 for token_id in prompt)
-    ):
-        return Asked(None, list(prompt), sampling, seed)
+    plain = _as_python(prompt)
+    if isinstance(plain, str):
+        return Asked(plain, None, sampling, seed, _error_of(plain))
+    if isinstance(plain, Sequence) and not isinstance(plain, bytes | bytearray):
+        token_ids = [_as_python(token_id) for token_id in plain]
+        if all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
+            return Asked(None, token_ids, sampling, seed)
     error = RowError("bad_input", f"{repr(prompt)[:60]} is neither a text nor a list of token ids")
     return Asked(None, None, sampling, seed, error)
+
+
+def _as_python(value: Any) -> Any:
+    """What a value of pyarrow (`as_py`), NumPy or torch (`tolist`) is in Python; any other as it is."""
+    if isinstance(value, int | str | list):  # nearly always
+        return value
+    for name in ("as_py", "tolist"):
+        if convert := getattr(value, name, None):
+            return convert()
+    return value
 
 
 def _error_of(text: str) -> RowError | None:

@@ -19,8 +19,9 @@ from bulkrun.job.work.answers import AnswerReader
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.asking import Ask, ask_prompt, conversation_asker
 from bulkrun.launch.engine import load_engine
-from bulkrun.launch.prepare import BUNDLED_ROOT, sampling_with_defaults
+from bulkrun.launch.prepare import BUNDLED_ROOT
 from bulkrun.launch.prompt_stream import PromptStream, RequestOutput, SharedEngine
+from bulkrun.launch.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.structured_output import with_schema
 from bulkrun.models.model_dir import generation_defaults, resolve_model
 from bulkrun.request import SamplingParams

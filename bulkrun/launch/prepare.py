@@ -6,8 +6,8 @@ Loads no torch. Knows how facts become a run's record; knows no engine.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
@@ -18,33 +18,37 @@ import pyarrow as pa
 
 import bulkrun
 from bulkrun.data.durable import encode_json
-from bulkrun.data.files import InputFile, find_files
+from bulkrun.data.files import InputFile
 from bulkrun.data.parts import read_part_schema
-from bulkrun.data.paths import would_take
 from bulkrun.data.reader import Dataset, open_input
-from bulkrun.data.remote import RemotePath
 from bulkrun.data.schema import RESULT_NAMES
 from bulkrun.data.subset import open_subset
-from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError, UsageError
+from bulkrun.errors import JobFileError, ResumeError, UsageError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.prompts.named_columns import named_columns
-from bulkrun.job.prompts.overrides import sampling_value
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir, refuse_place_of_staged
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record, record_document
+from bulkrun.launch.input_files import (
+    check_still_there,
+    check_unchanged,
+    facts_of,
+    find_input,
+    known_files,
+    named_others,
+)
+from bulkrun.launch.sampling_defaults import with_defaults
 from bulkrun.launch.structured_output import check_thinking, with_schema
 from bulkrun.launch.variables import refuse_variables
 from bulkrun.models.config import ModelConfig
-from bulkrun.models.model_dir import generation_defaults, model_fingerprint, resolve_model
-from bulkrun.request import SamplingParams
+from bulkrun.models.model_dir import model_fingerprint, resolve_model
 from bulkrun.text.tokenizer import Tokenizer
 
 BUNDLED_ROOT = Path(bulkrun.__file__).parent / "bundled"
 _VERSIONS_OF = ("torch", "transformers", "tokenizers", "pyarrow", "duckdb")
-_SHOWN_FILES = 3
 
 
 @dataclass(frozen=True)
@@ -99,16 +103,14 @@ class PreparedJob:
         added = RESULT_NAMES.union(field.name for field in extra_fields(self.spec))
         return [field for field in read_part_schema(parts[min(parts)]) if field.name not in added]
 
-    def input_facts(self) -> dict[str, Any]:
-        """What tells these input files from any others, wherever they are."""
-        return {"files": _facts(self.files)}
-
     def check_input(self, record: RunRecord) -> None:
         """Look at the files again. Raises ResumeError when they are no longer those that the run was entered with."""
-        known, found = record.identity["input"].get("files") or [], _facts(map(_look_again, self.files))
-        if self.files and found != known:
-            pairs = zip(self.files, found, known, strict=False)
-            raise _changed(next((file.path for file, now, before in pairs if now != before), "the list of files"))
+        check_unchanged(self.files, known_files(record))
+
+    def check_files(self, record: RunRecord, numbers: range) -> None:
+        """Refuse files of `numbers` that are not as they were found: asked for every window of a plan."""
+        some = slice(numbers.start, numbers.stop)
+        check_still_there(self.files[some], known_files(record)[some])
 
     def enter(self, wanted: RunRecord, *, resume_anyway: bool) -> RunRecord:
         """Enter the run of `wanted`. Raises what `open_run` raises; a ResumeError names the files that are others.
@@ -119,33 +121,13 @@ class PreparedJob:
         try:
             return open_run(self.run, wanted, resume_anyway=resume_anyway)
         except ResumeError as error:
-            raise ResumeError(f"{error}{self._other_files(read_record(self.run))}") from None
-
-    def _other_files(self, record: RunRecord) -> str:
-        """A line with the first of the files that a record does not know; nothing where it knows them all."""
-        known = set(map(tuple, record.identity["input"].get("files") or []))
-        names = [
-            str(file.path) for file, now in zip(self.files, _facts(self.files), strict=True) if tuple(now) not in known
-        ]
-        more = ", ..." if len(names) > _SHOWN_FILES else ""
-        return f"\nNew or changed: {', '.join(names[:_SHOWN_FILES])}{more}" if names else ""
-
-    def check_files(self, record: RunRecord, numbers: range) -> None:
-        """Refuse files of `numbers` that are not as they were found: asked for every window of a plan.
-
-        An object needs no look: it is read as it was found, or not at all.
-        """
-        known = record.identity["input"].get("files") or []
-        some = slice(numbers.start, numbers.stop)
-        for file, before in zip(self.files[some], known[some], strict=False):
-            if not isinstance(file.path, RemotePath) and _facts([_look_again(file)]) != [before]:
-                raise _changed(file.path)
+            raise ResumeError(f"{error}{named_others(self.files, known_files(read_record(self.run)))}") from None
 
     def record(self, job_file: Path | None, overrides: Sequence[str] = ()) -> RunRecord:
         """What a new run of this job would be recorded as; file and `--set` values are those of the command."""
         made = new_record(
             self.spec.model_dump(mode="json"),
-            input_facts=self.input_facts(),
+            input_facts={"files": facts_of(self.files)},
             model_facts=self._model_facts(),
             versions=versions(),
             job_file=str(job_file) if job_file else None,
@@ -178,7 +160,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     """
     refuse_variables(spec)
     spec = with_schema(spec)
-    files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else _find_input(spec)
+    files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     tokenizer = Tokenizer.from_dir(model_dir, now=now)
     check_thinking(spec, tokenizer)
@@ -213,41 +195,6 @@ def _check_stop_tokens(sampling: SamplingSpec, vocab_size: int) -> None:
             raise JobFileError([f"sampling.stop_token_ids: {what}"])
 
 
-def with_defaults(spec: JobSpec, model_dir: Path) -> JobSpec:
-    """The spec with each sampling key that the job leaves open taken from the model's `generation_config.json`."""
-    defaults, file = generation_defaults(model_dir), str(model_dir / "generation_config.json")
-    return spec.model_copy(update={"sampling": sampling_with_defaults(spec.sampling, defaults, file)})
-
-
-def sampling_with_defaults(
-    sampling: SamplingSpec, defaults: dict[str, Any], file: str = "the model's generation_config.json"
-) -> SamplingSpec:
-    """The same for a sampling section alone; `file` is where the defaults come from.
-
-    Raises ModelError for a default that cannot be used, JobFileError where `max_tokens` are less than `min_tokens`.
-    """
-    is_open = [key for key in defaults if key in type(sampling).model_fields and getattr(sampling, key) is None]
-    filled = sampling.model_copy(update={key: _default(key, defaults[key], file) for key in is_open})
-    most = filled.max_tokens or SamplingParams().max_tokens
-    if filled.min_tokens > most:
-        whose = f"max_new_tokens in {file}" if "max_tokens" in is_open else "the default, as the model has none"
-        what = f"{filled.min_tokens} is more than max_tokens, {most} ({whose}); set sampling.max_tokens"
-        raise JobFileError([f"sampling.min_tokens: {what}"])
-    return filled
-
-
-def _default(key: str, value: Any, file: str) -> Any:
-    """A model's default as the value that the job file would hold: 50.0 for a top_k is 50."""
-    try:
-        typed = sampling_value(key, value)
-        SamplingParams(**{key: typed})  # type: ignore[arg-type]
-    except ValueError as problem:
-        name = "max_new_tokens" if key == "max_tokens" else key
-        what = str(problem).removeprefix(f"{key}: ")
-        raise ModelError(f"{file}: {name}: {what}; fix it, or set sampling.{key} in the job file") from None
-    return typed
-
-
 def _refuse_odd_names(record: RunRecord) -> None:
     """Raise UsageError for a record that JSON cannot hold, before anything is made for it."""
     try:
@@ -261,46 +208,3 @@ def versions() -> dict[str, str]:
     """What made the results: bulkrun, Python and the packages that matter."""
     packages = {name: version(name) for name in _VERSIONS_OF}
     return {"bulkrun": bulkrun.__version__, "python": platform.python_version(), **packages}
-
-
-def _facts(files: Iterable[InputFile]) -> list[list[Any]]:
-    return [[file.size, file.mtime_ns, file.fingerprint()] for file in files]
-
-
-def _changed(what: object) -> ResumeError:
-    return ResumeError(
-        f"input.path: {what} changed since the run began; give it an input that stays as it is, and start anew with "
-        "--fresh"
-    )
-
-
-def _look_again(file: InputFile) -> InputFile:
-    """The file as it is now. Raises InputError when it is gone; an object says itself that it changed."""
-    if isinstance(file.path, RemotePath):
-        file.path.check_unchanged()
-        return file
-    try:
-        stat = file.path.stat()
-    except OSError as error:
-        raise InputError(f"{file.path}: cannot be read any more: {error.strerror or error}") from error
-    return replace(file, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
-
-
-def _find_input(spec: JobSpec) -> list[InputFile]:
-    _refuse_own_results(spec)
-    try:
-        return find_files(spec.input.path)
-    except InputError as error:
-        if spec.input.hint is None:
-            raise
-        raise InputError(f"{error}\n  how to make it: {spec.input.hint}") from None
-
-
-def _refuse_own_results(spec: JobSpec) -> None:
-    """Raise JobFileError where the input would hold the run's own results from its first part on."""
-    paths, output = spec.input.path, spec.output.path
-    for path in [paths] if isinstance(paths, str) else paths:
-        if would_take(path, output):
-            what = f"{output!r} lies in what input.path {path!r} reads, so the run would read its own results"
-            fix = "choose a directory outside of it, or one whose name begins with _, which no input path reads"
-            raise JobFileError([f"output.path: {what}; {fix}"])

@@ -19,6 +19,7 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
+from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.prepare import prepare
@@ -29,6 +30,7 @@ from bulkrun.launch.start import start
 _LOOK_EVERY_S = 1.0
 _ASK_QUEUE_EVERY = 10  # in looks; Slurm's controller is shared
 _TIMES_GONE = 2  # a requeued job is between two states for a moment
+_PATIENCE_S = 3600.0  # with a queue that gives no answer: a controller that is restarted, moved, upgraded
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def put_into_queue(
         _refuse_night(prepared.run, wanted, full_refresh=full_refresh)
     started = start(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
     if (totals := finished_totals(prepared.run)) is not None:
+        deliver(prepared.run, started.record, cancelled)
         return Submitted(prepared.run, totals, worked=False)
     if queued := queued_jobs(prepared.run):
         return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
@@ -87,29 +90,68 @@ def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None
 
 
 def wait_for(queued: Queued, view: View) -> Submitted:
-    """Stay until the run is finished. Raises ExecutorError when its array left the queue before that.
+    """Stay until the run is finished and its results are where they belong.
 
-    A signal ends the waiting, not the run: Interrupted.
+    Raises ExecutorError when its array left the queue before that, and what `deliver` raises. A signal ends the
+    waiting, not the run: Interrupted, as for a cancelled run.
     """
-    run, began, team = queued.run, time.monotonic(), TeamProgress(queued.run)
-    looks = gone = 0
+    run, began, team, array = queued.run, time.monotonic(), TeamProgress(queued.run), _ArrayWatch(queued, view)
     view.phase(f"waiting for Slurm job {queued.job_id}")
     with drain_on_signal() as drain:
+        drain.cancel = CancelWatch(run)
         drain.started()
         while (totals := read_totals(run)) is None:
             if drain.should_stop():
-                raise Interrupted(
-                    f"stopped waiting by {drain.received}; Slurm job {queued.job_id} goes on, `bulkrun cancel` stops it"
-                )
+                raise _waited_enough(queued, drain.received)
             if (snapshot := team.snapshot()) is not None:
                 view.update(snapshot)
-            if looks % _ASK_QUEUE_EVERY == _ASK_QUEUE_EVERY - 1:
-                gone = 0 if queued_jobs(run) else gone + 1
-            if gone >= _TIMES_GONE:
-                raise ExecutorError(
-                    f"{run.root}: job {queued.job_id} left the queue before the run was finished; "
-                    f"`bulkrun logs {run.root}` shows why; the same command continues"
-                )
-            looks += 1
+            array.check()
             time.sleep(_LOOK_EVERY_S)
+        deliver(run, read_record(run), drain.should_stop)  # the element that should may be slow, or have failed to
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
+
+
+def _waited_enough(queued: Queued, signal: str | None) -> Interrupted:
+    """Why nobody waits any more, and what becomes of the run: by a signal, else by a cancel."""
+    if signal is None:
+        return Interrupted(
+            f"stopped by bulkrun cancel: Slurm job {queued.job_id} is taken out of the queue, its workers save what "
+            "they have; run the same command again to continue"
+        )
+    return Interrupted(f"stopped waiting by {signal}; Slurm job {queued.job_id} goes on, `bulkrun cancel` stops it")
+
+
+class _ArrayWatch:
+    """Whether a run's array is still in the queue, asked now and then. No answer is none: the array may well work."""
+
+    def __init__(self, queued: Queued, view: View) -> None:
+        self._queued, self._view = queued, view
+        self._looks = self._gone = 0
+        self._unheard_since: float | None = None
+
+    def check(self) -> None:
+        """Raises ExecutorError when the array has left the queue, or the queue has not answered for too long."""
+        self._looks += 1
+        if self._looks % _ASK_QUEUE_EVERY:
+            return
+        try:
+            there = bool(queued_jobs(self._queued.run))
+        except ExecutorError as error:
+            self._bear(error)
+            return
+        self._unheard_since = None
+        self._gone = 0 if there else self._gone + 1
+        if self._gone >= _TIMES_GONE:
+            root = self._queued.run.root
+            raise ExecutorError(
+                f"{root}: job {self._queued.job_id} left the queue before the run was finished; "
+                f"`bulkrun logs {root}` shows why; the same command continues"
+            )
+
+    def _bear(self, error: ExecutorError) -> None:
+        job = f"Slurm job {self._queued.job_id}"
+        if self._unheard_since is None:
+            self._unheard_since = time.monotonic()
+            self._view.note(f"{error}; the waiting for {job} goes on")
+        if time.monotonic() - self._unheard_since > _PATIENCE_S:
+            raise ExecutorError(f"{error}; {job} may still be there: the same command waits for it again") from error

@@ -15,7 +15,6 @@ from bulkrun.data.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError, did_you_mean
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput
-from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, difference_lines, read_record
@@ -41,7 +40,7 @@ from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
 from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.run import Submitted, View
-from bulkrun.launch.signals import drain_on_signal
+from bulkrun.launch.stoppable import stoppable
 from bulkrun.launch.update import finish_update
 from bulkrun.request import ERROR_CODES
 
@@ -62,9 +61,8 @@ def retry(
     finished, an override cannot be, or another change is under way; ResumeError when the input or the model changed;
     Interrupted when a signal ended it.
     """
-    with drain_on_signal() as drain:
-        run = RunDir(root)
-        drain.cancelled = CancelWatch(run)
+    run = RunDir(root)
+    with stoppable(run, view.phase) as drain:
         asked = Retry(tuple(overrides), tuple(sorted(codes)))
         _finished(run, codes)  # fail early: hold() may wait half a minute
         with hold(run):

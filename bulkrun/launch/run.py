@@ -19,7 +19,6 @@ from bulkrun.executors.devices import worker_environments
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import Worker, present
@@ -31,7 +30,8 @@ from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.planner import PlannerProcess
 from bulkrun.launch.prepare import PreparedJob, prepare
-from bulkrun.launch.signals import DrainOnSignal, drain_on_signal
+from bulkrun.launch.signals import DrainOnSignal
+from bulkrun.launch.stoppable import stoppable
 from bulkrun.launch.worker import command
 
 _TEND_EVERY_S = 0.1
@@ -87,9 +87,8 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
     Paths in the job are relative to where it was submitted, so this must be called there too (or they be absolute).
     Raises what `run_to_end` raises, and what preparing the job does.
     """
-    with drain_on_signal() as drain:
-        run = RunDir(root)
-        drain.cancelled = CancelWatch(run)
+    run = RunDir(root)
+    with stoppable(run, view.phase) as drain:
         record = read_record(run)
         if (totals := finished_totals(run)) is not None:
             deliver(run, record, drain.should_stop)
@@ -109,7 +108,7 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     run, began = prepared.run, time.monotonic()
     # While a model loads, nothing else shows that this process is at work.
     with present(run, Worker.this_process(), "supervisor"):
-        workers = _make_workers(prepared.spec, run, record.run_id)
+        workers = _make_workers(prepared.spec, run, record.run_id, view)
         planner = PlannerProcess(run, record.run_id)
         drain.before_ending = workers.kill
         unsaved: list[BulkrunError] = []
@@ -148,10 +147,10 @@ def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
     return Interrupted(f"stopped by {by}: {read_status(run).rows_done:,} rows are done and saved; {next_turn}")
 
 
-def _make_workers(spec: JobSpec, run: RunDir, run_id: str) -> Workers:
+def _make_workers(spec: JobSpec, run: RunDir, run_id: str, view: View) -> Workers:
     """The workers of this process, by the job's executor. A Slurm job has its own place: it works where it is."""
     if spec.run.executor == "ray":
-        return RayWorkers(run, partial(command, run_id=run_id), spec.run.workers, spec.ray)
+        return RayWorkers(run, partial(command, run_id=run_id), spec.run.workers, spec.ray, view.note)
     environments = worker_environments(spec.run.workers, spec.engine.device)
     return LocalWorkers(run, partial(command, run, supervisor=os.getpid(), run_id=run_id), environments)
 

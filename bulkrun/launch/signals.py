@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from bulkrun.errors import Interrupted
+from bulkrun.job.store.cancel import CancelWatch
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _END_AT_ONCE = (signal.SIGINT, signal.SIGTERM)  # the second time
@@ -34,18 +35,22 @@ class _StoppedWhileStarting(BaseException):
 class DrainOnSignal:
     """Remembers that a signal asked the run to stop; `received` is its name or None.
 
-    `before_ending` is called before a second signal ends the process, `cancelled` whenever nobody signalled yet.
+    `before_ending` is called before a second signal ends the process; `cancel` is asked while nobody signalled.
     """
 
     def __init__(self, *, supervised: bool = False) -> None:
         self.received: str | None = None
         self.before_ending: Callable[[], None] = lambda: None
-        self.cancelled: Callable[[], bool] = lambda: False
+        self.cancel: CancelWatch | None = None
         self._supervised = supervised
         self._starting = True
 
     def should_stop(self) -> bool:
-        return self.received is not None or self.cancelled()
+        return self.received is not None or (self.cancel is not None and self.cancel())
+
+    def cancelled(self) -> bool:
+        """Whether a cancel was requested by now: a worker may have heard it, and ended, before this process did."""
+        return self.cancel is not None and self.cancel.now()
 
     def started(self) -> None:
         """From here on the run loop looks at `should_stop`; until here a signal ends the block with `Interrupted`."""

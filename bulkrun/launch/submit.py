@@ -9,7 +9,6 @@ from bulkrun.errors import InputError, UsageError
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import visible_gpus
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.views.finished import finished_totals
@@ -18,8 +17,8 @@ from bulkrun.launch.nightly import submit_again
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.queue import Queued, put_into_queue, wait_for
 from bulkrun.launch.run import Submitted, View, run_to_end
-from bulkrun.launch.signals import drain_on_signal
 from bulkrun.launch.start import start
+from bulkrun.launch.stoppable import stoppable
 
 
 def submit_job(
@@ -66,8 +65,7 @@ def submit(
 
     Raises Interrupted when a signal ended it (everything is saved), and every `BulkrunError` of its parts.
     """
-    with drain_on_signal() as drain:
-        drain.cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
+    with stoppable(run_dir_of(spec.output.path, spec.output.state), view.phase) as drain:
         view.phase("checking the job, the input and the model")
         prepared = prepare(spec)
         if spec.run.incremental and not fresh:

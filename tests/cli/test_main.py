@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import bulkrun
+from bulkrun import cli
 from bulkrun.cli import main
 from bulkrun.errors import BulkrunError, Interrupted, JobFileError, ResumeError
 
@@ -93,3 +94,18 @@ def test_options_that_do_not_go_together_end_as_every_other_mistake_does(words: 
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
     assert result.output.startswith("error: ") and "Usage" not in result.output
+
+
+def test_a_colleagues_run_is_said_to_be_private_and_how_to_look_at_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/runs/of ada/.bulkrun/run.json")
+
+    monkeypatch.setattr(cli, "main", refuse)
+    monkeypatch.setattr(cli, "drop_stdout", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.run()
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and said.startswith("error: /runs/of ada/.bulkrun/run.json: Permission denied; ")
+    assert said.endswith("its owner types: chmod -R g+rX '/runs/of ada/.bulkrun'\n")

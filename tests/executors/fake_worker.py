@@ -1,7 +1,9 @@
 """A supervised worker with the fake engine, which dies as told whenever a certain row is in it.
 
     python -m tests.executors.fake_worker OUT ROWS SHARD_ROWS --id ID [--poison ROW,ROW] [--die segv|exit137|kill|lost]
+        [--poisoned-answer ROW]
 
+A poisoned answer lets the engine end it, and kills the process 0.2 s later, when it is read.
 The rows are a function of ROWS alone, so that the test can make the oracle.
 """
 
@@ -11,7 +13,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bulkrun.errors import BulkrunError
@@ -21,8 +24,9 @@ from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.launch.signals import drain_on_signal
 from bulkrun.request import Request
+from tests.job import fake_engine
 from tests.job.fake_engine import FakeEngine
-from tests.job.small_runs import Row, job, make_rows, start
+from tests.job.small_runs import Row, job, make_rows, oracle, start
 
 
 def fail(*_: object) -> FakeEngine:
@@ -53,6 +57,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("shard_rows", type=int)
     parser.add_argument("--id", required=True)
     parser.add_argument("--poison", type=lambda text: [int(row) for row in text.split(",")], default=[])
+    parser.add_argument("--poisoned-answer", type=int)
     parser.add_argument("--die", choices=sorted(WAYS_TO_DIE), default="segv")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--step-s", type=float, default=0.0)
@@ -70,6 +75,15 @@ def main(argv: list[str]) -> int:
             WAYS_TO_DIE[options.die]()
         return False
 
+    answer = None if options.poisoned_answer is None else oracle(rows, job_of(options.out))[options.poisoned_answer]
+
+    def decode(batch: list[Sequence[int]], **kwargs: bool) -> list[str]:
+        texts = fake_engine.decode(batch, **kwargs)
+        if answer is not None and any(text.endswith(answer["response"]) for text in texts):
+            time.sleep(0.2)
+            os._exit(1)
+        return texts
+
     engine = FakeEngine(options.max_num_seqs, step_s=options.step_s, poison=poison)
     try:
         with drain_on_signal(supervised=True) as drain:
@@ -81,6 +95,7 @@ def main(argv: list[str]) -> int:
                 shard_rows=options.shard_rows,
                 engine=engine,
                 rebuild_engine=fail,
+                decode=decode,
                 worker=Worker.this_process(options.id),
                 should_stop=drain.should_stop,
                 ttl_s=options.ttl_s,

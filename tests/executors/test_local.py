@@ -79,6 +79,13 @@ def test_retry_goes_to_the_same_dead_engine(tmp_path: Path, die: str, how: str, 
     assert not list(RunDir(out).flight.iterdir())
 
 
+def test_a_row_whose_answer_kills_its_reader_is_found_and_not_those_that_ran_meanwhile(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tend_to_the_end(workers_on(out, 600, 300, "--poisoned-answer", "237", "--max-num-seqs", "4"))
+    assert errors_of(out) == {237: "engine_error"}
+    assert deaths(out)["exit status 1"] <= 5
+
+
 def test_a_machine_on_which_every_row_dies_stops_the_run_and_blames_no_row(tmp_path: Path) -> None:
     out = tmp_path / "out"
     everything = ",".join(str(row) for row in range(200) if rows_of(200)[row].token_ids)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from bulkrun.errors import ExecutorError, JobFileError
 from bulkrun.executors.allocation import Allocation, current_allocation, deadline_of
-from bulkrun.executors.slurm import batch_script, submit_array, submitted_jobs
+from bulkrun.executors.slurm import batch_script, cancel_jobs, queued_jobs, submit_array, submitted_jobs
 from bulkrun.job.jobfile.cluster import SlurmSpec
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
@@ -86,6 +86,22 @@ def test_bad_gpus_are_said_with_what_is_wanted(tmp_path: Path) -> None:
         job_of({"name": "t", "model": "m", "input": {"path": "x"}, "output": {"path": "y"}, "slurm": {"gpus": "a100"}})
 
 
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("2", 120), ("2:30", 150), ("1:00:01", 3601), ("1-1", 90000), ("1-1:30", 91800), ("0-0:1:5", 65), ("1:1", 61)],
+)
+def test_a_time_limit_leaves_time_to_work_before_the_warning(time: str, seconds: int) -> None:
+    if seconds <= 3600:
+        with pytest.raises(ValidationError, match=f"time: .* is {seconds} s, .* give it more time"):
+            SlurmSpec(time=time, warn=seconds)
+    assert SlurmSpec(time=time, warn=min(seconds - 1, 3600)).time == time
+
+
+@pytest.mark.parametrize("time", [None, "0", "0:0", "1-", "::"])
+def test_no_limit_and_what_sbatch_refuses_itself_are_left_to_it(time: str | None) -> None:
+    assert SlurmSpec(time=time).time == time
+
+
 def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ExecutorError, match="sbatch: not found; is this a machine of a Slurm cluster"):
@@ -111,9 +127,66 @@ def test_the_job_id_is_a_number_whatever_a_site_prints_around_it(
     assert submitted_jobs(RunDir(tmp_path / "out")) == []
 
 
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **bodies: str) -> None:
+    """Programs of these names are found first, each a shell script that does this."""
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_a_copy_of_the_array_that_a_user_put_into_the_queue_is_this_runs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = RunDir(tmp_path / "out"), RunDir(tmp_path / "other")
+    (tmp_path / "bin").mkdir()
+    programs(tmp_path / "bin", monkeypatch, sbatch="echo 4")
+    submit_array(run, spec(run.root))
+    (script,) = run.slurm.glob("*.sh")
+    other.slurm.mkdir(parents=True)
+    (other.slurm / script.name).write_text("another run's, of the same second")
+    queue = [
+        f"4|4|4_0|RUNNING|n1|None|/|{script}",
+        f"9|8|8_1|RUNNING|n2|None|/|{script}",
+        f"8|8|8_[0]|PENDING||Resources|{run.root}|.bulkrun/slurm/{script.name}",
+        f"10|10|10|RUNNING|n3|None|/|{other.slurm / script.name}",
+        f"11|11|11|RUNNING|n3|None|{tmp_path}|{script.name}",
+        "12|12|12|RUNNING|n3|None|/|(null)",
+    ]
+    (tmp_path / "queue").write_text("\n".join(queue))
+    programs(tmp_path / "bin", monkeypatch, squeue=f"cat {tmp_path}/queue", scancel=f'echo "$@" > {tmp_path}/cancelled')
+    assert [job.job_id for job in queued_jobs(run)] == ["4_0", "8_1", "8_[0]"]
+    assert cancel_jobs(run) == ["4", "8"] and (tmp_path / "cancelled").read_text() == "4 8\n"
+
+
 def test_outside_of_slurm_there_is_no_allocation_and_no_deadline() -> None:
     assert current_allocation({}) is None
     assert deadline_of(None, None) is None
+
+
+def test_an_array_element_asks_for_its_own_next_turn_not_for_the_whole_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs(tmp_path, monkeypatch, scontrol=f'echo "$@" >> {tmp_path}/asked')
+    element = {"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}  # the last one's number
+    allocation = current_allocation({**element, "SLURM_JOB_END_TIME": "1600"})
+    assert allocation is not None and allocation.requeue()
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 6_1"
+
+
+@pytest.mark.parametrize(
+    ("exits", "batch", "comes"), [("75", 1, True), ("75,76", 2, True), ("76", 1, False), ("75", 0, False)]
+)
+def test_a_batch_job_comes_back_where_the_cluster_requeues_exit_75(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exits: str, batch: int, comes: bool
+) -> None:
+    shown = {"config": f"RequeueExit             = {exits}", "job": f"   Requeue=1 BatchFlag={batch} Reboot=0"}
+    programs(
+        tmp_path,
+        monkeypatch,
+        scontrol=f'case "$2" in config) echo "{shown["config"]}";; job) echo "{shown["job"]}";; esac',
+    )
+    assert Allocation("7", None).comes_back() is comes
 
 
 def test_the_earlier_of_the_jobs_end_and_the_walltime_counts(monkeypatch: pytest.MonkeyPatch) -> None:

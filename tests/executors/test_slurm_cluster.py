@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -138,6 +139,7 @@ def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
 ) -> None:
     job = write_job(folder, "cancelled")
     out = submit_and_begin(cluster, job, "--workers", "1")  # two could be through before the cancel
+    cluster.run("sbatch", "--hold", str(next((out / ".bulkrun/slurm").glob("*.sh"))))  # one more, which waits
     again = bulkrun("submit", str(job), "--executor", "slurm", environment=cluster.environment)
     assert again.returncode == 0 and "was in the queue already" in again.stderr
     status = bulkrun("status", str(out), "--json", environment=cluster.environment)
@@ -147,6 +149,23 @@ def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
     until("an empty queue", lambda: cluster.run("squeue", "-h") == "", 30)
     until("no process left", lambda: not cluster.processes(), 15)
     assert not (out / "_SUCCESS").exists()
+    end(cluster, job, truth)
+
+
+def test_a_cancelled_job_with_a_script_of_its_own_does_not_come_back(
+    cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
+) -> None:
+    job = write_job(folder, "own")
+    command = shlex.join([sys.executable, "-m", "bulkrun", "submit", str(job), "--executor", "local"])
+    script, log = folder / "own.sh", folder / "own.log"
+    script.write_text(f"#!/bin/bash\nexport OMP_NUM_THREADS=1 BULKRUN_CPU_OPS=reference\nexec {command}\n")
+    cluster.run("sbatch", "--requeue", "--open-mode=append", f"--output={log}", str(script))
+    out = job.with_suffix("")
+    until("the first finished rows", lambda: any(path.stat().st_size for path in journals(out)))
+    stopped = bulkrun("cancel", str(out), environment=cluster.environment)
+    assert stopped.returncode == 0, stopped.stderr
+    until("an empty queue", lambda: cluster.run("squeue", "-h") == "", 30)  # a job that comes back never leaves it
+    assert not (out / "_SUCCESS").exists() and "is taken out of the queue" in log.read_text()
     end(cluster, job, truth)
 
 
@@ -178,6 +197,7 @@ def test_a_node_dies_and_the_controller_crashes(
     end(cluster, job, truth)
 
 
+@pytest.mark.slow  # over a minute, and a busy machine may need more turns than it waits for
 def test_a_worker_at_its_time_limit_saves_and_asks_for_its_next_turn_itself(folder: Path, tmp_path: Path) -> None:
     with MiniSlurm(tmp_path / "c", nodes=1, requeue_exit=76) as cluster:  # exit 75 requeues nothing here
         job = write_job(folder, "walltime")
@@ -187,5 +207,5 @@ def test_a_worker_at_its_time_limit_saves_and_asks_for_its_next_turn_itself(fold
         until("the end", (out / "_SUCCESS").exists, 150)
         assert {row["completion_tokens"] for row in results(out)} == {200}
         (log,) = (out / ".bulkrun/logs").glob("slurm-*.log")
-        assert re.search(r"stopped by SIGUSR1, all is saved: asking Slurm to start job \d+ again", log.read_text())
+        assert re.search(r"stopped by SIGUSR1, all is saved: asking Slurm to start job \d+_0 again", log.read_text())
         until("no process left", lambda: not cluster.processes(), 15)

@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -132,6 +134,23 @@ def test_bytes_are_no_token_ids(llm: bulkrun.LLM) -> None:
     (output,) = llm.generate([b"hello"], {"max_tokens": 2})  # type: ignore[list-item]
     assert output.error is not None
     assert output.error.code == "bad_input"
+
+
+def test_prompts_may_be_values_of_pyarrow_and_numpy(llm: bulkrun.LLM) -> None:
+    token_ids = [int(number) for number in np.arange(5, 12)]
+    given = [
+        "def close(self):",
+        token_ids,
+        pa.scalar("def close(self):"),
+        np.array(token_ids),
+        list(np.array(token_ids)),
+        pa.array([token_ids])[0],
+        {"prompt_token_ids": np.array(token_ids)},
+    ]
+    text, ids, *others = (output.token_ids for output in llm.generate(given, {"temperature": 0, "max_tokens": 3}))
+    assert others == [text, ids, ids, ids, ids]
+    floats, table = llm.generate([np.array([1.5]), np.array([[1, 2], [3, 4]])], {"temperature": 0, "max_tokens": 3})
+    assert [output.error.code for output in (floats, table) if output.error] == ["bad_input", "bad_input"]
 
 
 def test_one_stop_string_is_not_its_letters() -> None:

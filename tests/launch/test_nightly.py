@@ -154,8 +154,8 @@ def test_failed_rows_run_again_each_night_and_refused_ones_do_not(nights: Nights
 def test_rows_that_failed_before_end_no_night_and_many_new_ones_do(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for pause in ("_HOUSEKEEPING_S", "_HOUSEKEEPING_PAUSE"):  # the limit is asked while rows are left: after each step
-        monkeypatch.setattr(f"bulkrun.job.work.runner.{pause}", 0)
+    # The limit is asked while rows are left: after each step.
+    monkeypatch.setattr("bulkrun.job.work.runner._BUSY_PAUSE_S", (0, 0))
     nights.make_engine = lambda: FakeEngine(4, refuse=nights.refuse, step_s=0.02)
     hopeless: set[tuple[int, ...]] = set()
     nights.refuse = lambda request: hopeless.add(tuple(request.prompt_token_ids)) is None

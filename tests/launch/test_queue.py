@@ -14,13 +14,17 @@ import pytest
 from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store import cancel
+from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.launch import queue
 from bulkrun.launch.preview import check_job
 from bulkrun.launch.run_job import run_job
 from bulkrun.launch.submit import submit_job
+from tests.job.bucket_runs import start_bucket_run
 from tests.job.small_runs import enter, job
 from tests.launch.nights import Nights
+from tests.s3_server import Bucket
 
 
 class NoView:
@@ -124,3 +128,73 @@ def test_a_signal_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(Interrupted, match="stopped waiting by SIGINT; Slurm job 7 goes on"):
         queue.wait_for(queue.Queued(RunDir(run.root), "7", new=True), NoView())
+
+
+def test_waiting_ends_when_the_bucket_is_complete_not_before(bucket: Bucket, tmp_path: Path) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run, whole = RunDir(tmp_path / "s"), bucket.list()
+    run.delivered.unlink()
+    bucket.files.rm(f"{bucket.name}/out/_SUCCESS")  # its upload was refused, say
+    done = queue.wait_for(queue.Queued(run, "7", new=True), NoView())
+    assert done.totals.status == "completed_with_errors" and bucket.list() == whole
+
+
+class Notes(NoView):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run that waits in a queue which is asked at once and again and again."""
+    monkeypatch.setattr(queue, "_LOOK_EVERY_S", 0.001)
+    return enter(tmp_path / "out", job(tmp_path / "out"))[0]
+
+
+def test_a_queue_that_cannot_be_asked_for_a_while_ends_no_waiting_and_is_said_once(
+    unfinished: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(["there", None, None, None, "there", "gone", None, "gone"])
+
+    def asked(run: RunDir) -> list[str]:
+        if (answer := next(answers)) is None:
+            raise ExecutorError("squeue: Unable to contact slurm controller (connect failure)")
+        return [answer] if answer == "there" else []
+
+    monkeypatch.setattr(queue, "queued_jobs", asked)
+    view = Notes()
+    with pytest.raises(ExecutorError, match="job 7 left the queue before the run was finished"):
+        queue.wait_for(queue.Queued(unfinished, "7", new=True), view)
+    assert next(answers, "all asked") == "all asked"
+    assert (
+        view.notes
+        == ["squeue: Unable to contact slurm controller (connect failure); the waiting for Slurm job 7 goes on"] * 2
+    )  # two outages
+
+
+def test_a_queue_that_is_never_heard_of_again_ends_the_waiting_and_names_the_job(
+    unfinished: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(run: RunDir) -> list[str]:
+        raise ExecutorError("squeue: not found")
+
+    monkeypatch.setattr(queue, "queued_jobs", dead)
+    monkeypatch.setattr(queue, "_PATIENCE_S", 0.05)
+    with pytest.raises(ExecutorError, match="squeue: not found; Slurm job 7 may still be there: the same command"):
+        queue.wait_for(queue.Queued(unfinished, "7", new=True), NoView())
+
+
+def test_a_cancel_ends_the_waiting_as_it_ends_a_run_that_works_here(
+    unfinished: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled_meanwhile(run: RunDir) -> list[str]:
+        request_cancel(run)
+        return []
+
+    monkeypatch.setattr(queue, "queued_jobs", cancelled_meanwhile)
+    monkeypatch.setattr(cancel, "_LOOK_AGAIN_S", 0.0)
+    with pytest.raises(Interrupted, match="stopped by bulkrun cancel: Slurm job 7 is taken out of the queue"):
+        queue.wait_for(queue.Queued(unfinished, "7", new=True), NoView())

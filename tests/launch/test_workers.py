@@ -32,6 +32,7 @@ engine: {dtype: float32, max_num_seqs: 4, device: cpu}
 run: {checkpoint_every: 0.3}
 """
 ROWS = 60
+LONGER = ("submit", "job.yaml", "--set", "sampling.max_tokens=160")  # else all may be done before it is stopped
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_two_workers_share_a_run_and_a_third_joins_by_hand(
 def test_a_signal_to_the_parent_drains_all_workers_and_the_run_continues(
     folder: Path, bulkrun: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
-    parent = bulkrun("submit", "job.yaml", "--workers", "2")
+    parent = bulkrun(*LONGER, "--workers", "2")
     wait_until(working(folder, 2), "work")
     began = time.monotonic()
     parent.send_signal(number)
@@ -132,7 +133,7 @@ def test_a_signal_to_the_parent_drains_all_workers_and_the_run_continues(
     assert {state.ended for state in states if state.role == "runner"} == {"interrupted"}
     assert not list(RunDir(folder / "out").flight.iterdir())
     if number == signal.SIGINT:
-        parent = bulkrun("submit", "job.yaml")
+        parent = bulkrun(*LONGER)
         assert parent.wait(120) == 0
         assert rows_of(folder) == list(range(ROWS))
 
@@ -153,7 +154,7 @@ def test_a_second_signal_ends_parent_and_workers_at_once(
 
 
 def test_workers_of_a_killed_parent_save_and_end(folder: Path, bulkrun: Callable[..., subprocess.Popen[str]]) -> None:
-    parent = bulkrun("submit", "job.yaml", "--workers", "2")
+    parent = bulkrun(*LONGER, "--workers", "2")
     wait_until(working(folder, 2), "work")
     pids = runners(folder)
     parent.kill()

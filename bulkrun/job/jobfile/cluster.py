@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bulkrun.job.jobfile.section import Section
 
@@ -36,6 +37,28 @@ class SlurmSpec(Section):
     setup: list[Annotated[str, _LINE]] = Field(
         [], description="Shell lines before the worker starts: module load cuda."
     )
+
+    @model_validator(mode="after")
+    def _time_to_work(self) -> SlurmSpec:
+        limit_s = _seconds(self.time or "")
+        if limit_s is not None and limit_s <= self.warn:
+            raise ValueError(
+                f'time: "{self.time}" is {limit_s} s, and a worker stops {self.warn} s (warn) before its end: '
+                "no time is left to work in; give it more time, or a smaller warn"
+            )
+        return self
+
+
+def _seconds(time: str) -> int | None:
+    """What a time means to sbatch: MIN, [H:]MIN:SEC or DAYS-H[:MIN[:SEC]]. None for no limit and what it refuses."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if match is None:
+        return None
+    days, *fields = match.groups()
+    given = [int(field) for field in fields if field is not None]
+    begins_with_hours = days is not None or len(given) == 3
+    hours, minutes, seconds = [*given, 0, 0][:3] if begins_with_hours else [0, *given, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or None
 
 
 class RaySpec(Section):

@@ -135,7 +135,9 @@ class SamplingSpec(Section):
         description="Above 1: tokens of the prompt and the output become less likely. Default: the model's, else 1.",
     )
     stop: str | list[str] | None = Field(
-        None, description="Text that ends the output; it is not part of it. Default: none."
+        None,
+        description="Text that ends the output; it is not part of it. A structured output that it cuts before it may "
+        "end is invalid_schema. Default: none.",
     )
     stop_token_ids: list[int] = Field([], description="Token ids that end the output.")
     ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token (for benchmarks).")

@@ -42,7 +42,8 @@ class InputSpec(Section):
         None,
         description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input. It "
         "reads no other files: to join two Parquet files, list both in `path` and name both in the SQL "
-        "(FROM 'docs.parquet' d JOIN 'authors.parquet' a ON ...). Default: all rows of the files.",
+        "(FROM 'docs.parquet' d JOIN 'authors.parquet' a ON ...). Its time zone is UTC. Default: all rows of the "
+        "files.",
     )
     delimiter: str | None = Field(
         None,
@@ -90,7 +91,8 @@ class PromptSpec(Section):
         None,
         description="A Jinja template over the row's columns: the user's message. A column that is not an identifier "
         'is {{ row["first name"] }}. A line break at its very end is dropped, as the one that YAML\'s | adds; write '
-        "two to keep one. Default: the columns tell.",
+        "two to keep one. A special token written in a row's text is that token, as in vLLM and transformers. Default: "
+        "the columns tell.",
     )
     messages: list[ChatMessage] | str | None = Field(
         None,

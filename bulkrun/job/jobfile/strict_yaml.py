@@ -177,7 +177,8 @@ def _what_to_write(text: str, tag: str) -> str:
     if tag == _TAG + "bool":
         return f'YAML reads {text} as true or false; write true or false, or quote it ("{text}") if it is text'
     if tag in (_TAG + "int", _TAG + "float"):
-        return f'YAML does not read {text} as the number it looks like; write plain digits, or quote it ("{text}")'
+        fix = f'write plain digits, or quote it ("{text}") if it is text'
+        return f"YAML does not read {text} as the number it looks like; {fix}"
     return f"the tag {_short(tag)} is not allowed in a job file"
 
 
