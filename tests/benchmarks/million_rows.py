@@ -1,11 +1,12 @@
 """What planning and running cost around the model: memory and time on a synthetic input of short rows.
 
-    python -m tests.benchmarks.million_rows [--rows 1000000] [--words 45]
+    python -m tests.benchmarks.million_rows [--rows 1000000] [--words 45] [--rows-per-file N]
 
 Rows are words drawn from the standard library's source (about 2.3 tokens a word), a tenth of them behind one of 50
 shared prefixes, and a twentieth repeat an earlier row; the tokenizer is trained on the same text. The runner gets an
 engine that answers at once, so everything but the model is measured: reading shards, feeding, decoding, journaling,
-committing, finishing. Planner and runner each are a process of their own. Prints one JSON line for each.
+committing, finishing. Planner and runner each are a process of their own. Prints one JSON line for each. With one row a
+file and twice the rows, a cost that grows with the number of shards is seen.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def measured(work: str, started: float, cpu: float, **facts: object) -> str:
     )
 
 
-def job(folder: Path) -> JobSpec:
+def job(folder: Path, rows_per_file: int | None = None) -> JobSpec:
     return JobSpec.model_validate(
         {
             "name": "million",
@@ -156,14 +157,14 @@ def job(folder: Path) -> JobSpec:
             "input": {"path": str(folder / "input.parquet"), "id": "id"},
             "prompt": {"template": "Summarize:\n{{ text }}"},
             "sampling": {"max_tokens": 64, "temperature": 0},
-            "output": {"path": str(folder / "run")},
+            "output": {"path": str(folder / "run"), "rows_per_file": rows_per_file},
         }
     )
 
 
-def plan(folder: Path) -> None:
+def plan(folder: Path, rows_per_file: int | None = None) -> None:
     started, cpu = time.perf_counter(), time.process_time()
-    spec, run = job(folder), RunDir(folder / "run")
+    spec, run = job(folder, rows_per_file), RunDir(folder / "run")
     open_run(run, new_record(spec.model_dump(mode="json"), input_facts={}, model_facts={}, versions={}))
     with open_input(spec.input.path) as dataset:
         report = Planner(run, spec, dataset, Tokenizer.from_dir(folder / "tokenizer"), 4096).plan()
@@ -171,11 +172,12 @@ def plan(folder: Path) -> None:
     print(measured("plan", started, cpu, rows=counters.rows, prompt_tokens=counters.prompt_tokens))
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, rows_per_file: int | None) -> None:
     started, cpu = time.perf_counter(), time.process_time()
     run, tokenizer = RunDir(folder / "run"), Tokenizer.from_dir(folder / "tokenizer")
+    spec = job(folder, rows_per_file)
     runner = JobRunner(
-        run, read_record(run), job(folder), InstantEngine(), tokenizer.decode_batch, rebuild_engine=InstantEngine
+        run, read_record(run), spec, InstantEngine(), tokenizer.decode_batch, rebuild_engine=InstantEngine
     )
     outcome = runner.run()
     assert outcome.totals is not None
@@ -186,17 +188,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--words", type=int, default=45, help="mean words a row (about 2.3 tokens each)")
+    parser.add_argument("--rows-per-file", type=int, help="default: as a job has it")
     parser.add_argument("--phase", choices=("plan", "run"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.phase:
-        return plan(options.folder) if options.phase == "plan" else work(options.folder)
+        return {"plan": plan, "run": work}[options.phase](options.folder, options.rows_per_file)
     with tempfile.TemporaryDirectory(prefix="bulkrun-million-") as name:
         folder, words = Path(name), corpus()
         train_tokenizer(words, folder / "tokenizer")
         write_input(words, options.rows, options.words, folder / "input.parquet")
         for phase in ("plan", "run"):
             command = [sys.executable, "-m", "tests.benchmarks.million_rows", "--folder", str(folder)]
+            command += ["--rows-per-file", str(options.rows_per_file)] if options.rows_per_file else []
             subprocess.run([*command, "--phase", phase], check=True)
         report = verify_run(RunDir(folder / "run"))
         assert report.ok, report.problems

@@ -45,10 +45,16 @@ def read():
     paths = sorted(out.glob("*.parquet"))
     return [(row["id"], row["row"]) for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
 
+def must_be_there():
+    try:
+        return (out.parent / "must").read_text().split()
+    except FileNotFoundError:  # at any moment: a round ended
+        return []
+
 while not (out.parent / "stop").exists():
     if not list(out.glob("*.parquet")):
         continue
-    must = (out.parent / "must").read_text().split() if (out.parent / "must").exists() else []
+    must = must_be_there()
     reads += 1
     for attempt in range(3):
         try:
@@ -61,8 +67,7 @@ while not (out.parent / "stop").exists():
     ids = [row[0] for row in rows]
     if len(set(ids)) < len(ids) or len({row[1] for row in rows}) < len(rows):
         log.write_text(f"read {reads}: {len(ids)} rows, {len(set(ids))} ids")
-    again = (out.parent / "must").read_text().split() if (out.parent / "must").exists() else []
-    if gone := set(must) & set(again) - set(ids):
+    if gone := set(must) & set(must_be_there()) - set(ids):
         log.write_text(f"read {reads}: gone: {sorted(gone)[:5]}")
     (out.parent / "reads").write_text(f"{reads} {repeated}")
     time.sleep(0.01)
@@ -135,7 +140,9 @@ class Campaign:
     def expect_present(self) -> None:
         """Tell the reader which ids must be there at every moment from now on."""
         there = set(self.texts) & self._there
-        (self.nights.folder / "must").write_text(" ".join(there))
+        whole = self.nights.folder / "must.tmp"
+        whole.write_text(" ".join(there))
+        whole.replace(self.nights.folder / "must")
 
     _there: frozenset[str] = frozenset()
 
