@@ -25,6 +25,7 @@ from bulkrun.job.store.cancel import CancelWatch
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _END_AT_ONCE = (signal.SIGINT, signal.SIGTERM)  # the second time
 _PR_SET_PDEATHSIG = 1
+_IMPORT_PATIENCE_S = 0.02
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -44,6 +45,8 @@ class DrainOnSignal:
         self.cancel: CancelWatch | None = None
         self._supervised = supervised
         self._starting = True
+        self._held_back: threading.Timer | None = None
+        self._again = False
 
     def should_stop(self) -> bool:
         return self.received is not None or (self.cancel is not None and self.cancel())
@@ -58,20 +61,43 @@ class DrainOnSignal:
         if self.should_stop():
             raise Interrupted(f"stopped by {self.received or 'bulkrun cancel'} before the first row")
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.received and self._supervised:
-            return
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             _leave_terminal()
-        if self.received and number in _END_AT_ONCE:
+        if self.received and not self._again:
+            return self._handle_another(number)
+        self._again = False
+        self.received = signal.Signals(number).name
+        if self._starting:
+            self._end_start(number, frame)
+
+    def _handle_another(self, number: int) -> None:
+        if number in _END_AT_ONCE and not self._supervised:
             self.before_ending()
             _say_the_end(signal.Signals(number).name)
             os._exit(128 + number)
-        if self.received:
-            return
-        self.received = signal.Signals(number).name
-        if self._starting:
-            raise _StoppedWhileStarting(f"stopped by {self.received} while starting; nothing was in flight")
+
+    def _end_start(self, number: int, frame: FrameType | None) -> None:
+        """Raise; out of an import a moment later: C code that is being imported aborts, swallows or renames it."""
+        if not _is_importing(frame):
+            raise _StoppedWhileStarting(self._while_starting())
+        self._held_back = threading.Timer(_IMPORT_PATIENCE_S, self._send_again, [number])
+        self._held_back.daemon = True
+        self._held_back.start()
+
+    def _send_again(self, number: int) -> None:
+        self._again = True
+        os.kill(os.getpid(), number)
+
+    def _while_starting(self) -> str:
+        return f"stopped by {self.received} while starting; nothing was in flight"
+
+    def _end(self, outer: object) -> None:
+        """The next signal is `outer`'s; after one that was heard here it is the second to the whole command."""
+        if self._held_back:
+            self._held_back.cancel()
+        if isinstance(outer, DrainOnSignal):
+            outer.received = outer.received or self.received
 
 
 @contextmanager
@@ -85,6 +111,7 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
         yield drain
         return
     heard = [number for number in DRAIN_SIGNALS if not _is_nohup(number)]
+    _refuse_to_begin_after(signal.getsignal(heard[0]))
     before = {number: signal.signal(number, drain._handle) for number in heard}
     try:
         yield drain
@@ -92,10 +119,21 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
         raise Interrupted(str(stop)) from None
     finally:
         for number, handler in before.items():
-            outer = getattr(handler, "__self__", None)
-            if isinstance(outer, DrainOnSignal):  # the whole command's: the next signal is its second
-                outer.received = outer.received or drain.received
+            drain._end(getattr(handler, "__self__", None))
             signal.signal(number, handler)
+
+
+def _refuse_to_begin_after(handler: object) -> None:
+    """The surrounding block may have heard a signal that a library swallowed, or hold one back: begin nothing new."""
+    outer = getattr(handler, "__self__", None)
+    if isinstance(outer, DrainOnSignal) and outer.received:
+        raise Interrupted(outer._while_starting())
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_nohup(number: signal.Signals) -> bool:

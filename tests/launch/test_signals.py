@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,41 @@ def test_what_a_library_catches_while_starting_is_not_the_signal() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=20)[0] == "stopped by SIGTERM while starting; nothing was in flight\n"
     assert process.returncode == 75
+
+
+def test_an_import_ends_before_the_signal_does_its_work(tmp_path: Path) -> None:
+    """What is raised out of an extension's initialisation may abort the process: DuckDB's makes enums in Python."""
+    (tmp_path / "slow_extension.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.3)\nprint('whole', flush=True)\n"
+    )
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + SCRIPT
+    script = script.replace("        print(", "        import slow_extension; time.sleep(60)\n        print(", 1)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "starting", "end"], capture_output=True, text=True, timeout=50
+    )
+    assert ended.stdout == "whole\nstopped by SIGTERM while starting; nothing was in flight\n", ended.stderr
+    assert ended.returncode == 75
+
+
+def test_a_signal_that_a_library_swallowed_ends_the_block_inside() -> None:
+    script = """
+import os, signal, sys
+from bulkrun.errors import Interrupted
+from bulkrun.launch.signals import drain_on_signal
+class Collected:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+try:
+    with drain_on_signal():
+        Collected()
+        print("goes on", flush=True)
+        with drain_on_signal():
+            print("begins", flush=True)
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (ended.stdout, ended.returncode) == ("goes on\n", 75)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
