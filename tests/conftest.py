@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,6 +19,18 @@ pytest_plugins = ["tests.s3_server"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
+
+
+@pytest.fixture
+def watched_kernels() -> Iterator[None]:
+    """Each kernel of the test is checked for races and stray addresses, where Triton interprets it."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from tests.ops.triton.sanitizer import watched_kernels
+
+    with watched_kernels():
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -88,6 +88,7 @@ class GpuStandIn(TorchFunctionMode):
         self.num_replays = 0
         self.graph: Graph | None = None
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # on their way to the host: (to, from)
+        self._interpret = GridExecutor.__call__
 
     def wait(self, what: str) -> None:
         """The host waits for the device."""
@@ -119,7 +120,7 @@ class GpuStandIn(TorchFunctionMode):
         tensors = tensors_in((args, kwargs))
         assert all(map(is_on_device, tensors)), f"{executor.fn.__name__} got a tensor of the host"
         with torch.DisableTorchFunctionSubclass(), torch._C.DisableTorchFunction():
-            self._launch(lambda: _interpret(executor, *args, **kwargs), "", tensors)
+            self._launch(lambda: self._interpret(executor, *args, **kwargs), "", tensors)
 
     def _launch(self, launch: Callable[[], Any], name: str, tensors: list[torch.Tensor]) -> Any:
         result = launch()
@@ -196,9 +197,6 @@ class _Stream:
 
     def synchronize(self) -> None:
         pass
-
-
-_interpret = GridExecutor.__call__
 
 
 def is_on_device(tensor: object) -> bool:

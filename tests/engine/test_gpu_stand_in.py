@@ -19,6 +19,7 @@ from tests.engine.gpu_stand_in import GpuStandIn, gpu_stand_in
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 pytestmark = [
+    pytest.mark.usefixtures("watched_kernels"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU here, not interpreted"),
     pytest.mark.filterwarnings(
         "ignore:(overflow|invalid value|divide by zero) encountered"

@@ -13,6 +13,7 @@ from bulkrun.request import Completion, Request, SamplingParams
 from tests.engine.conftest import EngineFactory, run
 
 pytestmark = [
+    pytest.mark.usefixtures("watched_kernels"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU here, not interpreted"),
     pytest.mark.filterwarnings("ignore:overflow encountered"),  # the interpreter's numpy says so where hashes wrap
 ]

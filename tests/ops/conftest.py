@@ -19,6 +19,11 @@ def cpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
+@pytest.fixture(autouse=True)
+def _watched(watched_kernels: None) -> None:
+    """Every op that has a kernel."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where there is a GPU, kernels that are tested beside the other forms run there: `-m gpu` must find them.
