@@ -20,6 +20,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -141,7 +142,8 @@ def _compile(folder: Path) -> Path:
     if shutil.which(compiler[0]) is None:
         raise _NoCompiler(f"no C++ compiler ({compiler[0]})")
     sources = sorted(_SOURCES.glob("*.cpp"))
-    _run([*compiler, *_FLAGS, *map(str, sources)], folder)
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # each waits for a compiler
+        list(threads.map(lambda source: _run([*compiler, *_FLAGS, str(source)], folder), sources))
     _run([*compiler, "-shared", "-o", "ops.so", *(f"{source.stem}.o" for source in sources)], folder)
     return folder / "ops.so"
 
