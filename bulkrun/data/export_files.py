@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.data.python_rows import NOT_IN_PYTHON
+from bulkrun.data.python_rows import NOT_IN_PYTHON, short_floats
 
 _FORMULA_STARTS = ("=", "+", "-", "@")
 _GROUP_ROWS = 65536
@@ -95,8 +95,9 @@ class ParquetSink:
 def readable_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Each row as column -> value; a time that Python does not have is text, a duration its seconds.
 
-    An interval of months, days and time is ISO text: P1M2DT3.5S.
+    An interval of months, days and time is ISO text: P1M2DT3.5S. A float32 is its shortest decimal.
     """
+    table = pa.table([short_floats(column) for column in table.columns], names=table.column_names)
     try:
         rows: list[dict[str, Any]] = table.to_pylist()
         has_intervals = any("month_day_nano" in str(field.type) for field in table.schema)

@@ -7,7 +7,7 @@ are text where somebody wants text of them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,9 @@ from bulkrun.request import RowError
 
 # What pyarrow raises for a value that Python cannot hold: out of range, or (an ArrowInvalid) in an unknown time zone.
 NOT_IN_PYTHON = (ValueError, OverflowError, KeyError)
+
+
+_Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 
 
 def python_rows(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], dict[int, RowError]]:
@@ -41,6 +44,29 @@ def with_text(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, RowError]
     types = [column.type for column in columns]
     schema = pa.schema([field.with_type(type_) for field, type_ in zip(rows.schema, types, strict=True)])
     return record_batch(columns, schema, rows.num_rows), errors
+
+
+def with_short_floats(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with float64 for float32, of the same shortest decimals: 0.1, and not the 0.10000000149011612 it is."""
+    columns = [short_floats(column) for column in rows.columns]
+    schema = pa.schema([field.with_type(column.type) for field, column in zip(rows.schema, columns, strict=True)])
+    return record_batch(columns, schema, rows.num_rows)
+
+
+def short_floats(column: _Column) -> _Column:
+    """`with_short_floats` of one column."""
+    wanted = with_leaves(column.type, _float64_of_float32)
+    if wanted == with_leaves(column.type, lambda leaf: leaf):
+        return column
+    texts = with_leaves(column.type, lambda leaf: pa.string() if leaf == pa.float32() else leaf)
+    try:
+        return column.cast(texts).cast(wanted)
+    except pa.ArrowNotImplementedError:  # beside them lies what Arrow cannot cast, not even into itself
+        return column
+
+
+def _float64_of_float32(type_: pa.DataType) -> pa.DataType:
+    return pa.float64() if type_ == pa.float32() else type_
 
 
 def _text_of_bytes(type_: pa.DataType) -> pa.DataType:

@@ -130,6 +130,13 @@ def test_a_time_that_python_does_not_have_is_text_in_every_format(type_: pa.Data
     CsvSink(stream, table.schema).write(table)
 
 
+def test_a_float32_is_its_shortest_decimal() -> None:
+    table = pa.table({"f": pa.array([0.1], pa.float32()), "l": pa.array([[0.2]], pa.list_(pa.float32()))})
+    stream = io.BytesIO()
+    JsonlSink(stream).write(table)
+    assert stream.getvalue() == b'{"f": 0.1, "l": [0.2]}\n'
+
+
 def test_times_that_python_has_stay_as_they_are_beside_one_that_it_has_not() -> None:
     rows = readable_rows(pa.table({"t": pa.array([0, FAR], pa.timestamp("us"))}))
     assert rows == [{"t": datetime(1970, 1, 1)}, {"t": "10000-01-01T00:00:00.000000"}]

@@ -7,8 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bulkrun.data.python_rows import python_rows, with_text
+from bulkrun.data.python_rows import python_rows, with_short_floats, with_text
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -92,3 +94,34 @@ def test_bytes_are_their_text_wherever_they_are_and_those_that_are_none_are_an_e
         2: ("bad_input", "column 'bytes': bytes that are")
     }
     assert with_text(given.select([]))[0].num_rows == 4
+
+
+def test_a_float32_is_its_shortest_decimal_wherever_it_is() -> None:
+    floats = pa.array([0.1, None, 3.4028235e38], pa.float32())
+    rows = batch(
+        float=floats,
+        double=pa.array([0.1, float(floats[0].as_py()), None], pa.float64()),
+        fixed=pa.FixedSizeListArray.from_arrays(pa.array([0.2] * 3, pa.float32()), 1),
+        struct=pa.StructArray.from_arrays([floats, pa.array(["a", "b", "c"])], ["inside", "beside"]),
+        map=pa.MapArray.from_arrays([0, 1, 2, 3], ["k", "l", "m"], floats),
+        none=pa.array([float("nan"), float("-inf"), -0.0], pa.float32()),
+    )
+    shown = with_short_floats(rows).to_pylist()
+    assert [str(row.pop("none")) for row in shown] == ["nan", "-inf", "-0.0"]
+    assert shown[0] == {
+        "float": 0.1,
+        "double": 0.1,
+        "fixed": [0.2],
+        "struct": {"inside": 0.1, "beside": "a"},
+        "map": [("k", 0.1)],
+    }
+    assert shown[1]["float"] is None and shown[1]["double"] == 0.10000000149011612
+    assert shown[2]["float"] == 3.4028235e38
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
+def test_the_shortest_decimal_is_still_the_same_float32(values: list[float]) -> None:
+    floats = pa.array(values, pa.float32())
+    shown = with_short_floats(batch(x=floats)).column("x")
+    assert shown.cast(pa.float32()).equals(floats)
+    assert all(len(repr(value)) <= len(repr(own)) for value, own in zip(shown.to_pylist(), values, strict=True))

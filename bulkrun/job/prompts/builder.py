@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from bulkrun.data.batch import InputBatch
 from bulkrun.data.json_types import is_unicode
 from bulkrun.data.paths import user_path
-from bulkrun.data.python_rows import python_rows, with_text
+from bulkrun.data.python_rows import python_rows, with_short_floats, with_text
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
 from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
@@ -132,7 +132,7 @@ class PromptBuilder:
     def render(self, batch: InputBatch) -> list[RenderedPrompt | RowError]:
         """The prompt texts of a batch."""
         texts, not_text = with_text(batch.rows.select(self._reads))
-        rows, unreadable = python_rows(texts)
+        rows, unreadable = python_rows(with_short_floats(texts))
         errors = unreadable | not_text | batch.errors
         return [errors.get(index) or self._render_row(row) for index, row in enumerate(rows)]
 
