@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -77,8 +77,10 @@ class CudaCapture:
     """Captures on a stream of its own, after a run that compiles kernels and loads libraries."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._device = device
+        self._stream = capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._is_first = True
 
     def __call__(self, forward: Forward) -> Forward:
         """A function that replays what `forward` launches. It must not wait for the device, nor ask it anything."""
@@ -87,12 +89,14 @@ class CudaCapture:
         with torch.cuda.stream(self._stream):
             forward()
             self._stream.synchronize()
+            if self._is_first:  # the largest: while it is captured the allocator gives no cached memory back
+                torch.cuda.empty_cache()
+                self._is_first = False
             graph.capture_begin(self._pool, capture_error_mode="thread_local")  # other threads go on with their work
             try:
                 hidden_TE = forward()
             except BaseException:
-                with suppress(RuntimeError):  # that the capture is void: what made it so matters
-                    graph.capture_end()
+                self._abandon(graph)
                 raise
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
@@ -102,3 +106,23 @@ class CudaCapture:
             return hidden_TE
 
         return replay
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed; what made it fail matters, not that it is void.
+
+        `capture_end` raises then before it tells torch's allocator, which from there on would give no memory back and
+        fail where it is asked to: so that is told here, as `torch.cuda.use_mem_pool` does it.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            for tell in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+                with suppress(RuntimeError):
+                    tell(index, self._pool)
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all graphs of the process: cuBLAS keeps a workspace, on Hopper 32 MiB, for every stream it worked on."""
+    return torch.cuda.Stream(device)

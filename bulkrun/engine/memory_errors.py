@@ -11,6 +11,7 @@ MEMORY_ERRORS = (MemoryError, OSError, RuntimeError)  # torch.OutOfMemoryError i
 _SIGNS = (
     "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
     "CUDA error: out of memory",
     "[CUDA]: out of memory",
     "CUDA driver error: out of memory",

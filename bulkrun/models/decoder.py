@@ -53,10 +53,11 @@ class Decoder(nn.Module):
 
     @property
     def is_capturable(self) -> bool:
-        """Experts' products wait for the device unless torch has a grouped kernel: on Hopper and later, in bf16."""
+        """Experts' products wait for the device unless torch has a grouped kernel: in bf16, on compute capability 9.x
+        and 10.x (Hopper, and Blackwell's large ones)."""
         if self.config.moe is None:
             return True
-        return self.dtype == torch.bfloat16 and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        return self.dtype == torch.bfloat16 and torch.cuda.get_device_capability(self.device)[0] in (9, 10)
 
     def forward(
         self,

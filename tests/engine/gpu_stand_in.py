@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from bulkrun.engine import device as engine_device
+from bulkrun.engine.cuda_graphs import capture_stream
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -50,11 +51,16 @@ class Graph:
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
         """From here on."""
         self._gpu.graph = self
+        self._gpu.pools_in_use.append(pool)
 
     def capture_end(self) -> None:
-        """To here."""
+        """To here. Of a void capture it raises, and leaves the allocator as if it went on, which is what torch does."""
         self._gpu.graph = None
         self._spoil()
+        if self._gpu.is_void:
+            self._gpu.is_void = False
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self._gpu.pools_in_use.pop()
 
     def add(self, launch: Callable[[], Any], given: list[torch.Tensor], result: Any, *, is_fresh: bool) -> None:
         """Remember a launch; is_fresh: its result is memory that nobody has written yet."""
@@ -87,6 +93,8 @@ class GpuStandIn(TorchFunctionMode):
         self.waits: Counter[str] = Counter()
         self.num_replays = 0
         self.graph: Graph | None = None
+        self.is_void = False  # the capture
+        self.pools_in_use: list[object] = []  # by captures
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # on their way to the host: (to, from)
         self._interpret = GridExecutor.__call__
 
@@ -94,6 +102,17 @@ class GpuStandIn(TorchFunctionMode):
         """The host waits for the device."""
         assert self.graph is None, f"{what} waits for the device while a graph is captured"
         self.waits[what] += 1
+
+    def void_capture(self) -> None:
+        """What an operator does that must not be captured, if one is."""
+        if self.graph is not None:
+            self.is_void = True
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    def empty_cache(self) -> None:
+        """Nothing is cached."""
+        if self.pools_in_use:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
@@ -242,7 +261,8 @@ def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
         "stream": lambda stream: nullcontext(),
         "graph_pool_handle": lambda: (0, 0),
         "synchronize": lambda device=None: gpu.wait("synchronize"),
-        "empty_cache": lambda: None,
+        "empty_cache": gpu.empty_cache,
+        "current_device": lambda: 0,
         "reset_peak_memory_stats": lambda device=None: None,
         "memory_reserved": lambda device=None: 0,
         "max_memory_reserved": lambda device=None: 2**20,
@@ -252,10 +272,15 @@ def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
     with pytest.MonkeyPatch.context() as patch:
         for name, stand_in in replaced.items():
             patch.setattr(torch.cuda, name, stand_in)
+        in_use = gpu.pools_in_use
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: in_use.remove(pool), raising=False)
+        patch.setattr(torch._C, "_cuda_releasePool", lambda index, pool: None, raising=False)
         patch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
         patch.setattr(engine_device, "_triton_problem", lambda: None)
         patch.setattr(
             GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch_kernel(executor, args, kwargs)
         )
+        capture_stream.cache_clear()
         with gpu:
             yield gpu
+        capture_stream.cache_clear()

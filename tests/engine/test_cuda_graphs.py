@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.engine import model_runner, shared_prefixes
-from bulkrun.engine.cuda_graphs import CudaCapture, Forward, StepGraphs
+from bulkrun.engine.cuda_graphs import CudaCapture, Forward, StepGraphs, capture_stream
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.shared_prefixes import SharedPrefixTable
 from bulkrun.engine.step_shape import CapturedShapes
@@ -119,6 +119,13 @@ def test_a_cpu_and_enforce_eager_have_no_graphs(make_engine: EngineFactory) -> N
     assert make_engine().model_runner.graphs is None
 
 
+@pytest.fixture(autouse=True)
+def _stream_of_this_test() -> Iterator[None]:
+    capture_stream.cache_clear()
+    yield
+    capture_stream.cache_clear()
+
+
 class FakeCuda:
     """Writes down what is asked of a device that is not there."""
 
@@ -155,8 +162,8 @@ def test_kernels_are_compiled_before_they_are_captured_and_a_failed_capture_is_e
         return torch.ones(1)
 
     replay = capture(forward)
-    once = ["wait_stream", "forward", "synchronize", "capture_begin", "forward", "capture_end", "wait_stream"]
-    assert fake.calls == ["graph_pool_handle", *once]
+    first = ["wait_stream", "forward", "synchronize", "empty_cache", "capture_begin", "forward", "capture_end"]
+    assert fake.calls == ["graph_pool_handle", *first, "wait_stream"]
     assert replay().item() == 1
     assert fake.calls[-1] == "replay"
     with pytest.raises(ValueError, match="not capturable"):
@@ -172,6 +179,8 @@ def test_what_made_a_capture_fail_is_said_and_not_that_it_is_void(monkeypatch: p
 
     fake.capture_end = capture_end  # type: ignore[attr-defined]
     monkeypatch.setattr(torch, "cuda", fake)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda index, pool, name=name: fake.calls.append(name), raising=False)
 
     def forward() -> torch.Tensor:
         fake.calls.append("forward")
@@ -180,7 +189,8 @@ def test_what_made_a_capture_fail_is_said_and_not_that_it_is_void(monkeypatch: p
         return torch.ones(1)
 
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        CudaCapture(torch.device("cuda"))(forward)
+        CudaCapture(torch.device("cuda", 0))(forward)
+    assert fake.calls[-2:] == ["_cuda_endAllocateToPool", "_cuda_releasePool"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not permitted when capturing"), torch.OutOfMemoryError("no room")])
@@ -201,6 +211,18 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs(
     else:
         assert runner._capture() is None
         assert "no CUDA graphs" in caplog.text and "not permitted when capturing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_capturable"), [((9, 0), True), ((10, 0), True), ((12, 0), False), ((8, 9), False)]
+)
+def test_experts_are_captured_where_torch_multiplies_them_without_waiting(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], is_capturable: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert make_engine("qwen3_moe", dtype="bfloat16").model_runner.model.is_capturable == is_capturable
+    assert not make_engine("qwen3_moe", dtype="float32").model_runner.model.is_capturable
+    assert make_engine("qwen3").model_runner.model.is_capturable
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")

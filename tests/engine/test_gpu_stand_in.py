@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from bulkrun.engine import shared_prefixes
+from bulkrun.engine.cuda_graphs import StepGraphs
+from bulkrun.engine.step_shape import StepShape
 from bulkrun.ops.triton import partial_results
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
@@ -114,6 +116,23 @@ def test_a_pool_that_the_stand_in_measures(make_engine: EngineFactory) -> None:
     with gpu_stand_in(memory_bytes=2**24) as gpu:
         engine = make_engine(device="cuda", kv_cache_memory_bytes=None, enforce_eager=True, **SMALL)
         assert gpu.waits["synchronize"] > 0
+        assert tokens(engine, greedy_requests()[:1]) == by_transformers("llama", greedy_requests()[:1])
+
+
+def test_after_a_capture_that_failed_steps_are_launched_and_memory_is_given_back(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward = StepGraphs._forward
+    with gpu_stand_in() as gpu:
+
+        def void(graphs: StepGraphs, shape: StepShape) -> torch.Tensor:
+            gpu.void_capture()
+            return forward(graphs, shape)
+
+        monkeypatch.setattr(StepGraphs, "_forward", void)
+        engine = make_engine(device="cuda", **SMALL)
+        assert "no CUDA graphs, steps are launched kernel by kernel" in caplog.text
+        engine.model_runner.restart(engine.config)
         assert tokens(engine, greedy_requests()[:1]) == by_transformers("llama", greedy_requests()[:1])
 
 
