@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 import traceback
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,16 +20,14 @@ from bulkrun.cli.jobs import plan, preview, retry, submit, validate, worker
 from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.cli.schema import schema
-from bulkrun.cli.streams import drop_stdout, settle_streams
-from bulkrun.errors import BulkrunError
+from bulkrun.cli.streams import drop_stdout, reader_is_gone, settle_streams
+from bulkrun.errors import BulkrunError, RunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Run a job": (init, submit, worker, cancel, retry, validate, plan, preview, schema),
     "Look at a run": (status, watch, logs, errors, query, export, verify, compact, list_runs),
     "This machine": (models, doctor, bench),
 }
-
-_SAVING = ("submit", "worker", "retry")
 
 _EXIT_CODES = """\b
 Exit codes:
@@ -56,6 +53,11 @@ class _Topics(click.Group):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             _end(error)
+        except BrokenPipeError as error:
+            if not reader_is_gone():
+                raise RunError(f"a connection was lost ({error}); what is finished is saved") from error
+            drop_stdout()
+            sys.exit(141)
 
 
 def _end(error: BulkrunError) -> NoReturn:
@@ -88,22 +90,12 @@ for _commands in _TOPICS.values():
         main.add_command(_command)
 
 
-def _heard_signals() -> AbstractContextManager[object]:
-    """A command that works on a run ends as documented from its first moment on, not only once it has begun to."""
-    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") not in _SAVING:
-        return nullcontext()
-    from bulkrun.launch.signals import drain_on_signal
-
-    return drain_on_signal()
-
-
 def run() -> None:
     """Entry point: a reader that went away (`bulkrun ... | head`) is not an error, a full disk behind stdout is one."""
     settle_streams()
     try:
         try:
-            with _heard_signals():
-                main(prog_name="bulkrun")
+            main(prog_name="bulkrun")
         finally:
             sys.stdout.flush()
     except BulkrunError as error:

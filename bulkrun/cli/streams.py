@@ -4,29 +4,60 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import sys
+from typing import Any
 
 
 def settle_streams() -> None:
     """Give closed streams a place, so that no file of a run gets their number; say what an encoding cannot in escapes.
 
-    Writing to a stdout that was closed is still an error, and says so; what nobody reads on stderr does not matter.
+    Writing to a stdout that was closed is still an error, and says so; what nobody can read on stderr does not matter.
     """
     if sys.stdin is None:
-        os.open(os.devnull, os.O_RDONLY)
+        _fill(0, os.O_RDONLY)
     if sys.stdout is None:
-        os.open(os.devnull, os.O_RDONLY)
-        sys.stdout = _writer(1)
+        _fill(1, os.O_RDONLY)
+        sys.stdout = _writer(io.FileIO(1, "w", closefd=False))
     if sys.stderr is None:
-        os.open(os.devnull, os.O_WRONLY)
-        sys.stderr = _writer(2)
+        _fill(2, os.O_WRONLY)
+    if sys.stderr is None or (type(sys.stderr) is io.TextIOWrapper and sys.stderr.fileno() == 2):
+        sys.stderr = _writer(_Stderr(2, "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _writer(descriptor: int) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)), "utf-8")
+def _fill(descriptor: int, flags: int) -> None:
+    opened = os.open(os.devnull, flags)
+    assert opened == descriptor, "the lowest one that is free"
+    os.set_inheritable(opened, True)  # or it is closed again in every child
+
+
+class _Stderr(io.FileIO):
+    """Where it can no longer be written (a full disk, a reader that went away) what is said is dropped: it ends no work
+    that it is only about."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            while (written := super().write(data)) is None:  # full, and somebody made it non-blocking
+                select.select([], [self], [])
+            return written
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
+def _writer(file: io.FileIO) -> io.TextIOWrapper:
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding, line_buffering=True)
+
+
+def reader_is_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads any more."""
+    asked = select.poll()
+    asked.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in asked.poll(0))
 
 
 def drop_stdout() -> None:

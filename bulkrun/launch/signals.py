@@ -18,9 +18,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from bulkrun.errors import Interrupted
-from bulkrun.job.store.cancel import CancelWatch
+
+if TYPE_CHECKING:
+    from bulkrun.job.store.cancel import CancelWatch
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _END_AT_ONCE = (signal.SIGINT, signal.SIGTERM)  # the second time
@@ -45,6 +48,7 @@ class DrainOnSignal:
         self.cancel: CancelWatch | None = None
         self._supervised = supervised
         self._starting = True
+        self._exit_code: int | None = None
         self._held_back: threading.Timer | None = None
         self._again = False
 
@@ -61,7 +65,13 @@ class DrainOnSignal:
         if self.should_stop():
             raise Interrupted(f"stopped by {self.received or 'bulkrun cancel'} before the first row")
 
+    def end_with(self, exit_code: int) -> None:
+        """All is done: a signal that comes while Python puts its things away changes nothing, it only ends that."""
+        self._exit_code = exit_code
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._exit_code is not None:
+            os._exit(self._exit_code)
         if number == signal.SIGHUP:
             _leave_terminal()
         if self.received and not self._again:
@@ -120,7 +130,25 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
     finally:
         for number, handler in before.items():
             drain._end(getattr(handler, "__self__", None))
-            signal.signal(number, handler)
+            if drain._exit_code is None:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def end_on_signal() -> Iterator[None]:
+    """For what saves nothing: a signal ends it like Ctrl-C, so that it takes its temporary files along."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if not _is_nohup(number):
+            signal.signal(number, _end_command)
+    yield
+
+
+def _end_command(number: int, frame: FrameType | None) -> None:
+    if _is_importing(frame):
+        os._exit(128 + number)  # nothing has begun, and C code that is being imported does worse with an exception
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
 
 
 def _refuse_to_begin_after(handler: object) -> None:

@@ -33,8 +33,30 @@ def test_a_stdout_that_cannot_be_written_is_one_line(run: Path, command: str, re
     assert done.stderr.decode().startswith(f"error: stdout: {why}") and done.stderr.count(b"\n") == 1
 
 
-def test_nobody_on_stderr_is_no_matter(run: Path) -> None:
-    assert b"completed" in shell(f"status {run}", "2>&-").stdout
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2> >(true)"])
+def test_nobody_on_stderr_is_no_matter(run: Path, tmp_path: Path, redirection: str) -> None:
+    assert b"completed" in shell(f"status {run}", redirection).stdout
+    done = shell(f"export {run} --format csv -o {tmp_path}/x.csv", redirection)  # says so on stderr
+    assert done.returncode == 0 and (tmp_path / "x.csv").stat().st_size
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "<&- >&- 2>&-"])
+def test_a_job_runs_though_nobody_can_hear_of_it(tmp_path: Path, redirection: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(
+        f"{{name: a, model: 'bundled:tiny', input: {{path: {tmp_path}/rows.jsonl}}, prompt: {{column: text}}, "
+        f"sampling: {{max_tokens: 2}}, output: {{path: {tmp_path}/out}}}}"
+    )
+    assert shell(f"submit {job_file}", redirection).returncode == 0
+    assert b"1 of 1, 0 with errors" in shell(f"status {tmp_path}/out").stdout
+
+
+def test_a_reader_that_had_enough_ends_the_command_as_the_shell_expects(run: Path) -> None:
+    done = shell(
+        f"query {run} 'SELECT * FROM range(300000)' --csv --limit 300000", '| head -1; echo "${PIPESTATUS[0]}"'
+    )
+    assert done.stdout == b"range\r\n141\n" and done.stderr == b""
 
 
 def test_what_an_encoding_cannot_say_is_said_in_escapes_or_in_utf8(run: Path) -> None:

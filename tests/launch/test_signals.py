@@ -173,6 +173,41 @@ except Interrupted as error:
     assert (ended.stdout, ended.returncode) == ("goes on\n", 75)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_after_all_is_done_does_not_change_how_it_ended(number: signal.Signals) -> None:
+    script = """
+import time
+from bulkrun.launch.signals import drain_on_signal
+with drain_on_signal() as drain:
+    drain.end_with(3)
+print("ready", flush=True)
+time.sleep(60)
+"""
+    process = start("ended", script=script)
+    process.send_signal(number)
+    assert process.wait(20) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_saves_nothing_puts_its_things_away(number: signal.Signals, tmp_path: Path) -> None:
+    script = f"""
+import tempfile, time
+from bulkrun.launch.signals import end_on_signal
+with end_on_signal(), tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+    process = start("started", script=script)
+    process.send_signal(number)
+    assert process.wait(20) in ({-number, 130} if number == signal.SIGINT else {128 + number})
+    assert not list(tmp_path.iterdir())
+
+
+def test_hearing_signals_needs_nothing_that_takes_time_to_import() -> None:
+    code = "import sys, bulkrun.launch.signals; print({'click', 'numpy', 'pyarrow', 'pydantic'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
 def test_a_second_usr1_or_hangup_changes_nothing(number: signal.Signals) -> None:
     check_that_two_change_as_much_as_one(start("started", "hang", script=ACKNOWLEDGING + SCRIPT), number)
