@@ -93,7 +93,7 @@ class ModelRunner:
         if not self._config.enable_prefix_caching:
             return None
         group = self.model.config.num_heads // self.model.config.num_kv_heads
-        seqs_per_tile = max(TILE_ROWS >> (group - 1).bit_length(), 1)
+        seqs_per_tile = max(TILE_ROWS // group, 1)
         config = self._config
         return SharedPrefixTable(config.max_num_seqs, config.block_size, seqs_per_tile, self.rows.staging)
 

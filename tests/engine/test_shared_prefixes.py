@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -15,8 +16,10 @@ from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.sequence import Sequence
 from bulkrun.engine.shared_prefixes import MIN_GROUP_SIZE, SharedPrefixTable, find_groups, saved_tokens
 from bulkrun.engine.staging import HostStaging
-from bulkrun.ops.attention_metadata import PREFIX_UNIT
+from bulkrun.ops.attention_metadata import PREFIX_UNIT, TILE_ROWS
+from bulkrun.ops.triton.attention_tile import packed_rows
 from bulkrun.request import Request, SamplingParams
+from tests.engine.conftest import EngineFactory
 from tests.ops.prefix_groups import prefixes_of
 
 
@@ -114,3 +117,15 @@ def test_tensors_stay_where_they_are_and_follow_the_members() -> None:
     assert not table.groups and not any(tensor.any() for tensor in everything)
     table.update(batch)
     assert table.groups and view.prefix_lens_S.any(), "what was cleared comes back with the next step"
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 5, 7, 71, 200])
+def test_savings_are_counted_in_tiles_of_as_many_sequences_as_the_kernels(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    runner = make_engine().model_runner
+    config = replace(runner.model.config, num_heads=2 * group, num_kv_heads=2)
+    monkeypatch.setattr(runner.model, "config", config)
+    table = runner._prefix_table()
+    assert table is not None
+    assert table._seqs_per_tile == packed_rows(TILE_ROWS, group)[1]

@@ -125,6 +125,16 @@ def tile_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     return 64, 32
 
 
+def packed_rows(rows: int, group: int) -> tuple[int, int]:
+    """Rows of a tile of at least `rows`, a power of two, and how many tokens with all `group` heads they hold.
+
+    Row r is of token r // group and head r % group: what is left over, less than a group, is at the tile's end. A group
+    padded to a power of two would leave rows unused in every token: 3 of 8 where 5 query heads share a key head.
+    """
+    rows = max(rows, triton.next_power_of_2(group))
+    return rows, rows // group
+
+
 def num_stages(head_dim: int, dtype: torch.dtype) -> int:
     """Tiles of keys and values in flight, by shared memory (float32 is for comparisons: not fast, but it fits)."""
     row_bytes = padded_dim(head_dim) * dtype.itemsize

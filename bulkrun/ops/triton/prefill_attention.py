@@ -12,7 +12,15 @@ import triton
 import triton.language as tl
 
 from bulkrun.ops.attention_metadata import TILE_ROWS, AttentionMetadata
-from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, num_tiles, padded_dim, tile_shape
+from bulkrun.ops.triton.attention_tile import (
+    attend_tile,
+    find_owner,
+    num_stages,
+    num_tiles,
+    packed_rows,
+    padded_dim,
+    tile_shape,
+)
 
 
 def prefill_attention(
@@ -34,10 +42,10 @@ def prefill_attention(
     """
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
-    padded_group = triton.next_power_of_2(num_heads // num_kv_heads)
+    group = num_heads // num_kv_heads
     rows, keys = tile_shape(head_dim, q_THD.dtype)
     rows = 64 if is_invariant else rows
-    block_q = max(rows // padded_group, 1)
+    block_m, block_q = packed_rows(rows, group)
     num_seqs = meta.context_lens_S.numel() - meta.num_decode_seqs
     tiles = num_tiles(num_tokens, num_seqs, block_q)  # a padded step has fewer decode tokens than decode sequences
     _prefill_kernel[(tiles, num_kv_heads)](
@@ -54,12 +62,12 @@ def prefill_attention(
         meta.num_decode_seqs,
         num_seqs,
         NUM_HEADS=num_heads,
-        GROUP=num_heads // num_kv_heads,
-        PADDED_GROUP=padded_group,
+        GROUP=group,
         SLOT_STRIDE=num_kv_heads * head_dim,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim(head_dim),
+        BLOCK_M=block_m,
         BLOCK_Q=block_q,
         BLOCK_N=keys,
         SLIDING_WINDOW=sliding_window or 0,
@@ -86,11 +94,11 @@ def _prefill_kernel(
     num_seqs,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
@@ -107,14 +115,15 @@ def _prefill_kernel(
     if first_query >= query_len:
         return
 
-    BLOCK_M: tl.constexpr = BLOCK_Q * PADDED_GROUP
     row_M = tl.arange(0, BLOCK_M)
-    query_M = first_query + row_M // PADDED_GROUP
-    head_M = row_M % PADDED_GROUP
+    query_M = first_query + row_M // GROUP
+    query_end = query_len
+    if BLOCK_M % GROUP:  # the rows left over would be the next tile's
+        query_end = tl.minimum(first_query + BLOCK_Q, query_len)
     dim_D = tl.arange(0, PADDED_DIM)
-    is_real_MD = ((query_M < query_len) & (head_M < GROUP))[:, None] & (dim_D < HEAD_DIM)[None, :]
+    is_real_MD = (query_M < query_end)[:, None] & (dim_D < HEAD_DIM)[None, :]
     token_M = (first_token + query_M).to(tl.int64)
-    offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
+    offset_MD = (kv_head * GROUP + row_M % GROUP)[:, None] * HEAD_DIM + dim_D[None, :]
     q_MD = tl.load(q_ptr + token_M[:, None] * q_stride + offset_MD, mask=is_real_MD, other=0.0)
     acc_MD = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -179,4 +188,10 @@ def _prefill_kernel(
             True,
         )
     out_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
+    if BLOCK_M % GROUP:  # divide again, as registers are scarce before: the compiler does not know that this is 0
+        row_M += tl.load(cu_seqlens_ptr)
+        query_M = first_query + row_M // GROUP
+        is_real_MD = (query_M < query_end)[:, None] & (dim_D < HEAD_DIM)[None, :]
+        token_M = (first_token + query_M).to(tl.int64)
+        offset_MD = (kv_head * GROUP + row_M % GROUP)[:, None] * HEAD_DIM + dim_D[None, :]
     tl.store(out_ptr + token_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD, out_MD, mask=is_real_MD)

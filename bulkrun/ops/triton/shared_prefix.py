@@ -14,7 +14,7 @@ import triton.language as tl
 
 from bulkrun.ops.attention_metadata import TILE_ROWS, SharedPrefixes
 from bulkrun.ops.triton import partial_results
-from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, padded_dim, tile_shape
+from bulkrun.ops.triton.attention_tile import attend_tile, find_owner, num_stages, packed_rows, padded_dim, tile_shape
 from bulkrun.ops.triton.partial_results import PartialResults
 
 _PLACES = 132  # programs of eight warps that an H100 or H200 runs at a time; more only have to be started
@@ -39,9 +39,10 @@ def shared_prefix_attention(
     chunk = partial_results.CHUNK
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
-    padded_group = triton.next_power_of_2(num_heads // num_kv_heads)
+    group = num_heads // num_kv_heads
     rows, keys = tile_shape(head_dim, q_THD.dtype)
     num_warps = 8 if rows == TILE_ROWS else 4
+    block_m, block_s = packed_rows(rows, group)
     _shared_prefix_kernel[(_PLACES * 8 // num_warps,)](
         q_THD,
         k_cache,
@@ -60,13 +61,13 @@ def shared_prefix_attention(
         q_THD.stride(0),
         block_tables_SM.stride(0),
         NUM_HEADS=num_heads,
-        GROUP=num_heads // num_kv_heads,
-        PADDED_GROUP=padded_group,
+        GROUP=group,
         SLOT_STRIDE=num_kv_heads * head_dim,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim(head_dim),
-        BLOCK_S=max(rows // padded_group, 1),
+        BLOCK_M=block_m,
+        BLOCK_S=block_s,
         BLOCK_N=keys,
         CHUNK=chunk,
         SOFT_CAP=soft_cap or 0.0,
@@ -95,11 +96,11 @@ def _shared_prefix_kernel(
     table_stride,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -108,23 +109,26 @@ def _shared_prefix_kernel(
     num_groups = tl.load(counts_ptr)
     if num_groups == 0:
         return
-    BLOCK_M: tl.constexpr = BLOCK_S * PADDED_GROUP
     NUM_KV_HEADS: tl.constexpr = NUM_HEADS // GROUP
     num_chunks = tl.cdiv(tl.load(counts_ptr + 1), CHUNK)  # of the longest prefix
     num_tiles = tl.load(cu_groups_ptr + num_groups) // BLOCK_S + num_groups
-    row_M = tl.arange(0, BLOCK_M)
-    head_M = row_M % PADDED_GROUP
     dim_D = tl.arange(0, PADDED_DIM)
     # tiles that read the same keys come one after the other: some find them in the cache of the GPU
     for item in range(tl.program_id(0), num_tiles * NUM_KV_HEADS * num_chunks, tl.num_programs(0)):
         tile, kv_head, chunk = item % num_tiles, item // num_tiles % NUM_KV_HEADS, item // num_tiles // NUM_KV_HEADS
         group, first_tile = find_owner(tile, cu_groups_ptr, num_groups, BLOCK_S)
         group_start = tl.load(cu_groups_ptr + group)
-        group_end = tl.load(cu_groups_ptr + group + 1)
+        member_end = tl.load(cu_groups_ptr + group + 1)
         prefix_len = tl.load(prefix_lens_ptr + group)
-        member_M = group_start + (tile - first_tile) * BLOCK_S + row_M // PADDED_GROUP
-        seq_M = tl.load(seq_index_ptr + member_M, mask=member_M < group_end, other=-1)
-        is_real_M = (seq_M >= first_seq) & (seq_M < first_seq + num_seqs) & (head_M < GROUP)
+        first_member = group_start + (tile - first_tile) * BLOCK_S
+        row_M = tl.arange(0, BLOCK_M)
+        if BLOCK_M % GROUP:
+            member_end = tl.minimum(first_member + BLOCK_S, member_end)  # the rows left over would be the next tile's
+            row_M += tl.load(cu_groups_ptr)  # 0, but the compiler does not know: no quotients kept for all items
+        head_M = row_M % GROUP
+        member_M = first_member + row_M // GROUP
+        seq_M = tl.load(seq_index_ptr + member_M, mask=member_M < member_end, other=-1)
+        is_real_M = (seq_M >= first_seq) & (seq_M < first_seq + num_seqs)
         if (tl.max(is_real_M.to(tl.int32), 0) > 0) & (chunk * CHUNK < prefix_len):
             is_real_MD = is_real_M[:, None] & (dim_D < HEAD_DIM)[None, :]
             offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
@@ -156,8 +160,16 @@ def _shared_prefix_kernel(
                     SOFT_CAP,
                     False,
                 )
-            # read again, as registers are scarce before
-            seq_M = tl.load(seq_index_ptr + member_M, mask=is_real_M, other=0)
+            if BLOCK_M % GROUP:  # divided and read again, as registers are scarce before
+                row_M = tl.arange(0, BLOCK_M) + tl.load(cu_groups_ptr)
+                head_M = row_M % GROUP
+                member_M = first_member + row_M // GROUP
+                seq_M = tl.load(seq_index_ptr + member_M, mask=member_M < member_end, other=-1)
+                is_real_M = (seq_M >= first_seq) & (seq_M < first_seq + num_seqs)
+                is_real_MD = is_real_M[:, None] & (dim_D < HEAD_DIM)[None, :]
+                offset_MD = (kv_head * GROUP + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
+            else:
+                seq_M = tl.load(seq_index_ptr + member_M, mask=is_real_M, other=0)
             part_M = tl.load(starts_ptr + seq_M - first_seq, mask=is_real_M, other=0).to(tl.int64) + chunk
             partial_MD = part_M[:, None] * (NUM_HEADS * HEAD_DIM) + offset_MD
             tl.store(partial_ptr + partial_MD, acc_MD / sum_M[:, None], mask=is_real_MD)

@@ -4,7 +4,8 @@
 
 The interpreter runs kernels, but proves nothing about the compiler: types of tensor-core products, shared memory,
 registers. Here the launchers are called on small CPU tensors and each launch ends after compiling. One JSON line per
-kernel: shared memory and stack (spilled registers) in bytes, registers, and how many wide matrix instructions.
+kernel: shared memory and stack (spilled registers) in bytes, registers, how many wide matrix instructions, and for
+attention the query heads of a key head.
 """
 
 from __future__ import annotations
@@ -88,11 +89,15 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
                     attention(
                         case.q_THD, k_cache, v_cache, case.meta, scale=0.1, sliding_window=window, soft_cap=soft_cap
                     )
-    case = make_case([1, 1], [600, 700], (8, 2, head_dim), block_size=16, dtype=dtype, device="cpu", shared_blocks=33)
-    meta = replace(case.meta, shared_prefixes=prefixes_of([([0, 1], 512)], 2, "cpu"))
-    for kv_dtype in kv_dtypes:
-        k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
-        ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
+    for num_heads in (8, 10):  # five query heads of a key head leave rows of a tile over
+        heads = (num_heads, 2, head_dim)
+        case = make_case([1, 1], [600, 700], heads, block_size=16, dtype=dtype, device="cpu", shared_blocks=33)
+        chunk = make_case([60], [60], heads, block_size=16, dtype=dtype, device="cpu")
+        meta = replace(case.meta, shared_prefixes=prefixes_of([([0, 1], 512)], 2, "cpu"))
+        for kv_dtype in kv_dtypes:
+            k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
+            ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
+            ops.paged_attention(chunk.q_THD, k_cache, v_cache, chunk.meta, scale=0.1, sliding_window=None)
 
 
 def needs(kernel: Any) -> dict[str, object]:
@@ -105,6 +110,7 @@ def needs(kernel: Any) -> dict[str, object]:
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     return {
         "kernel": kernel.metadata.name,
+        "group": _constant(kernel, "GROUP"),
         "shared": kernel.metadata.shared,
         "warps": kernel.metadata.num_warps,
         "registers": int(registers),
@@ -112,6 +118,12 @@ def needs(kernel: Any) -> dict[str, object]:
         "wide_loads": len(re.findall(r"ld\.global\S*\.v[24]\.", kernel.asm["ptx"])),
         "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
     }
+
+
+def _constant(kernel: Any, name: str) -> object:
+    """What a kernel was compiled for; None where it knows no such thing."""
+    names = kernel.src.fn.arg_names
+    return kernel.src.constants.get((names.index(name),)) if name in names else None
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, tmp_path: Path
     assert {"_decode_kernel", "_merge_kernel", "_prefill_kernel", "_shared_prefix_kernel"} <= {
         k["kernel"] for k in kernels
     }
+    for name in ("_prefill_kernel", "_shared_prefix_kernel"):
+        assert {k["group"] for k in kernels if k["kernel"] == name} == {4, 5}  # with rows of a tile left over, and none
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_BYTES, kernel
         assert kernel["stack"] == 0, kernel

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.triton import paged_attention as module
 from bulkrun.ops.triton import partial_results
+from bulkrun.ops.triton.attention_tile import packed_rows
 from bulkrun.ops.triton.paged_attention import paged_attention
 from tests.ops.triton.attention_cases import Case, exact_attention, make_case
 from tests.processor import needs_even_products
@@ -67,6 +68,27 @@ def test_prompt_chunks(device: str, window: int | None, soft_cap: float | None) 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_mixed_steps_of_every_head_dim(device: str, head_dim: int) -> None:
     check(make_case([1, 9, 2], [33, 9, 40], (5, 1, head_dim), block_size=16, device=device))
+
+
+ODD_GROUPS = [(1, 1, 256), (6, 2, 64), (5, 1, 128), (6, 1, 80), (7, 1, 128)]
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (40, 0.7)])
+@pytest.mark.parametrize("heads", [*ODD_GROUPS, (71, 1, 64)], ids=str)
+def test_chunks_in_tiles_of_any_group(
+    device: str, heads: tuple[int, int, int], window: int | None, soft_cap: float | None
+) -> None:
+    """The rows left over at a tile's end would be the next tile's token. Of 71 heads a tile holds one token."""
+    lens = ([1, 61, 3, 27], [33, 61, 90, 95]) if heads[0] < 71 else ([5, 2], [5, 70])
+    case = make_case(*lens, heads, window=window, dtype=torch.float16, device=device)
+    check(case, window, soft_cap)
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens"), [(1, 128), (3, 42), (4, 32), (5, 25), (6, 21), (7, 18), (71, 1), (200, 1)]
+)
+def test_a_tile_holds_as_many_tokens_as_its_rows_do(group: int, tokens: int) -> None:
+    assert packed_rows(128, group) == (256 if group == 200 else 128, tokens)
 
 
 def test_half_precision(device: str) -> None:

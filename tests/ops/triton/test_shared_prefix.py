@@ -11,7 +11,7 @@ import torch
 from bulkrun.ops.triton import paged_attention, partial_results, shared_prefix
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import Case, make_case
-from tests.ops.triton.test_paged_attention import attend, check
+from tests.ops.triton.test_paged_attention import ODD_GROUPS, attend, check
 
 HEADS = (6, 2, 16)
 
@@ -44,6 +44,13 @@ def test_several_groups_in_any_order_and_sequences_in_none(
     monkeypatch.setattr(shared_prefix, "_PLACES", places)  # few: a program does many pieces of work
     case = make_case([1] * 26, [140 + i for i in range(26)], HEADS, shared_blocks=33, device=device)
     check(share(case, (list(range(25, 3, -1)), 128), ([1, 3], 64)))
+
+
+@pytest.mark.parametrize("heads", ODD_GROUPS, ids=str)
+def test_tiles_of_any_group(device: str, heads: tuple[int, int, int]) -> None:
+    """The rows left over at a tile's end would be the next tile's first sequence."""
+    case = make_case([1] * 47, [76 + i for i in range(47)], heads, shared_blocks=17, dtype=torch.float16, device=device)
+    check(share(case, (list(range(46, 3, -1)), 64), ([1, 3], 64)), soft_cap=0.7 if heads[0] == 6 else None)
 
 
 @pytest.mark.parametrize("max_chunks", [5, 120])
