@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,38 @@ class Bucket:
     def list(self, prefix: str = "") -> list[str]:
         found = self.files.find(f"{self.name}/{prefix}")
         return sorted(name.removeprefix(f"{self.name}/") for name in found)
+
+
+class Requests:
+    """What this process asks of the store. `failing`: methods, and how often each is refused with a 503 from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import s3fs
+
+        self.asked: Counter[str] = Counter()
+        self.failing: Counter[str] = Counter()
+        real = s3fs.S3FileSystem._call_s3
+
+        async def call(files: Any, method: str, *arguments: Any, **options: Any) -> Any:
+            self.asked[method] += 1
+            if self.failing[method] > 0:
+                self.failing[method] -= 1
+                raise OSError("busy") from self._no_time(method)
+            return await real(files, method, *arguments, **options)
+
+        monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call)
+
+    def _no_time(self, method: str) -> Exception:
+        from botocore.exceptions import ClientError
+
+        answer: Any = {"Error": {"Code": "ServiceUnavailable"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+        return ClientError(answer, method)
+
+
+@pytest.fixture
+def requests_made(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Requests:
+    """Counts the requests for single objects, and can refuse them."""
+    return Requests(monkeypatch)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ TENSOR_COLUMN = {"blocks", "ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
 CONTRACT = {"request", "sampling_params", "errors"}
 # Where names and bytes are made durable; the journal appends, doctor measures.
-MAKES_DURABLE = {"data/durable.py", "data/new_name.py", "job/store/journal.py", "launch/doctor.py"}
+MAKES_DURABLE = {"data/durable.py", "data/exchange.py", "data/new_name.py", "job/store/journal.py", "launch/doctor.py"}
 DURABLE_CALL = re.compile(
     r"os\.(?:fsync|fdatasync|link|rename|renames|replace)\(|\.(?:rename|hardlink_to)\(|\brenameat2\("
 )

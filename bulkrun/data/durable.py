@@ -15,11 +15,11 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from bulkrun.data.new_name import renameat2, take_name
+from bulkrun.data.new_name import take_name
 from bulkrun.errors import RunError
 
 _ADVICE = {
@@ -30,7 +30,6 @@ _ADVICE = {
     errno.EFBIG: "a file size limit (ulimit -f) is in the way",
     errno.EIO: "the disk or network file system reports an error: check it, then run the same command again",
 }
-_RENAME_EXCHANGE = 2  # of linux/fs.h
 _TAIL_BYTES = 8192  # holds the nonce of a JSON document and of a Parquet footer
 
 
@@ -203,7 +202,12 @@ def write_new_json(path: Path, document: dict[str, Any]) -> bool:
     """
     tmp = temporary(path)
     write_file(tmp, encode_json(document))
-    return publish_new(tmp, path)
+    try:
+        return publish_new(tmp, path)
+    except RunError:
+        with suppress(OSError):  # the first error is the one to tell
+            tmp.unlink(missing_ok=True)
+        raise
 
 
 def replace_json(path: Path, document: dict[str, Any], *, sync: bool = True) -> None:
@@ -242,11 +246,17 @@ def encode_json(document: dict[str, Any]) -> bytes:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line with one write to a file that several processes may append to."""
+    """Append one line, with one write where the disk has room for it, to a file that several processes may append to.
+
+    A line that a full disk or a crash tore is ended first: it costs nobody the next one.
+    """
     with disk_errors("appending", path):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            os.write(fd, line + b"\n")
+            size = os.fstat(fd).st_size
+            left = (b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b"") + line + b"\n"
+            while left:  # a short write is no error: only the next one says what was in the way
+                left = left[os.write(fd, left) :]
         finally:
             os.close(fd)
 
@@ -264,37 +274,3 @@ def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool] = lambd
             else:
                 os.link(entry, target / entry.name, follow_symlinks=False)
         fsync_dir(target)
-
-
-def exchange_dirs(one: Path, other: Path) -> None:
-    """Let two directories of one parent swap their names in one step: at no instant is either name missing.
-
-    Raises RunError where the kernel or the file system cannot (`can_exchange` tells before).
-    """
-    assert one.parent == other.parent, "their names are made durable by one fsync"
-    with disk_errors("exchanging it with its successor", one):
-        _exchange(one, other)
-        fsync_dir(one.parent)
-
-
-def can_exchange(folder: Path) -> bool:
-    """Whether directories in `folder` can be exchanged and files linked, tried with two that are removed again."""
-    probe = folder / f".bulkrun-probe.{secrets.token_hex(8)}"
-    one, other = probe / "one", probe / "other"
-    with disk_errors("trying what the file system can do", folder):
-        for path in (probe, one, other):
-            path.mkdir()
-        try:
-            (one / "file").touch()
-            os.link(one / "file", one / "link")
-            _exchange(one, other)
-            return (other / "link").exists()
-        except OSError:
-            return False
-        finally:
-            shutil.rmtree(probe)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """renameat2(2) with RENAME_EXCHANGE. Raises OSError."""
-    renameat2(one, other, _RENAME_EXCHANGE)

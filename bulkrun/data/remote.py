@@ -2,6 +2,7 @@
 
 Endpoint, region and keys are those of the usual AWS environment variables and files; nothing of them is ever shown.
 An object that is read is pinned to the ETag it was found with: one that changes meanwhile is an error, never a mixture.
+So a request may be repeated: a store that fails for a time is asked again for some minutes.
 Needs `bulkrun[s3]` (s3fs), which is loaded by the first `s3://` alone. Knows no format and no run.
 """
 
@@ -10,10 +11,11 @@ from __future__ import annotations
 import glob
 import io
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from urllib.parse import urlsplit
 
 from bulkrun.errors import BulkrunError, InputError, RunError
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 SCHEME = "s3://"
 READ_AHEAD_BYTES = 8 * 2**20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 20.0
+_PATIENCE_S = 300.0  # as with uploads; s3fs's own patience with a request is some seconds
+_STAY = "give the run an input that stays as it is"
+_T = TypeVar("_T")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
@@ -61,6 +67,23 @@ def plain_errors(doing: str, url: str, kind: type[BulkrunError] = InputError) ->
         raise (RunError if overloaded(error) else kind)(f"{url}: {doing} failed: {reason(error)}") from error
 
 
+def patiently(request: Callable[[], _T], doing: str, url: str, passes: Callable[[BaseException], bool]) -> _T:
+    """`request`, again and again with growing pauses while it fails with what `passes`; its errors as `plain_errors`.
+
+    A pause ends at once where the handler of a signal raises, as while a command starts.
+    """
+    pause, give_up = _FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            with plain_errors(doing, url):
+                return request()
+        except BulkrunError as error:
+            if error.__cause__ is None or not passes(error.__cause__) or time.monotonic() + pause > give_up:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
 def reason(error: BaseException) -> str:
     """Why a request failed and what to do. Made of codes and names alone: a server's words may hold a key."""
     code, name = error_code(error), type(error).__name__
@@ -68,7 +91,7 @@ def reason(error: BaseException) -> str:
     if code == "NoSuchBucket":
         return f"there is no such bucket in {where}; check its name, and AWS_ENDPOINT_URL"
     if code in ("PreconditionFailed", "412") or name == "FileExpired":
-        return "it was changed or removed since the run looked at it; give the run an input that stays as it is"
+        return f"it was changed or removed since the run looked at it; {_STAY}"
     if isinstance(error, FileNotFoundError):
         return "there is no such object; check the path"
     if isinstance(error, PermissionError):
@@ -99,6 +122,11 @@ def overloaded(error: BaseException) -> bool:
     return status == 429 or (status >= 500 and status != 501)
 
 
+def has_no_time(error: BaseException) -> bool:
+    """Whether the same request to a store that answered before may well succeed later."""
+    return overloaded(error) or not_reached(error)
+
+
 def _response(error: BaseException) -> dict[str, Any] | None:
     return getattr(error, "response", None) or getattr(error.__cause__, "response", None)
 
@@ -123,10 +151,26 @@ class RemotePath:
 
     def check_unchanged(self) -> None:
         """Raise InputError when the object is another than the one found (for readers that do not pin it)."""
-        with plain_errors("looking again", self.url):
-            etag = self.files.info(self.url).get("ETag")
+        self.check_same(self.ask("looking again", lambda: self.files.info(self.url)).get("ETag"))
+
+    def check_same(self, etag: str | None) -> None:
+        """Raise InputError when `etag`, None where there is no such object any more, is not that of the one found."""
         if etag != self.etag:
-            raise InputError(f"{self.url}: it was changed since the run looked at it; run the same command again")
+            what = "removed" if etag is None else "changed"
+            raise InputError(f"{self.url}: it was {what} since the run looked at it; {_STAY}")
+
+    def ask(self, doing: str, request: Callable[[], _T]) -> _T:
+        """What `request`, about this object, brings in the end. Raises InputError and RunError as `patiently` does."""
+
+        def asked() -> _T:
+            try:
+                return request()
+            except FileNotFoundError as error:
+                if error_code(error) == "NoSuchBucket":
+                    raise
+                raise InputError(f"{self.url}: it was removed since the run looked at it; {_STAY}") from error
+
+        return patiently(asked, doing, self.url, has_no_time)
 
     def open_ranges(self) -> BinaryIO:
         """The object's bytes without reading ahead, for a reader that knows which ranges it wants."""
@@ -138,9 +182,9 @@ class ObjectStream(io.RawIOBase):
 
     def __init__(self, path: RemotePath, cache_type: str, block_size: int) -> None:
         self._path = path
-        path.check_unchanged()
-        with plain_errors("opening", path.url):
-            self._file = path.files.open(path.url, "rb", block_size=block_size, cache_type=cache_type)
+        options = {"block_size": block_size, "cache_type": cache_type}
+        self._file = path.ask("opening", lambda: path.files.open(path.url, "rb", **options))
+        path.check_same(self._file.details.get("ETag"))  # asked for by the opening, and pinned
 
     def readable(self) -> bool:
         return True
@@ -150,8 +194,7 @@ class ObjectStream(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        with plain_errors("reading", self._path.url):
-            data = self._file.read(len(view))
+        data = self._path.ask("reading", lambda: self._file.read(len(view)))
         view[: len(data)] = data
         return len(data)
 
@@ -174,19 +217,21 @@ def find_objects(pattern: str) -> tuple[list[RemotePath], bool]:
     bucket, no access, and a path that is none of these.
     """
     _check(pattern)
-    files = connect()
-    with plain_errors("listing", pattern):
-        found = _one(files, pattern)
-        if found:
-            return [found], True
-        listed = files.find(f"{pattern.rstrip('/')}/", detail=True)
-        if not listed and glob.has_magic(pattern):
-            listed = files.glob(pattern, detail=True)
-            for folder in [name for name, entry in listed.items() if entry["type"] == "directory"]:
-                listed |= files.find(f"{folder}/", detail=True)
-        elif not listed:
-            where = endpoint()
-            raise InputError(f"input.path: {pattern!r} does not exist" + (f" (asked {where})" if where else ""))
+    return patiently(lambda: _found(connect(), pattern), "listing", pattern, overloaded)
+
+
+def _found(files: Any, pattern: str) -> tuple[list[RemotePath], bool]:
+    found = _one(files, pattern)
+    if found:
+        return [found], True
+    listed = files.find(f"{pattern.rstrip('/')}/", detail=True)
+    if not listed and glob.has_magic(pattern):
+        listed = files.glob(pattern, detail=True)
+        for folder in [name for name, entry in listed.items() if entry["type"] == "directory"]:
+            listed |= files.find(f"{folder}/", detail=True)
+    elif not listed:
+        where = endpoint()
+        raise InputError(f"input.path: {pattern!r} does not exist" + (f" (asked {where})" if where else ""))
     entries = sorted(listed.items())
     return [_described(files, entry) for name, entry in entries if _is_object(name, entry)], False
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from bulkrun.data.paths import user_path
 from bulkrun.errors import BulkrunError, ExecutorError, rebuilt
+from bulkrun.executors.head_watch import HeadWatch
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.job.store.run_dir import RunDir
@@ -86,9 +87,15 @@ class RayWorkers:
         self._placed = [actor.is_placed.remote() for actor in self._hosts]
         self._calls = [actor.work.remote() for actor in self._hosts]
         self._say, self._say_at = say, time.monotonic() + _PLACED_AFTER_S
+        self._address, self._head = spec.address, HeadWatch(self._ray.nodes)
 
     def tend(self) -> bool:
-        """Whether anybody works or will again. Raises the error that ended a worker."""
+        """Whether anybody works or will again. Raises the error that ended a worker, ExecutorError without a head."""
+        if self._head.is_silent():
+            where = f"head at {self._address}" if self._address else "of this machine"
+            raise ExecutorError(
+                f"the Ray {where} does not answer; what is finished is saved; the same command continues"
+            )
         self._say_who_waits()
         done, going = self._ray.wait(self._calls, num_returns=len(self._calls), timeout=0)
         for call in done:
@@ -108,6 +115,7 @@ class RayWorkers:
 
     def kill(self) -> None:
         """End all at once: a worker notices within a second that its actor is gone."""
+        self._head.stop()
         for actor in self._hosts:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.kill(actor)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bulkrun.data.durable import append_line, make_dirs, write_file
 from bulkrun.errors import ExecutorError
-from bulkrun.executors.slurm_program import slurm
+from bulkrun.executors.slurm_program import SlurmRefused, slurm
 from bulkrun.job.jobfile.cluster import SlurmSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
@@ -86,9 +86,22 @@ def submit_array(run: RunDir, spec: JobSpec) -> str:
     script = run.slurm / f"{datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}.sh"
     text = batch_script(run, spec.name, spec.slurm, spec.slurm.array or spec.run.workers, command)
     write_file(script, text.encode())
-    job_id = _job_id(slurm("sbatch", "--parsable", str(script)))
+    job_id = _job_id(_sbatch(script))
     append_line(run.slurm_jobs, json.dumps({"job_id": job_id, "script": script.name}).encode())
     return job_id
+
+
+def _sbatch(script: Path) -> str:
+    """What sbatch prints. A script that stays in the run is one that Slurm may have: the queue is asked for it."""
+    try:
+        return slurm("sbatch", "--parsable", str(script))
+    except SlurmRefused as error:
+        if re.search("timed out|zero bytes", str(error), re.IGNORECASE):  # the answer was lost, not the question
+            raise ExecutorError(
+                f"{error}; the job may be in the queue all the same: the same command looks there first"
+            ) from error
+        script.unlink(missing_ok=True)
+        raise
 
 
 def _job_id(said: str) -> str:
@@ -108,16 +121,28 @@ def _gpus(slurm: SlurmSpec) -> int:
 
 
 def submitted_jobs(run: RunDir) -> list[str]:
-    """The ids of every array that was submitted for this run, oldest first."""
+    """The ids of every array that was submitted for this run, oldest first; torn lines are left out."""
     if not run.slurm_jobs.is_file():
         return []
-    lines = run.slurm_jobs.read_bytes().splitlines()
-    return [str(json.loads(line)["job_id"]) for line in lines if line.endswith(b"}")]
+    return [job_id for line in run.slurm_jobs.read_bytes().splitlines() if (job_id := _noted_id(line)) is not None]
+
+
+def _noted_id(line: bytes) -> str | None:
+    try:
+        noted = json.loads(line)
+    except ValueError:
+        return None
+    return str(noted["job_id"]) if isinstance(noted, dict) and "job_id" in noted else None
+
+
+def may_be_queued(run: RunDir) -> bool:
+    """Whether anything of this run was ever given to sbatch; its id may not have come back, or not onto the disk."""
+    return bool(submitted_jobs(run)) or next(run.slurm.glob("*.sh"), None) is not None
 
 
 def queued_jobs(run: RunDir) -> list[QueuedJob]:
     """This run's jobs that are still in the queue: waiting, running or ending."""
-    return jobs_of(run, own_queue()) if submitted_jobs(run) else []
+    return jobs_of(run, own_queue()) if may_be_queued(run) else []
 
 
 def own_queue() -> list[QueueEntry]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bulkrun.errors import ExecutorError
-from bulkrun.executors.slurm import QueuedJob, cancel_jobs, jobs_of, own_queue, queued_jobs, submitted_jobs
+from bulkrun.executors.slurm import QueuedJob, cancel_jobs, jobs_of, may_be_queued, own_queue, queued_jobs
 from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
@@ -44,7 +44,7 @@ def cancel_run(run: RunDir) -> Cancelled:
     found = [(one, worker) for one in runs for worker in _living(one)]
     silent = [worker for one, worker in found if silent_for(one, worker) > _SILENT_S]
     finished = read_totals(run) is not None and len(runs) == 1
-    jobs = cancel_jobs(run) if submitted_jobs(run) else []
+    jobs = cancel_jobs(run)
     return Cancelled([worker for _, worker in found], jobs, finished, silent)
 
 
@@ -57,7 +57,7 @@ def status_with_queue(run: RunDir) -> tuple[RunStatus, list[QueuedJob]]:
 def statuses_with_queue(below: Path) -> list[RunStatus | DamagedRun]:
     """`status_with_queue` for all runs at or below a directory; asks the queue once, and only if one may be in it."""
     found, queue = statuses(below), []
-    if any(one.state == "interrupted" and submitted_jobs(RunDir(one.root)) for one in found):
+    if any(one.state == "interrupted" and may_be_queued(RunDir(one.root)) for one in found):
         with suppress(ExecutorError):
             queue = own_queue()
     return [

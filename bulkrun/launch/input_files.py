@@ -8,7 +8,7 @@ from typing import Any
 
 from bulkrun.data.files import InputFile, find_files
 from bulkrun.data.paths import would_take
-from bulkrun.data.remote import RemotePath
+from bulkrun.data.remote import RemotePath, find_objects, is_remote
 from bulkrun.errors import InputError, JobFileError, ResumeError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_record import RunRecord
@@ -61,8 +61,15 @@ def named_others(files: Sequence[InputFile], known: Facts) -> str:
     return f"\nNew or changed: {', '.join(names[:_SHOWN_FILES])}{more}" if names else ""
 
 
-def check_unchanged(files: Sequence[InputFile], known: Facts) -> None:
-    """Look at `files` again. Raises ResumeError when they are no longer the `known` ones."""
+def check_unchanged(spec: JobSpec, files: Sequence[InputFile], known: Facts) -> None:
+    """Look at `files`, the input's, again. Raises ResumeError when they are no longer the `known` ones.
+
+    Objects are looked at by listing them once more: a request for each would take minutes for thousands.
+    """
+    objects = [file.path for file in files if isinstance(file.path, RemotePath)]
+    etags = _etags_now(spec) if objects else {}
+    for path in objects:
+        path.check_same(etags.get(path.url))
     found = facts_of(map(_look_again, files))
     if files and found != known:
         pairs = zip(files, found, known, strict=False)
@@ -76,10 +83,14 @@ def check_still_there(files: Sequence[InputFile], known: Facts) -> None:
             raise _changed(file.path)
 
 
+def _etags_now(spec: JobSpec) -> dict[str, str]:
+    paths = [spec.input.path] if isinstance(spec.input.path, str) else spec.input.path
+    return {path.url: path.etag for pattern in filter(is_remote, paths) for path in find_objects(pattern)[0]}
+
+
 def _look_again(file: InputFile) -> InputFile:
-    """The file as it is now. Raises InputError when it is gone; an object says itself that it changed."""
+    """The file as it is now, an object as it was found. Raises InputError when it is gone."""
     if isinstance(file.path, RemotePath):
-        file.path.check_unchanged()
         return file
     try:
         stat = file.path.stat()

@@ -105,7 +105,7 @@ class PreparedJob:
 
     def check_input(self, record: RunRecord) -> None:
         """Look at the files again. Raises ResumeError when they are no longer those that the run was entered with."""
-        check_unchanged(self.files, known_files(record))
+        check_unchanged(self.spec, self.files, known_files(record))
 
     def check_files(self, record: RunRecord, numbers: range) -> None:
         """Refuse files of `numbers` that are not as they were found: asked for every window of a plan."""

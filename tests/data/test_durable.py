@@ -189,6 +189,39 @@ def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
     assert len(lines) == 200 and all(len(set(line)) == 1 and len(line) == 50 for line in lines)
 
 
+def test_a_short_write_is_finished_or_an_error_and_costs_the_next_line_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = os.write, [5, 100]
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: room.pop(0)]))
+    append_line(tmp_path / "log", b"in two writes")
+
+    def full(fd: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data[: room.pop()])
+
+    room.append(5)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunError, match=r"log: appending failed: No space left on device; free some space"):
+        append_line(tmp_path / "log", b"torn by a full disk")
+    monkeypatch.setattr(os, "write", real)
+    append_line(tmp_path / "log", b"whole")
+    assert (tmp_path / "log").read_bytes() == b"in two writes\ntorn \nwhole\n"
+
+
+def test_a_claim_that_the_disk_refuses_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def over_quota(*_: Any) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "link", over_quota)
+    with pytest.raises(RunError, match="disk quota is used up"):
+        write_new_json(tmp_path / "shard-00007.1", {})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_swap_in_shows_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     final, tmp = tmp_path / "part", tmp_path / "part.tmp"
     final.write_bytes(b"old")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bulkrun.data import durable
-from bulkrun.data.durable import can_exchange, exchange_dirs, link_tree
+from bulkrun.data import exchange
+from bulkrun.data.durable import link_tree
+from bulkrun.data.exchange import can_exchange, exchange_dirs
 from bulkrun.errors import RunError
 
 
@@ -43,7 +44,7 @@ def test_the_probe_tells_what_the_file_system_can_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert can_exchange(tmp_path)
-    monkeypatch.setattr(durable, "_RENAME_EXCHANGE", 1 << 20)  # as a kernel that does not know the flag
+    monkeypatch.setattr(exchange, "_RENAME_EXCHANGE", 1 << 20)  # as a kernel that does not know the flag
     assert not can_exchange(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bulkrun.data import remote
 from bulkrun.data.batch import Position
 from bulkrun.data.files import find_files
 from bulkrun.data.reader import open_input
 from bulkrun.data.remote import plain_errors
-from bulkrun.errors import BulkrunError, InputError
+from bulkrun.errors import BulkrunError, InputError, RunError
 from tests.data.reading import read, read_all
-from tests.s3_server import KEY, SECRET, Bucket
+from tests.s3_server import KEY, SECRET, Bucket, Requests
 
 
 def parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
@@ -234,3 +236,72 @@ def test_an_input_is_not_to_blame_for_a_store_that_has_no_time(bucket: Bucket, s
     with pytest.raises(BulkrunError, match=said) as raised, plain_errors("reading", bucket.url("rows.jsonl")):
         raise OSError("sorry") from ClientError(answer, "GetObject")
     assert raised.value.exit_code == exit_code
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_a_store_that_has_no_time_for_a_while_is_asked_again(
+    bucket: Bucket, requests_made: Requests, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(remote, "_FIRST_PAUSE_S", 0.01)
+    url = bucket.put(name, {"a.parquet": parquet, "a.jsonl": lines}[name](ROWS))
+    requests_made.failing.update(head_object=3)
+    with open_input(url) as dataset:
+        requests_made.failing.update(head_object=3, get_object=3)
+        rows, errors = read_all(dataset)
+    assert rows == ROWS and not errors and not +requests_made.failing
+
+
+def test_a_store_that_has_no_time_for_long_is_given_up(
+    bucket: Bucket, requests_made: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(remote, "_PATIENCE_S", 0.1)
+    (file,) = find_files(bucket.put("a.jsonl", lines(ROWS)))
+    requests_made.failing.update(get_object=1000)
+    with pytest.raises(RunError, match=r"a\.jsonl: reading failed: ServiceUnavailable; run the same command again"):
+        file.path.open("rb").read(10)
+    assert 3 < requests_made.asked["get_object"] < 20
+
+
+def test_a_signal_ends_a_pause_at_once(
+    bucket: Bucket, requests_made: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(BaseException):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    monkeypatch.setattr(remote, "_FIRST_PAUSE_S", 200.0)
+    url = bucket.put("a.jsonl", lines(ROWS))
+    requests_made.failing.update(head_object=1)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(Stopped):
+            find_files(url)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_reading_an_object_asks_for_it_twice_each_time(bucket: Bucket, requests_made: Requests) -> None:
+    for number in range(5):
+        bucket.put(f"in/{number}.jsonl", lines(ROWS[number : number + 1]))
+    files = find_files(bucket.url("in/"))
+    requests_made.asked.clear()
+    for file in files:
+        with file.path.open("rb") as stream:
+            assert stream.read()
+    assert requests_made.asked == {"head_object": 5, "get_object": 5}
+
+
+@pytest.mark.parametrize("when", ["opening", "reading"])
+def test_an_object_that_is_removed_meanwhile_is_said_to_be(bucket: Bucket, when: str) -> None:
+    (file,) = find_files(bucket.put("a.jsonl", lines(ROWS)))
+    with pytest.raises(InputError, match=r"a\.jsonl: it was removed since the run looked at it; give the run an input"):
+        if when == "opening":
+            bucket.files.rm(bucket.url("a.jsonl"))
+        with file.path.open("rb") as stream:
+            bucket.files.rm(bucket.url("a.jsonl"))
+            stream.read()

@@ -1,8 +1,10 @@
-"""Workers for which Ray has no place: refused on this machine, said of a cluster, which may grow. Ray is a stand-in."""
+"""Workers for which Ray has no place, and a Ray that is gone: said in our words. Ray is a stand-in."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from bulkrun.errors import ExecutorError
-from bulkrun.executors import ray_cluster
+from bulkrun.executors import head_watch, ray_cluster
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.job.store.run_dir import RunDir
@@ -70,3 +72,34 @@ def test_nothing_is_said_once_all_have_a_place(
     ray.done = ["is_placed"]
     said: list[str] = []
     assert workers(tmp_path, said, address="auto").tend() and said == []
+
+
+@pytest.mark.parametrize(("address", "named"), [("10.0.0.1:6379", "head at 10.0.0.1:6379"), (None, "of this machine")])
+def test_a_head_that_is_gone_ends_the_run_before_ray_ends_the_process(
+    ray: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, named: str
+) -> None:
+    monkeypatch.setattr(head_watch, "_ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(head_watch, "_PATIENCE_S", 0.3)
+    nodes, gone, revived = ray.nodes, threading.Event(), threading.Event()
+    ray.nodes = lambda: (gone.is_set() and revived.wait()) or nodes()
+    running = workers(tmp_path, [], address=address)
+    until = time.monotonic() + 0.6
+    while time.monotonic() < until:
+        assert running.tend()
+        time.sleep(0.01)
+    gone.set()  # a question without an answer, for ever
+    with pytest.raises(ExecutorError, match=f"the Ray {named} does not answer; what is finished is saved; the same"):
+        while running.tend():
+            time.sleep(0.01)
+    revived.set()
+    running._head.stop()
+
+
+def test_a_process_that_was_stopped_for_a_while_does_not_blame_the_head(
+    ray: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = workers(tmp_path, [], address="auto")
+    now = time.monotonic() + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert running.tend()
+    running._head.stop()

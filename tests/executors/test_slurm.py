@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from bulkrun.errors import ExecutorError, JobFileError
 from bulkrun.executors.allocation import Allocation, current_allocation, deadline_of
 from bulkrun.executors.slurm import batch_script, cancel_jobs, queued_jobs, submit_array, submitted_jobs
+from bulkrun.executors.slurm_program import SlurmRefused
 from bulkrun.job.jobfile.cluster import SlurmSpec
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
@@ -157,6 +158,39 @@ def test_a_copy_of_the_array_that_a_user_put_into_the_queue_is_this_runs_too(
     programs(tmp_path / "bin", monkeypatch, squeue=f"cat {tmp_path}/queue", scancel=f'echo "$@" > {tmp_path}/cancelled')
     assert [job.job_id for job in queued_jobs(run)] == ["4_0", "8_1", "8_[0]"]
     assert cancel_jobs(run) == ["4", "8"] and (tmp_path / "cancelled").read_text() == "4 8\n"
+
+
+def test_a_torn_line_among_the_ids_costs_that_id_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path / "out")
+    run.slurm.mkdir(parents=True)
+    run.slurm_jobs.write_bytes(b'{"job_id": "1", "script": "a.sh"}\n[]\n{}\n{"job_id": "2", "scr')
+    programs(tmp_path, monkeypatch, sbatch="echo 3")
+    submit_array(run, spec(run.root))
+    assert submitted_jobs(run) == ["1", "3"]
+    run.slurm_jobs.write_bytes(b'{"job_id": "2", "scr{"job_id": "3", "script": "b.sh"}\n')  # of an earlier bulkrun
+    assert submitted_jobs(run) == []
+
+
+@pytest.mark.parametrize("words", ["Batch job submission failed: Socket timed out on send/recv operation", ""])
+def test_an_array_whose_id_was_never_noted_is_found_in_the_queue_by_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    run = RunDir(tmp_path / "out")
+    programs(tmp_path, monkeypatch, sbatch=f"echo '{words}' >&2; exit {int(bool(words))}")
+    with pytest.raises(ExecutorError, match=r"may be in the queue|squeue --me") as raised:
+        submit_array(run, spec(run.root))
+    assert not isinstance(raised.value, SlurmRefused), "a refused array's run is forgotten"
+    (script,) = run.slurm.glob("*.sh")
+    programs(tmp_path, monkeypatch, squeue=f"echo '4|4|4_0|PENDING||None|/|{script}'")
+    assert [job.job_id for job in queued_jobs(run)] == ["4_0"]
+
+
+def test_what_slurm_refused_is_not_looked_for_in_its_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path / "out")
+    programs(tmp_path, monkeypatch, sbatch="echo 'invalid partition specified: x' >&2; exit 1", squeue="exit 1")
+    with pytest.raises(SlurmRefused, match="invalid partition"):
+        submit_array(run, spec(run.root))
+    assert queued_jobs(run) == []
 
 
 def test_outside_of_slurm_there_is_no_allocation_and_no_deadline() -> None:

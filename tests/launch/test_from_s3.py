@@ -13,8 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
+from bulkrun.data.files import find_files
+from bulkrun.errors import InputError
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.launch.input_files import check_unchanged, facts_of
 from bulkrun.launch.prepare import PreparedJob
-from tests.s3_server import SECRET, Bucket
+from tests.s3_server import SECRET, Bucket, Requests
 
 JOB = Path(__file__).parent.parent.parent / "jobs" / "from_s3.yaml"
 BODY = "    # what it is for is not said\n    # anywhere in this function\n"
@@ -106,6 +110,25 @@ def test_input_that_changes_between_submit_and_planning_is_noticed(
     changed = submit(store)
     assert changed.exit_code == 4 and "0.parquet changed since the run began" in changed.stderr
     assert not rows_in_bucket(store)
+
+
+def test_objects_are_looked_at_again_by_one_listing(store: Bucket, requests_made: Requests) -> None:
+    paths = [store.url("functions/"), store.url("more/0.jsonl")]
+    for number in range(10):
+        store.put(f"functions/{number}.parquet", parquet(ROWS[:1]))
+    store.put("more/0.jsonl", b'{"id": 1}\n')
+    spec = JobSpec.model_validate({"name": "x", "model": "m", "input": {"path": paths}, "output": {"path": "out"}})
+    files = find_files(paths)
+    known = facts_of(files)
+    requests_made.asked.clear()
+    check_unchanged(spec, files, known)
+    assert requests_made.asked["head_object"] == len(paths), "whether each path is an object"
+    store.put("functions/7.parquet", parquet(ROWS[1:2]))
+    with pytest.raises(InputError, match=r"7\.parquet: it was changed since"):
+        check_unchanged(spec, files, known)
+    store.files.rm(store.url("functions/3.parquet"))
+    with pytest.raises(InputError, match=r"3\.parquet: it was removed since"):
+        check_unchanged(spec, files, known)
 
 
 def test_incremental_nights_bring_the_bucket_up_to_date(store: Bucket) -> None:

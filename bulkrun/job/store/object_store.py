@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.data.durable import encode_json
-from bulkrun.data.remote import SCHEME, connect, error_code, not_reached, overloaded, plain_errors
+from bulkrun.data.remote import SCHEME, connect, error_code, has_no_time, plain_errors
 from bulkrun.errors import InputError, RunError
 
 _PIECE_BYTES = 32 * 2**20  # of an upload; two of them are in memory
@@ -122,4 +122,4 @@ class ObjectPrefix:
 def is_transient(error: RunError) -> bool:
     """Whether the same request may well succeed later."""
     cause = error.__cause__
-    return cause is not None and (not_reached(cause) or overloaded(cause) or error_code(cause) in _TRANSIENT)
+    return cause is not None and (has_no_time(cause) or error_code(cause) in _TRANSIENT)

@@ -19,10 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.durable import (
-    can_exchange,
     disk_errors,
     encode_json,
-    exchange_dirs,
     fsync_dir,
     link_tree,
     make_dirs,
@@ -30,6 +28,7 @@ from bulkrun.data.durable import (
     remove_tree,
     write_file,
 )
+from bulkrun.data.exchange import can_exchange, exchange_dirs
 from bulkrun.data.in_order import in_row_order
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds
 from bulkrun.errors import RunError

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data import durable
+from bulkrun.data import exchange
 from bulkrun.data.parts import write_part
 from bulkrun.data.query import run_query
 from bulkrun.errors import RunError
@@ -208,7 +208,7 @@ def test_a_file_system_without_exchange_is_refused_before_any_work(
     def refuse(one: Path, other: Path) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(durable, "_exchange", refuse)
+    monkeypatch.setattr(exchange, "_exchange", refuse)
     with pytest.raises(RunError, match=r"cannot|can exchange two directories.*not NFS.*nothing was changed"):
         compact(run)
     assert files(run) == before and sorted(path.name for path in tmp_path.iterdir()) == ["in.parquet", "out"]
@@ -300,7 +300,7 @@ def test_a_plain_glob_shows_each_row_once_at_every_moment(tmp_path: Path) -> Non
 CHILD = """
 import os, sys
 from pathlib import Path
-from bulkrun.data import durable
+from bulkrun.data import exchange
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import compact as module
 
@@ -318,7 +318,7 @@ def counted(function):
 # Every system call by which names or bytes become durable, and every removal.
 for name in ("fsync", "link", "mkdir", "unlink", "rmdir", "rename", "replace"):
     setattr(os, name, counted(getattr(os, name)))
-durable._exchange = counted(durable._exchange)
+exchange._exchange = counted(exchange._exchange)
 module.compact(RunDir(Path(sys.argv[1])), 50, grace_s=0)
 print("left", left)
 """
