@@ -68,7 +68,7 @@ def open_targets(options: ExportOptions, stdout: IO[bytes]) -> Iterator[dict[Pat
     """The stream of each target. When the body is done the files get their names; when it fails there are none."""
     named = {path: temporary(path) for path in options.targets}
     with ExitStack() as stack:
-        streams = {path: stack.enter_context(new_file(tmp)) for path, tmp in named.items()}
+        streams = {path: stack.enter_context(new_file(tmp, path)) for path, tmp in named.items()}
         yield {STDOUT: stdout, **streams}
     for path, tmp in named.items():
         swap_in(tmp, path)

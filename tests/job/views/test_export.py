@@ -18,6 +18,7 @@ from bulkrun.errors import RunError, UsageError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.export import ExportReport, export_run
 from bulkrun.job.views.export_target import ExportOptions
+from tests.full_disk import file_size_limit
 from tests.job.plan.planning import job as planning_job
 from tests.job.plan.planning import write_parquet
 from tests.job.planned_runs import submit
@@ -65,6 +66,18 @@ def test_every_format_holds_the_same_rows(tmp_path: Path) -> None:
     assert [(int(row["row"]), row["response"], row["error_code"]) for row in cells] == [
         (row["row"], row["response"] or "", row["error_code"] or "") for row in wanted
     ]
+
+
+@pytest.mark.parametrize("format_", ["openai", "jsonl", "csv", "parquet"])
+def test_a_full_disk_is_told_with_the_users_file_wherever_it_is_met(format_: Any, tmp_path: Path) -> None:
+    run, _ = run_of(tmp_path)
+    target = tmp_path / "all.out"
+    export(run, format_, target)
+    target.rename(tmp_path / "whole")
+    for limit in (100, (tmp_path / "whole").stat().st_size - 1):
+        with file_size_limit(limit), pytest.raises(RunError, match=r"/all(\.errors)?\.out: writing failed: .*ulimit -f"):
+            export(run, format_, target, force=True)
+        assert not target.exists() and not list(tmp_path.glob(".all*")), limit
 
 
 @pytest.mark.parametrize("only", ["ok", "errors"])
