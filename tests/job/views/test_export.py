@@ -75,7 +75,10 @@ def test_a_full_disk_is_told_with_the_users_file_wherever_it_is_met(format_: Any
     export(run, format_, target)
     target.rename(tmp_path / "whole")
     for limit in (100, (tmp_path / "whole").stat().st_size - 1):
-        with file_size_limit(limit), pytest.raises(RunError, match=r"/all(\.errors)?\.out: writing failed: .*ulimit -f"):
+        with (
+            file_size_limit(limit),
+            pytest.raises(RunError, match=r"/all(\.errors)?\.out: writing failed: .*ulimit -f"),
+        ):
             export(run, format_, target, force=True)
         assert not target.exists() and not list(tmp_path.glob(".all*")), limit
 
