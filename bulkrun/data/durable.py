@@ -2,8 +2,7 @@
 
 A file's bytes are safe after fsync(file), its name after fsync(directory). `publish_new` is the one exclusive step
 of a run: link() succeeds for exactly one of any number of writers, on local disks and on NFS (`take_name` knows what
-to do where there is none). Knows nothing of runs, shards or parts. Every failing call is a RunError that names the
-file, the reason and the way out.
+to do where there is none). Knows no runs. A failing call is a RunError that names the file, the reason, the way out.
 """
 
 from __future__ import annotations
