@@ -7,14 +7,18 @@ it was given, write nothing, load nothing and change no setting.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 
 MEMORY_LIMIT = "1GB"
 MAX_THREADS = 4
+_INTERRUPT_AGAIN_S = 0.05
+
+_Result = TypeVar("_Result")
 
 
 class NotASelect(ValueError):
@@ -49,6 +53,23 @@ def locked_connection(
     connection.execute(f"SET threads = {min(MAX_THREADS, int(threads))}")
     connection.execute("SET lock_configuration = true")
     return connection
+
+
+def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
+    """What `work` returns, a call that keeps `connection` busy; what a signal's handler raises meanwhile ends it.
+
+    `work` has a thread of its own: in the main one DuckDB itself would call the handler, rename what that raises to a
+    RuntimeError, and wait until its other threads have finished the query.
+    """
+    with ThreadPoolExecutor(1, "duckdb") as thread:
+        result = thread.submit(work)
+        try:
+            return result.result()
+        except BaseException:
+            while not result.done():  # one interrupt may come before DuckDB has begun, and is forgotten then
+                connection.interrupt()
+                wait([result], _INTERRUPT_AGAIN_S)
+            raise
 
 
 def single_select(connection: duckdb.DuckDBPyConnection, sql: str) -> str:

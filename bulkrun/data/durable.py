@@ -2,8 +2,7 @@
 
 A file's bytes are safe after fsync(file), its name after fsync(directory). `publish_new` is the one exclusive step
 of a run: link() succeeds for exactly one of any number of writers, on local disks and on NFS (`take_name` knows what
-to do where there is none). Knows nothing of runs, shards or parts. Every failing call is a RunError that names the
-file, the reason and the way out.
+to do where there is none). Knows no runs. A failing call is a RunError that names the file, the reason, the way out.
 """
 
 from __future__ import annotations
@@ -93,20 +92,22 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes]]:
+def new_file(path: Path, shown: Path | None = None) -> Iterator[IO[bytes]]:
     """A new file to be written bit by bit: fsynced at the end, removed when the body fails. Then `swap_in` names it.
 
-    The body's own writes raise OSError as they are.
+    The body's own writes raise OSError as they are; other errors name the file as it is `shown` to the user.
     """
-    with disk_errors("creating", path):
+    with disk_errors("creating", shown or path):
         file = path.open("xb")
     try:
-        with file:
-            yield file
-            with disk_errors("writing", path):
-                file.flush()
-                os.fsync(file.fileno())
+        yield file
+        with disk_errors("writing", shown or path):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
     except BaseException:
+        with suppress(OSError):  # closing writes what is left once more: its error would take the place of the first
+            file.close()
         path.unlink(missing_ok=True)
         raise
 
@@ -153,9 +154,8 @@ def remove_tree(path: Path) -> None:
 
 
 def _unless_gone(_function: object, _path: str, failure: tuple[Any, BaseException, Any]) -> None:
-    error = failure[1]
-    if not (isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTEMPTY)):
-        raise error
+    if not (isinstance(failure[1], OSError) and failure[1].errno in (errno.ENOENT, errno.ENOTEMPTY)):
+        raise failure[1]
 
 
 def _name_if_absent(tmp: Path, final: Path) -> None:

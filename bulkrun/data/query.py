@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from bulkrun.data.duck import NotASelect, locked_connection, single_select, view_of_parquet
+from bulkrun.data.duck import NotASelect, interruptible, locked_connection, single_select, view_of_parquet
 from bulkrun.data.partitions import find_parts, sql_type
 from bulkrun.data.parts import partition_types
 from bulkrun.errors import RunError, UsageError
@@ -43,7 +43,8 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
         raise RunError(f"{run_root}: no results yet (no parts); `bulkrun status {run_root}` shows how far the run is")
     spill = tempfile.TemporaryDirectory(prefix="bulkrun-query-")
     connection = locked_connection(folders=[root], spill=Path(spill.name))
-    try:
+
+    def ask() -> pa.Table:
         if parts:
             view_of_parts(connection, "results", parts)
         else:
@@ -51,6 +52,9 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
             connection.register("results", schema.empty_table())
         relation = connection.sql(single_select(connection, sql))
         return (relation if limit is None else relation.limit(limit)).to_arrow_table()
+
+    try:
+        return interruptible(connection, ask)
     except (duckdb.Error, NotASelect) as error:
         raise UsageError(f"query: {error}") from error
     finally:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulkrun.data.batch import MAX_BATCH_ROWS, InputBatch, Position, Source
-from bulkrun.data.duck import NotASelect, folders_in, locked_connection, single_select, view_of_parquet
+from bulkrun.data.duck import NotASelect, folders_in, interruptible, locked_connection, single_select, view_of_parquet
 from bulkrun.data.durable import disk_errors, new_file, publish_new
 from bulkrun.data.files import InputFile
 from bulkrun.data.parquet import ParquetSource
@@ -188,11 +188,12 @@ def _write_result(
         objects=objects[0].files if objects else None,
     )
     try:
-        make_view(connection, "input", tables, union_by_name=True)
-        result = connection.sql(single_select(connection, sql)).to_arrow_reader(MAX_BATCH_ROWS)
+        interruptible(connection, lambda: make_view(connection, "input", tables, union_by_name=True))
+        relation = connection.sql(single_select(connection, sql))
+        result = interruptible(connection, lambda: relation.to_arrow_reader(MAX_BATCH_ROWS))
         schema = _snapshot_schema(result.schema)
         with new_file(folder / "result.tmp") as file, _writer(file, schema) as writer:
-            for batch in _batches(result):
+            for batch in _batches(connection, result):
                 writer.add(_fill(batch, schema))
             if errors.exists():
                 for batch in pq.ParquetFile(errors).iter_batches(MAX_BATCH_ROWS):
@@ -213,11 +214,11 @@ def _write_result(
         connection.close()
 
 
-def _batches(result: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def _batches(connection: duckdb.DuckDBPyConnection, result: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """The query's batches. Arrow reports a row that the query fails on as an OSError, although no disk failed."""
     while True:
         try:
-            batch = result.read_next_batch()
+            batch = interruptible(connection, result.read_next_batch)
         except StopIteration:
             return
         except (pa.ArrowException, OSError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 
 from bulkrun.errors import BulkrunError, rebuilt
 
@@ -23,7 +24,8 @@ class ErrorChannel:
 
     def send(self, error: BulkrunError) -> None:
         line = json.dumps({"error": type(error).__name__, "message": str(error)}) + "\n"
-        os.write(self._descriptor, line.encode())
+        with suppress(BrokenPipeError):  # a parent that is gone
+            os.write(self._descriptor, line.encode())
 
 
 def received(output: str) -> BulkrunError | None:

@@ -1,17 +1,18 @@
 """Planning in a process of its own, so that templates and tokenizing never take time from the engine's thread.
 
-The child (`python -m bulkrun.launch.planner RUN RUN_ID`) loads no torch. It claims the plan, so that of several
-workers' planners one plans and the others stand by to take over; it ends when the plan is complete, when it is told to
-stop (SIGTERM), or when its parent is gone. An error travels to the parent as one JSON line on its stdout.
+The child (`python -m bulkrun.launch.planner RUN RUN_ID SUPERVISOR`) loads no torch. It claims the plan, so that of
+several workers' planners one plans and the others stand by to take over; it ends when the plan is complete, when a
+signal tells it to stop, or when its supervisor, the process of that id, is gone: at once until the input's rows are
+fixed, then between two batches. An error travels to the supervisor as one JSON line on its stdout.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import LifeWatch, Worker, present
 from bulkrun.launch.prepare import PreparedJob, prepare_as_of
+from bulkrun.launch.signals import Supervisor, drain_on_signal
 
 _LOOK_AGAIN_S = 1.0
 _STOP_GRACE_S = 5.0
@@ -36,7 +38,7 @@ class PlannerProcess:
         self._run = run
         self._child: subprocess.Popen[str] | None = None
         if not run.plan_complete.exists():
-            command = [sys.executable, "-m", "bulkrun.launch.planner", str(run.root), run_id]
+            command = [sys.executable, "-m", "bulkrun.launch.planner", str(run.root), run_id, str(os.getpid())]
             # A session of its own: Ctrl-C reaches the parent alone, which then stops the child in order.
             self._child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -58,22 +60,26 @@ class PlannerProcess:
             self._child.wait()
 
 
-def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Worker) -> None:
-    """Plan the run to its end, or wait while a live worker does. Raises Interrupted when told to stop before that."""
+def plan_run(
+    run: RunDir,
+    record: RunRecord,
+    prepared: PreparedJob,
+    worker: Worker,
+    should_stop: Callable[[], bool] = lambda: False,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Plan the run to its end, or wait while a live worker does. Raises Interrupted when told to stop before that.
+
+    `started` is called once the input's rows are fixed: a query may take long, and asks nobody whether to stop.
+    """
     claims = Claims(run, worker, LifeWatch(run))
-    told_to_stop: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: told_to_stop.append(number))
-    parent = os.getppid()
-
-    def should_stop() -> bool:
-        return bool(told_to_stop) or os.getppid() != parent
-
     while not run.plan_complete.exists() and not should_stop():
         if not claims.take("plan"):
             time.sleep(_LOOK_AGAIN_S)
             continue
         with prepared.open_dataset(run.sql_snapshot) as dataset:
             prepared.check_input(record)  # with input.sql, after the rows were fixed
+            started()
             Planner(
                 run,
                 JobSpec.model_validate(record.job),
@@ -88,21 +94,24 @@ def plan_run(run: RunDir, record: RunRecord, prepared: PreparedJob, worker: Work
         raise Interrupted("waiting for the plan was stopped; run the same command again and it goes on")
 
 
-def main(root: Path, run_id: str) -> None:
-    """The child: plan the run in `root`, tell the parent of an error."""
+def main(root: Path, run_id: str, supervisor: Supervisor) -> None:
+    """The child: plan the run in `root`, tell the supervisor of an error."""
+    supervisor.tell_me_when_gone()  # until signals are handled below, that ends this process on the spot
+    if supervisor.is_gone():
+        sys.exit(Interrupted.exit_code)
     channel, run = ErrorChannel(), RunDir(root)
     try:
         record = read_own_record(run, run_id)
         worker = Worker.this_process()
-        with present(run, worker, "planner"):
+        with present(run, worker, "planner"), drain_on_signal(supervised=True) as drain:
             # The path in the job may lead elsewhere by now, even to the rows of another run.
             prepared = prepare_as_of(record, JobSpec.model_validate(record.job), root)
             prepared.check_input(record)
-            plan_run(run, record, prepared, worker)
+            plan_run(run, record, prepared, worker, lambda: drain.should_stop() or supervisor.is_gone(), drain.started)
     except BulkrunError as error:
         channel.send(error)
         sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], Supervisor(int(sys.argv[3])))

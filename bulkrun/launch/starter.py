@@ -35,12 +35,22 @@ def write_starter(source: str, job: Path) -> None:
     if not schema.names:
         raise InputError(f"{source!r}: has no rows, so nothing tells its columns; name a file that has some")
     try:
-        with job.open("x", encoding="utf-8") as file:
-            file.write(starter_text(source, schema, job))
+        _write_new(job, starter_text(source, schema, job))
     except FileExistsError:
         raise UsageError(f"{job}: is there already; give another name with --out") from None
     except OSError as error:
         raise UsageError(f"{job}: cannot be written: {error.strerror}") from None
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a new file. Raises OSError and leaves none then: half a job file would be in the way of the next try."""
+    file = path.open("x", encoding="utf-8")
+    try:
+        with file:
+            file.write(text)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def starter_text(source: str, schema: pa.Schema, job: Path) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 from bulkrun.data.query import run_query
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError, UsageError
+from tests.signalled import LONG_SELECT, signalled_after
 
 SCHEMA = output_schema(pa.schema([("title", pa.string())]))
 
@@ -122,3 +124,10 @@ def test_what_is_not_one_select_over_the_run_is_refused_readably(run: Path, sql:
         run_query(run, sql.replace("{run}", quoted))
     assert message in str(caught.value)
     assert sorted(run.rglob("*")) == before
+
+
+def test_a_signal_ends_a_query_with_what_its_handler_raises(run: Path) -> None:
+    began = time.monotonic()
+    with signalled_after(0.3):
+        run_query(run, LONG_SELECT)
+    assert time.monotonic() - began < 2, "DuckDB was to be interrupted, in all of its threads"

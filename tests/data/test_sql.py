@@ -19,6 +19,7 @@ from bulkrun.data.durable import publish_new
 from bulkrun.data.reader import open_input
 from bulkrun.errors import InputError, RunError
 from tests.data.reading import read, read_all, write_lines
+from tests.signalled import LONG_SELECT, signalled_after
 
 ROWS = [{"id": number, "lang": "en" if number % 3 else "de", "text": f"row {number}"} for number in range(3001)]
 
@@ -250,3 +251,13 @@ def test_the_time_zone_of_the_machine_changes_nothing(tmp_path: Path, monkeypatc
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+@pytest.mark.parametrize("sql", [LONG_SELECT, LONG_SELECT.replace("sum(hash(a.range, b.range))", "hash(a.range)")])
+def test_a_signal_ends_the_query_at_its_start_or_between_its_rows_and_leaves_nothing(tmp_path: Path, sql: str) -> None:
+    write_lines(tmp_path / "x.jsonl", [{"a": 1}])
+    began = time.monotonic()
+    with signalled_after(0.5):
+        open_input(str(tmp_path / "x.jsonl"), sql=sql, sql_snapshot=tmp_path / "run" / "input.snapshot")
+    assert time.monotonic() - began < 2.5
+    assert not list((tmp_path / "run").rglob("*.*"))

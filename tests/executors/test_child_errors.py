@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from bulkrun.errors import BulkrunError, InputError, JobFileError, RunError
-from bulkrun.executors.child_errors import received
+from bulkrun.executors.child_errors import ErrorChannel, received
 
 
 @pytest.mark.parametrize("error", [RunError("a\nb"), InputError("x"), JobFileError(["a: one", "b: two"])])
@@ -25,3 +26,12 @@ def test_a_name_that_is_no_error_of_ours_still_says_its_message(name: str) -> No
 @pytest.mark.parametrize("output", ["", "\n", "Traceback", "[1]", "{}", "7"])
 def test_a_child_that_ended_without_a_word_said_nothing(output: str) -> None:
     assert received(output) is None
+
+
+def test_a_parent_that_is_gone_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(os, "dup", lambda _: writer)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    ErrorChannel().send(RunError("why"))
+    os.close(writer)

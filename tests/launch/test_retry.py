@@ -225,7 +225,14 @@ def test_the_plan_of_a_retry_is_that_of_the_run_where_it_lies_now(
     moved = (tmp_path / "now").rename(tmp_path / "moved")
     stage_retry("other")  # where the first one was
     staged = RunDir(moved / "out").staged
-    command = [sys.executable, "-m", "bulkrun.launch.planner", str(staged.root), read_record(staged).run_id]
+    command = [
+        sys.executable,
+        "-m",
+        "bulkrun.launch.planner",
+        str(staged.root),
+        read_record(staged).run_id,
+        str(os.getpid()),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     planned = [ids for shard in staged.planned_shards() for ids in planned_ids(staged.shard(shard))]

@@ -16,6 +16,7 @@ from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.preview import check_job
 from bulkrun.launch.starter import write_starter
+from tests.full_disk import file_size_limit
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "text": [{"id": 7, "n": 1, "text": "a text"}],
@@ -124,6 +125,14 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert job.read_text(encoding="utf-8") == "mine"
     with pytest.raises(UsageError, match="cannot be written"):
         write_starter(str(source), tmp_path / "no" / "job.yaml")
+
+
+def test_a_full_disk_leaves_no_half_of_a_job_file(tmp_path: Path) -> None:
+    source, job = as_lines(tmp_path / "data.jsonl", ROWS["text"]), tmp_path / "job.yaml"
+    with file_size_limit(100), pytest.raises(UsageError, match=r"job\.yaml: cannot be written: File too large"):
+        write_starter(str(source), job)
+    assert not job.exists()
+    write_starter(str(source), job)
 
 
 def test_an_input_without_rows_tells_nothing(tmp_path: Path) -> None:

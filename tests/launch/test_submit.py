@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
-from bulkrun.job.store.workers import Worker
+from bulkrun.job.store.workers import Worker, read_workers
 from bulkrun.job.views.listing import statuses
 from bulkrun.launch.planner import PlannerProcess, plan_run
 from bulkrun.launch.prepare import prepare
+from tests.signalled import LONG_SELECT
 
 JOB = """\
 name: try
@@ -217,11 +219,7 @@ def planned(folder: Path, *settings: str) -> None:
     """Plan the job as the planner's process does, in this one."""
     prepared = prepare(load_job(folder / "job.yaml", settings))
     record = open_run(prepared.run, prepared.record(None))
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        plan_run(prepared.run, record, prepared, Worker.this_process())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    plan_run(prepared.run, record, prepared, Worker.this_process())
 
 
 def test_an_input_that_changes_while_it_is_planned_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,3 +411,52 @@ def test_the_id_goes_to_the_output_whatever_the_columns(folder: Path) -> None:
 def test_what_a_query_cannot_read_comes_with_how_to_join(folder: Path) -> None:
     result = submit("input.sql=SELECT * FROM input JOIN 'authors.parquet' USING (name)")
     assert result.exit_code == 2 and "list both there and name both in the SQL" in result.stderr
+
+
+def with_long_query() -> tuple[RunDir, str]:
+    """A run whose planner is busy in DuckDB for several seconds, and its id."""
+    prepared = prepare(load_job(Path("job.yaml"), ["input.id=null", f"input.sql={LONG_SELECT}"]))
+    return prepared.run, open_run(prepared.run, prepared.record(None)).run_id
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not (met := true()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return met
+
+
+def queries(run: RunDir) -> bool:
+    """Whether the planner has begun its query."""
+    return any(run.sql_snapshot.parent.glob("tmp/sql-*/input.tmp"))
+
+
+def test_a_planner_in_a_long_query_stops_at_once(folder: Path) -> None:
+    run, run_id = with_long_query()
+    planner = PlannerProcess(run, run_id)
+    assert wait_until(lambda: queries(run))
+    began = time.monotonic()
+    planner.stop()
+    assert time.monotonic() - began < 3
+    assert [state.ended for state in read_workers(run)] == ["interrupted"] and not queries(run)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell a process of its parent's end")
+def test_a_planner_does_not_outlive_its_supervisor(folder: Path) -> None:
+    run, run_id = with_long_query()
+    code = "import sys; from bulkrun.launch.planner import *; "
+    code += "child = PlannerProcess(RunDir(Path(sys.argv[1])), sys.argv[2])"
+    code += "; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(run.root), run_id]) as supervisor:
+        assert wait_until(lambda: queries(run))
+        supervisor.kill()
+    assert wait_until(lambda: all(state.worker.gone for state in read_workers(run)), 3)
+    assert not run.sql_snapshot.exists()
+
+
+def test_a_planner_whose_supervisor_was_killed_before_it_could_look_does_nothing(folder: Path) -> None:
+    prepared = prepare(load_job(folder / "job.yaml"))
+    run_id = open_run(prepared.run, prepared.record(None)).run_id
+    command = [sys.executable, "-m", "bulkrun.launch.planner", "out", run_id, str(os.getppid())]
+    assert subprocess.run(command, check=False).returncode == 75
+    assert not prepared.run.plan_complete.exists() and not read_workers(prepared.run)

@@ -30,6 +30,7 @@ from bulkrun.data.durable import (
 )
 from bulkrun.data.exchange import can_exchange, exchange_dirs
 from bulkrun.data.in_order import in_row_order
+from bulkrun.data.leftovers import remove_old
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event, utc_now
@@ -69,6 +70,7 @@ def compact(run: RunDir, rows_per_file: int = DEFAULT_ROWS_PER_FILE, *, grace_s:
         remove_tree(run.staged.root)  # what is left of a retry that died before it was staged
         sibling = run.root.with_name(f".{run.root.name}.compact")
         _remove_leftover(sibling)
+        remove_old(run.root.parent, ".bulkrun-probe.*")  # of `can_exchange`
         before = len(run.parts())
         if _is_compact(totals, rows_per_file):
             deliver(run, read_record(run))  # a kill may have prevented the delivery

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.data.duck import locked_connection, no_glob, quoted
+from bulkrun.data.duck import interruptible, locked_connection, no_glob, quoted
 from bulkrun.data.parts import read_part_columns, read_part_schema
 from bulkrun.data.subset import PICK_SCHEMA
 from bulkrun.errors import InputError
@@ -105,10 +105,14 @@ def find_changes(
     _write_results(parts, id_column, results)
     with tempfile.TemporaryDirectory(dir=folder) as spill:
         connection = locked_connection(files=[today, results], spill=Path(spill))
-        try:
+
+        def compare() -> Changes:
             _load(connection, today, results)
             _refuse_duplicates(connection, id_column, source)
             return _compare(connection, reasons, source.spec.run.limit, first_row, folder / "picks.tmp")
+
+        try:
+            return interruptible(connection, compare)
         except (duckdb.IOException, duckdb.OutOfMemoryException) as error:  # of the files it spills to
             raise OSError(str(error)) from error
         finally:

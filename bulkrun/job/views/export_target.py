@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import IO, Literal
 
 from bulkrun.data.durable import new_file, swap_in, temporary
+from bulkrun.data.leftovers import remove_old
 from bulkrun.errors import UsageError
 from bulkrun.job.store.run_dir import RunDir
 
@@ -67,8 +69,10 @@ def check_targets(run: RunDir, options: ExportOptions) -> None:
 def open_targets(options: ExportOptions, stdout: IO[bytes]) -> Iterator[dict[Path, IO[bytes]]]:
     """The stream of each target. When the body is done the files get their names; when it fails there are none."""
     named = {path: temporary(path) for path in options.targets}
+    for path in named:
+        remove_old(path.parent, f".{escape(path.name)}.{'[0-9a-f]' * 16}.tmp")  # of exports that were killed
     with ExitStack() as stack:
-        streams = {path: stack.enter_context(new_file(tmp)) for path, tmp in named.items()}
+        streams = {path: stack.enter_context(new_file(tmp, path)) for path, tmp in named.items()}
         yield {STDOUT: stdout, **streams}
     for path, tmp in named.items():
         swap_in(tmp, path)

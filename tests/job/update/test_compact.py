@@ -324,6 +324,16 @@ print("left", left)
 """
 
 
+def test_an_old_probe_of_a_killed_compact_is_removed(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    old, young = (tmp_path / f".bulkrun-probe.{name}" for name in ("old", "young"))
+    for probe in (old, young):
+        (probe / "one").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    compact(run, grace_s=0)
+    assert [probe.exists() for probe in (old, young)] == [False, True]
+
+
 def compact_killed_at(run: RunDir, step: int) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD, str(run.root), str(step)]

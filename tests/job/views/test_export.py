@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from bulkrun.data import in_order
+from bulkrun.data.durable import temporary
 from bulkrun.errors import RunError, UsageError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.export import ExportReport, export_run
 from bulkrun.job.views.export_target import ExportOptions
+from tests.full_disk import file_size_limit
 from tests.job.plan.planning import job as planning_job
 from tests.job.plan.planning import write_parquet
 from tests.job.planned_runs import submit
@@ -65,6 +68,33 @@ def test_every_format_holds_the_same_rows(tmp_path: Path) -> None:
     assert [(int(row["row"]), row["response"], row["error_code"]) for row in cells] == [
         (row["row"], row["response"] or "", row["error_code"] or "") for row in wanted
     ]
+
+
+@pytest.mark.parametrize("format_", ["openai", "jsonl", "csv", "parquet"])
+def test_a_full_disk_is_told_with_the_users_file_wherever_it_is_met(format_: Any, tmp_path: Path) -> None:
+    run, _ = run_of(tmp_path)
+    target = tmp_path / "all.out"
+    export(run, format_, target)
+    target.rename(tmp_path / "whole")
+    for limit in (100, (tmp_path / "whole").stat().st_size - 1):
+        with (
+            file_size_limit(limit),
+            pytest.raises(RunError, match=r"/all(\.errors)?\.out: writing failed: .*ulimit -f"),
+        ):
+            export(run, format_, target, force=True)
+        assert not target.exists() and not list(tmp_path.glob(".all*")), limit
+
+
+def test_what_a_killed_export_of_the_same_file_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    run, _ = run_of(tmp_path)
+    target = tmp_path / "a[1].csv"
+    old, young, others = temporary(target), temporary(target), temporary(tmp_path / "a1.csv")
+    for path in (old, young, others):
+        path.touch()
+    for path in (old, others):
+        os.utime(path, (0, 0))
+    export(run, "csv", target)
+    assert target.exists() and [path.exists() for path in (old, young, others)] == [False, True, True]
 
 
 @pytest.mark.parametrize("only", ["ok", "errors"])

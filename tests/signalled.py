@@ -1,0 +1,33 @@
+"""A signal whose handler raises, in the middle of whatever this process is doing then."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+
+LONG_SELECT = "SELECT sum(hash(a.range, b.range)) AS h FROM range(30000) a, range(30000) b"  # several seconds
+
+
+class Signalled(BaseException):
+    """No `except Exception` takes it."""
+
+
+@contextmanager
+def signalled_after(seconds: float) -> Iterator[None]:
+    """The body is to end with what the handler raises, and with nothing else."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        raise Signalled
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with pytest.raises(Signalled):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
