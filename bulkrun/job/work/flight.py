@@ -147,9 +147,13 @@ class Suspicion:
 
 
 def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
-    """Read the flights of the dead. `life` tells which workers still live."""
+    """Read the flights of the dead that had the shard open. `life` tells which workers still live.
+
+    Others need not be read: a worker's journal of a shard is there before the first of its rows enters the engine, and
+    goes only when the shard is committed.
+    """
     found, alone, unseen = Suspicion(), Counter[Key](), Counter[Key]()
-    for worker in run.workers_in_flight():
+    for worker in sorted(run.attempts_at(shard)):
         if life.lives(worker):  # of many workers most do, and a flight is much longer than a heartbeat
             continue
         flight = read_flight(run.flight_file(worker))
