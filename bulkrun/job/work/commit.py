@@ -84,10 +84,13 @@ def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
     return info
 
 
-def commit_answered(run: RunDir, shard: int, identity: RunIdentity) -> None:
-    """Publish a part of those rows of a shard that are journaled, for a run whose plan is given up."""
+def commit_answered(run: RunDir, shard: int, identity: RunIdentity, journals: Sequence[Path]) -> None:
+    """Publish a part of those rows of a shard that are journaled, for a run whose plan is given up.
+
+    `journals` are those of the shard: nobody else is at work in such a run.
+    """
     planned, rows = read_shard(run.shard(shard))
-    answered = read_outcomes(run.journals_of(shard)).answered
+    answered = read_outcomes(journals).answered
     keys = [[(row, sample) for sample in range(identity.generations)] for row in rows["row"].to_pylist()]
     whole = [all(key in answered for key in of_row) for of_row in keys]
     if any(whole) and not run.part(shard, planned.folder).exists():

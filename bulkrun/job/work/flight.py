@@ -26,6 +26,7 @@ from typing import Any
 
 from bulkrun.data.durable import append_line, disk_errors, make_dirs
 from bulkrun.job.store.journal import read_outcomes
+from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch
 from bulkrun.job.work.isolation import split
@@ -127,10 +128,15 @@ def record_death(run: RunDir, worker: str, how: str) -> Flight:
 
 
 def _not_journaled(run: RunDir, keys: Sequence[Key]) -> list[Key]:
+    """Those of `keys` without an outcome, by shard. The journals are listed after the parts: they go with a commit."""
+    of_shard: dict[int, list[Key]] = {}
+    for key in keys:
+        of_shard.setdefault(key[0], []).append(key)
+    committed, journals = run.committed_shards(), journals_by_shard(run)
     left: list[Key] = []
-    for shard in sorted({shard for shard, _, _ in keys} - run.committed_shards()):
-        answered = read_outcomes(run.journals_of(shard)).answered
-        left += [key for key in keys if key[0] == shard and key[1:] not in answered]
+    for shard in sorted(of_shard.keys() - committed):
+        answered = read_outcomes(journals.get(shard, [])).answered
+        left += [key for key in of_shard[shard] if key[1:] not in answered]
     return left
 
 
