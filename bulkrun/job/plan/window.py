@@ -90,13 +90,14 @@ class Window:
             return prompts
         return [p if isinstance(p, RowError) else placed.errors.get(row, p) for row, p in enumerate(prompts)]
 
-    def arrange(self, total_rows: int | None, shard_rows: int | None) -> Arrangement:
-        """Order and cut the window; `total_rows` of the whole input where that is known."""
+    def arrange(self, total_rows: int | None, shard_rows: int | None, generations: int = 1) -> Arrangement:
+        """Order and cut the window; `total_rows` of the whole input where that is known, `generations` of a row."""
         index = self._index.finish()
         folder_of_row = np.concatenate(self._folder_of_row or [np.empty(0, np.int64)])
         priorities = np.concatenate(self._priorities or [np.empty(0, np.int64)])
         order = run_order(index, folder_of_row, priorities)
-        borders = cut(order, index.costs, index.nbytes, Limits.of(total_rows or self.rows, self.rows, shard_rows))
+        limits = Limits.of(total_rows or self.rows, self.rows, shard_rows, generations)
+        borders = cut(order, index.costs, index.nbytes, limits)
         place = np.empty(self.rows, np.int64)
         place[order.rows] = np.arange(self.rows)
         shard_of_row = np.searchsorted(borders, place, "right") - 1

@@ -26,8 +26,9 @@ from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
+from bulkrun.job.store.replaced import check_not_replaced
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, check_not_replaced
+from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
 
 _COPIED_BYTES = 64 * 2**20  # of a column's values, repeated for the samples

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from bulkrun.data.parts import PartInfo
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
 from bulkrun.job.store.open_journals import OpenJournals
+from bulkrun.job.store.replaced import check_not_replaced
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import check_not_replaced
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.commit import RunIdentity, commit_shard
 from bulkrun.job.work.logprobs import Decode
