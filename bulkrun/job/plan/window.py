@@ -81,9 +81,9 @@ class Window:
         numbers = np.array([self._folders.setdefault(name, len(self._folders)) for name in placed.folders], np.int64)
         if len(self._folders) > MAX_PARTITIONS:
             raise InputError(
-                f"output.partition_by: more than {MAX_PARTITIONS:,} partitions within {self.rows + len(prompts):,} rows "
-                f"(from row {self._first_row:,} on), each a folder with files of its own; choose a coarser column (a "
-                "day, not a second), or make one in input.sql"
+                f"output.partition_by: more than {MAX_PARTITIONS:,} partitions within {self.rows + len(prompts):,} "
+                f"rows (from row {self._first_row:,} on), each a folder with files of its own; choose a coarser column "
+                "(a day, not a second), or make one in input.sql"
             )
         self._folder_of_row.append(numbers[placed.of_row])
         if not placed.errors:
