@@ -11,7 +11,9 @@ import argparse
 import faulthandler
 import logging
 import os
+import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
@@ -73,6 +75,13 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     return EXIT_OK if outcome.totals is not None else Interrupted.exit_code
 
 
+def allow_open_files() -> None:
+    """Let this process open as many files as it may: a worker has a journal for each shard that is open in it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system may take less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(argv: list[str]) -> int:
     """The child: work on RUN, tell the supervisor of an error."""
     parser = argparse.ArgumentParser(prog="python -m bulkrun.launch.worker")
@@ -81,6 +90,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--supervisor", type=int, required=True)
     parser.add_argument("--run-id", required=True)
     options = parser.parse_args(argv)
+    allow_open_files()
     faulthandler.enable()  # a segmentation fault shows in the log where it was
     channel, run, supervisor = ErrorChannel(), RunDir(options.run), Supervisor(options.supervisor)
     try:

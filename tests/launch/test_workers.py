@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from bulkrun.executors.child_errors import received
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
+from bulkrun.launch.worker import allow_open_files
 from tests.job.small_runs import enter, job
 from tests.processor import has_gpu_driver
 
@@ -259,3 +261,13 @@ def test_a_worker_without_a_run_says_so(folder: Path, bulkrun: Callable[..., sub
     parent = bulkrun("worker", "nothing")
     assert "not a run" in parent.communicate(timeout=60)[1]
     assert parent.returncode == 1
+
+
+def test_a_worker_may_open_all_the_files_that_it_is_allowed() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+        allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -29,12 +29,16 @@ class Limits:
     shards: int
 
     @classmethod
-    def of(cls, total_rows: int, window_rows: int, shard_rows: int | None) -> Limits:
-        """The limits for a window of `window_rows` rows out of `total_rows` known of; `shard_rows` is the job's own."""
+    def of(cls, total_rows: int, window_rows: int, shard_rows: int | None, generations: int = 1) -> Limits:
+        """The limits for a window of `window_rows` rows out of `total_rows` known of; `shard_rows` is the job's own.
+
+        A worker holds every outcome of a shard when it commits it: of rows with many `generations` there are fewer.
+        """
         if shard_rows is not None:
             return cls(shard_rows, MAX_SHARD_BYTES, -(-window_rows // shard_rows))
-        wanted = min(max(total_rows // SHARDS_PER_WINDOW, MIN_SHARD_ROWS), MAX_SHARD_ROWS)
-        return cls(MAX_SHARD_ROWS, MAX_SHARD_BYTES, -(-window_rows // wanted))
+        most = max(1, MAX_SHARD_ROWS // generations)
+        wanted = min(max(total_rows // SHARDS_PER_WINDOW, MIN_SHARD_ROWS), most)
+        return cls(most, MAX_SHARD_BYTES, -(-window_rows // wanted))
 
 
 def cut(order: RunOrder, costs: I64, nbytes: I64, limits: Limits) -> I64:

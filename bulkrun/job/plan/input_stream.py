@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 
 from bulkrun.data.batch import InputBatch, Position
 from bulkrun.data.reader import Dataset
@@ -23,15 +22,15 @@ class InputStream:
         self._seen = Counter[str]()
         self._next: Position | None = None  # where `_batches` goes on
         self._batches: Iterator[InputBatch] = iter(())
+        self._rest: InputBatch | None = None  # of the last batch, before `_batches`
 
     def take(self, at: Position, rows: int) -> Iterator[InputBatch]:
         """At most `rows` rows from `at` on. Opens a file only where `at` is not the end of what was taken before."""
         if at != self._next:
-            self._batches, self._next = self._dataset.batches(at), at
-        while rows and (batch := next(self._batches, None)) is not None:
-            if batch.rows.num_rows > rows:
-                self._batches = chain([_tail(batch, rows)], self._batches)
-                batch = batch.head(rows)
+            self._batches, self._rest, self._next = self._dataset.batches(at), None, at
+        while rows and (batch := self._rest or next(self._batches, None)) is not None:
+            self._rest = _tail(batch, rows) if batch.rows.num_rows > rows else None
+            batch = batch.head(rows)
             rows -= batch.rows.num_rows
             self._next = batch.next
             yield batch

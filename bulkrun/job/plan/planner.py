@@ -132,7 +132,7 @@ class PlanInput:
         """Order and cut a window that was read."""
         total, limit = self.dataset.num_rows, self.spec.run.limit
         known = total if limit is None or total is None else min(total, limit)
-        return window.arrange(known, self.spec.output.rows_per_file)
+        return window.arrange(known, self.spec.output.rows_per_file, self.spec.sampling.generations)
 
 
 class Planner:

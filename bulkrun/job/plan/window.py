@@ -81,22 +81,23 @@ class Window:
         numbers = np.array([self._folders.setdefault(name, len(self._folders)) for name in placed.folders], np.int64)
         if len(self._folders) > MAX_PARTITIONS:
             raise InputError(
-                f"output.partition_by: more than {MAX_PARTITIONS:,} partitions in the rows from {self._first_row:,} "
-                f"to {self._first_row + self.rows + len(prompts):,}, each a folder with files of its own; choose a "
-                "coarser column (a day, not a second), or make one in input.sql"
+                f"output.partition_by: more than {MAX_PARTITIONS:,} partitions within {self.rows + len(prompts):,} "
+                f"rows (from row {self._first_row:,} on), each a folder with files of its own; choose a coarser column "
+                "(a day, not a second), or make one in input.sql"
             )
         self._folder_of_row.append(numbers[placed.of_row])
         if not placed.errors:
             return prompts
         return [p if isinstance(p, RowError) else placed.errors.get(row, p) for row, p in enumerate(prompts)]
 
-    def arrange(self, total_rows: int | None, shard_rows: int | None) -> Arrangement:
-        """Order and cut the window; `total_rows` of the whole input where that is known."""
+    def arrange(self, total_rows: int | None, shard_rows: int | None, generations: int = 1) -> Arrangement:
+        """Order and cut the window; `total_rows` of the whole input where that is known, `generations` of a row."""
         index = self._index.finish()
         folder_of_row = np.concatenate(self._folder_of_row or [np.empty(0, np.int64)])
         priorities = np.concatenate(self._priorities or [np.empty(0, np.int64)])
         order = run_order(index, folder_of_row, priorities)
-        borders = cut(order, index.costs, index.nbytes, Limits.of(total_rows or self.rows, self.rows, shard_rows))
+        limits = Limits.of(total_rows or self.rows, self.rows, shard_rows, generations)
+        borders = cut(order, index.costs, index.nbytes, limits)
         place = np.empty(self.rows, np.int64)
         place[order.rows] = np.arange(self.rows)
         shard_of_row = np.searchsorted(borders, place, "right") - 1

@@ -16,10 +16,11 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bulkrun.data.documents import from_document
 from bulkrun.data.durable import disk_errors, fsync_dir
+from bulkrun.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,43 +61,69 @@ class JournalContents:
     damaged: list[int] = field(default_factory=list)
 
 
+class JournalGone(RunError):
+    """A journal's file has lost its name: its shard was committed by another worker, or the run was moved aside."""
+
+
 class JournalWriter:
-    """Appends records of one shard and one attempt. `append` survives kill -9, `sync` survives a power cut."""
+    """Appends records of one shard and one attempt. `append` survives kill -9, `sync` survives a power cut.
+
+    `release` gives the descriptor back until it is needed again; what was appended before is synced all the same.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._file: IO[bytes] | None = None
         with disk_errors("creating the journal", path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        # A file object closes itself with its last reference: a failing disk may leave nobody to call `close`.
-        self._file = os.fdopen(descriptor, "ab", buffering=0)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         self._named = False  # whether the file's name is durable
         self._dirty = False
         self._torn = False  # whether a failed write may have left half a line
 
+    @property
+    def dirty(self) -> bool:
+        """Whether something was appended since the last sync."""
+        return self._dirty
+
     def append(self, records: Iterable[JournalRecord | PartialRecord]) -> None:
-        """Hand whole lines to the operating system. Raises RunError (disk full, read-only, ...)."""
+        """Hand whole lines to the operating system. Raises RunError (disk full, read-only, ...), JournalGone."""
         data = b"".join(map(encode_record, records))
         with disk_errors("appending to the journal", self._path):
+            descriptor = self._opened()
             view = memoryview(b"\n" + data if self._torn else data)
-            self._torn = True
+            self._torn = self._dirty = True
             while view:
-                view = view[os.write(self._file.fileno(), view) :]
+                view = view[os.write(descriptor, view) :]
         self._torn = False
-        self._dirty = True
 
     def sync(self) -> None:
-        """Make what was appended survive a power cut."""
+        """Make what was appended survive a power cut, through whichever descriptors. Raises RunError, JournalGone."""
         if not self._dirty:
             return
         with disk_errors("syncing the journal", self._path):
-            os.fsync(self._file.fileno())
+            os.fsync(self._opened())
             if not self._named:
                 fsync_dir(self._path.parent)
                 self._named = True
         self._dirty = False
 
-    def close(self) -> None:
-        self._file.close()
+    def release(self) -> None:
+        """Close the descriptor. A network file system may tell only now that a write failed: raises RunError."""
+        file, self._file = self._file, None
+        if file is not None:
+            with disk_errors("closing the journal", self._path):
+                file.close()
+
+    def _opened(self) -> int:
+        """The file's descriptor. Never makes the file anew: another run may be in this one's place by now."""
+        if self._file is None:
+            try:
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            except FileNotFoundError:
+                raise JournalGone(f"{self._path}: removed while it was in use; run the same command again") from None
+            # A file object closes itself with its last reference: a failing disk may leave nobody to call `release`.
+            self._file = os.fdopen(descriptor, "ab", buffering=0)
+        return self._file.fileno()
 
 
 def encode_record(record: JournalRecord | PartialRecord) -> bytes:

@@ -49,10 +49,11 @@ _JOURNAL = re.compile(r"shard-(\d{5,})\.([^.]+)\.jsonl")
 
 @dataclass(frozen=True)
 class RunDir:
-    """Names in one run directory. Remembers where it saw parts: a part never moves while it keeps its number."""
+    """Names in one run directory. Remembers where it saw parts (they keep their places) and records (`replaced`)."""
 
     root: Path
     _seen: dict[int, Path] = field(default_factory=dict, init=False, repr=False, compare=False)
+    known_records: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def staged(self) -> RunDir:

@@ -29,6 +29,7 @@ from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used
 from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, job_key, key_salt
 from bulkrun.job.store.object_store import ObjectPrefix
+from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import LifeWatch, read_workers
 
@@ -109,30 +110,14 @@ def read_record(run: RunDir) -> RunRecord:
     return from_document(RunRecord, document, run.run_json, "a run record")
 
 
-def check_not_replaced(run: RunDir, run_id: str) -> None:
-    """Raise RunError when the directory no longer holds this run.
-
-    A worker that was away (frozen, cut off) must not write into the run that took its place.
-    """
-    document = read_json(run.run_json)
-    if document is None or document.get("run_id") != run_id:
-        raise _replaced(run)
-
-
 def read_own_record(run: RunDir, run_id: str) -> RunRecord:
     """The record of a run for a process that was started for it. Raises RunError when the directory holds another."""
     if not run.run_json.exists():
-        raise _replaced(run)
+        raise replaced_error(run)
     record = read_record(run)
     if record.run_id != run_id:
-        raise _replaced(run)
+        raise replaced_error(run)
     return record
-
-
-def _replaced(run: RunDir) -> RunError:
-    return RunError(
-        f"{run.root}: this run was moved aside (--fresh) or removed while this worker was away; it stops here"
-    )
 
 
 def start_anew(run: RunDir, wanted: RunRecord) -> Path | None:

@@ -117,7 +117,8 @@ class _Merge:
         targets = read_targets(self.run.staged.subset)
         keepers = _Keepers.of(targets)
         schema = self._schema()
-        parts, there = self._parts_to_change(targets.rows.to_numpy()), self.run.committed_shards()
+        dropped = np.sort(np.array(self.update.dropped, np.int64))  # once: a night may drop millions
+        parts, there = self._parts_to_change(targets.rows.to_numpy(), dropped), self.run.committed_shards()
         with Spool(self.run.staged.tmp, schema) as spool:
             place_of_row = []
             for shard in self.shards:
@@ -129,7 +130,7 @@ class _Merge:
                     spool.append(batch)
             places = np.concatenate(place_of_row) if place_of_row else np.empty(0, np.int64)
             for number, table in spool.shards(places, len(parts.numbers)):
-                self._swap(parts.numbers[number], table, keepers.of_rows(table))
+                self._swap(parts.numbers[number], table, keepers.of_rows(table), dropped)
         return fresh
 
     def _schema(self) -> pa.Schema:
@@ -137,13 +138,13 @@ class _Merge:
         paths = sorted(self.run.parts().values()) or [self.run.staged.part(shard) for shard in self.shards[:1]]
         return read_part_schema(paths[0]) if paths else pa.schema([])
 
-    def _parts_to_change(self, rows: I64) -> _Parts:
+    def _parts_to_change(self, rows: I64, dropped: I64) -> _Parts:
         """Which parts hold rows that are replaced or dropped, those left out that were swapped in already.
 
         Raises RunError for a row that is to be replaced and is nowhere: its answer would be lost in silence.
         """
         old = np.sort(rows[rows < self.update.first_row])
-        touched = np.sort(np.concatenate([old, np.array(self.update.dropped, np.int64)]))
+        touched = np.sort(np.concatenate([old, dropped]))
         numbers: list[int] = []
         found_rows, found_in = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for number, path in sorted(self.run.parts().items()) if len(touched) else ():
@@ -183,10 +184,10 @@ class _Merge:
             publish_new(tmp, self.run.part(number, ""))
         return int(fresh.num_rows) // self.record.samples
 
-    def _swap(self, number: int, fresh: pa.Table, keep_success: npt.NDArray[np.bool_]) -> None:
+    def _swap(self, number: int, fresh: pa.Table, keep_success: npt.NDArray[np.bool_], dropped: I64) -> None:
         path = self.run.part(number)
         old = pa.concat_tables(read_part_columns(path))
-        tmp = self._write(_replaced(old, fresh, keep_success, self.update.dropped), read_part_info(path))
+        tmp = self._write(_replaced(old, fresh, keep_success, dropped), read_part_info(path))
         _refuse_late(self.run, self.update)
         swap_in(tmp, path)
 
@@ -252,8 +253,8 @@ def _among(values: I64, ordered: I64) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _replaced(old: pa.Table, fresh: pa.Table, keep_success: npt.NDArray[np.bool_], dropped: Sequence[int]) -> pa.Table:
-    """`old` with the rows of `fresh` in the place of theirs, and without the dropped ones."""
+def _replaced(old: pa.Table, fresh: pa.Table, keep_success: npt.NDArray[np.bool_], dropped: I64) -> pa.Table:
+    """`old` with the rows of `fresh` in the place of theirs, and without the `dropped` ones (sorted)."""
     place = {key: index for index, key in enumerate(_keys(old))}
     failed_before = old["error_code"].is_valid().to_pylist()
     fails_now = fresh["error_code"].is_valid().to_pylist()
@@ -264,9 +265,8 @@ def _replaced(old: pa.Table, fresh: pa.Table, keep_success: npt.NDArray[np.bool_
         at = place[key]
         if not (keep_success[index] and fails_now[index] and not failed_before[at]):
             take[at] = old.num_rows + index
-    gone = set(dropped)
-    take = [source for source, (row, _) in zip(take, _keys(old), strict=True) if row not in gone]
-    return _taken(pa.concat_tables([old, fresh]), np.array(take, np.int64))
+    stays = ~_among(old["row"].to_numpy(), dropped)
+    return _taken(pa.concat_tables([old, fresh]), np.array(take, np.int64)[stays])
 
 
 def _taken(table: pa.Table, places: I64) -> pa.Table:

@@ -13,6 +13,7 @@ from bulkrun.data.parts import read_part_columns, read_part_info, read_part_sche
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.journal import read_outcomes
+from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 
@@ -56,8 +57,9 @@ def error_rows(run: RunDir) -> Iterator[ErrorRow]:
     for shard in sorted(committed):
         if read_part_info(run.part(shard)).errors:
             yield from _of_part(run.part(shard), record)
-    for shard in sorted(run.planned_shards() - committed):
-        yield from _of_open_shard(run, shard, record)
+    open_shards, journals = run.planned_shards() - committed, journals_by_shard(run)
+    for shard in sorted(open_shards & journals.keys()):
+        yield from _of_open_shard(run, shard, journals[shard], record)
 
 
 def _of_part(part: Path, record: RunRecord) -> Iterator[ErrorRow]:
@@ -69,8 +71,8 @@ def _of_part(part: Path, record: RunRecord) -> Iterator[ErrorRow]:
         yield from map(ErrorRow, rows, ids, samples, codes, messages)
 
 
-def _of_open_shard(run: RunDir, shard: int, record: RunRecord) -> Iterator[ErrorRow]:
-    answered = sorted(read_outcomes(run.journals_of(shard)).answered.items())
+def _of_open_shard(run: RunDir, shard: int, journals: list[Path], record: RunRecord) -> Iterator[ErrorRow]:
+    answered = sorted(read_outcomes(journals).answered.items())
     failed = [(row, sample, found) for (row, sample), found in answered if found.error_code is not None]
     ids = _planned_ids(run, shard, record) if failed else {}
     for row, sample, found in failed:

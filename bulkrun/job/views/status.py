@@ -17,6 +17,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
+from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
@@ -138,8 +139,9 @@ def _rows_total(record: RunRecord, totals: RunTotals | None, plan: PlanView) -> 
 def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int]:
     """Output rows journaled in shards that are not committed, and how many of them are errors."""
     done = failed = 0
+    journals = journals_by_shard(run)
     for shard in plan.open_shards:
-        records = read_outcomes(run.journals_of(shard)).answered.values()
+        records = read_outcomes(journals.get(shard, [])).answered.values()
         done += len(records)
         failed += sum(record.error_code is not None for record in records)
     # Of best_of outputs a row keeps n; which ones is known when all are there.

@@ -26,8 +26,9 @@ from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
+from bulkrun.job.store.replaced import check_not_replaced
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, check_not_replaced
+from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
 
 _COPIED_BYTES = 64 * 2**20  # of a column's values, repeated for the samples
@@ -84,10 +85,13 @@ def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
     return info
 
 
-def commit_answered(run: RunDir, shard: int, identity: RunIdentity) -> None:
-    """Publish a part of those rows of a shard that are journaled, for a run whose plan is given up."""
+def commit_answered(run: RunDir, shard: int, identity: RunIdentity, journals: Sequence[Path]) -> None:
+    """Publish a part of those rows of a shard that are journaled, for a run whose plan is given up.
+
+    `journals` are those of the shard: nobody else is at work in such a run.
+    """
     planned, rows = read_shard(run.shard(shard))
-    answered = read_outcomes(run.journals_of(shard)).answered
+    answered = read_outcomes(journals).answered
     keys = [[(row, sample) for sample in range(identity.generations)] for row in rows["row"].to_pylist()]
     whole = [all(key in answered for key in of_row) for of_row in keys]
     if any(whole) and not run.part(shard, planned.folder).exists():

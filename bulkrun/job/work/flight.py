@@ -26,6 +26,7 @@ from typing import Any
 
 from bulkrun.data.durable import append_line, disk_errors, make_dirs
 from bulkrun.job.store.journal import read_outcomes
+from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch
 from bulkrun.job.work.isolation import split
@@ -127,10 +128,15 @@ def record_death(run: RunDir, worker: str, how: str) -> Flight:
 
 
 def _not_journaled(run: RunDir, keys: Sequence[Key]) -> list[Key]:
+    """Those of `keys` without an outcome, by shard. The journals are listed after the parts: they go with a commit."""
+    of_shard: dict[int, list[Key]] = {}
+    for key in keys:
+        of_shard.setdefault(key[0], []).append(key)
+    committed, journals = run.committed_shards(), journals_by_shard(run)
     left: list[Key] = []
-    for shard in sorted({shard for shard, _, _ in keys} - run.committed_shards()):
-        answered = read_outcomes(run.journals_of(shard)).answered
-        left += [key for key in keys if key[0] == shard and key[1:] not in answered]
+    for shard in sorted(of_shard.keys() - committed):
+        answered = read_outcomes(journals.get(shard, [])).answered
+        left += [key for key in of_shard[shard] if key[1:] not in answered]
     return left
 
 
@@ -147,9 +153,13 @@ class Suspicion:
 
 
 def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
-    """Read the flights of the dead. `life` tells which workers still live."""
+    """Read the flights of the dead that had the shard open. `life` tells which workers still live.
+
+    Others need not be read: a worker's journal of a shard is there before the first of its rows enters the engine, and
+    goes only when the shard is committed.
+    """
     found, alone, unseen = Suspicion(), Counter[Key](), Counter[Key]()
-    for worker in run.workers_in_flight():
+    for worker in sorted(run.attempts_at(shard)):
         if life.lives(worker):  # of many workers most do, and a flight is much longer than a heartbeat
             continue
         flight = read_flight(run.flight_file(worker))

@@ -12,8 +12,9 @@ from bulkrun.data.parts import read_part_info
 from bulkrun.errors import BulkrunError
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.events import log_event
+from bulkrun.job.store.replaced import check_not_replaced
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, check_not_replaced
+from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Heartbeat, Worker
 from bulkrun.job.work.engine_runner import EngineRunner
 from bulkrun.job.work.error_rate import ErrorRate

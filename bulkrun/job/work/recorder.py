@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from bulkrun.data.parts import PartInfo
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
+from bulkrun.job.store.open_journals import OpenJournals
+from bulkrun.job.store.replaced import check_not_replaced
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import check_not_replaced
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.commit import RunIdentity, commit_shard
 from bulkrun.job.work.logprobs import Decode
@@ -93,7 +94,7 @@ class Recorder:
         self._reader = AnswerReader(decode, identity.extra)
         self._attempt, self._checkpoint_every = attempt, checkpoint_every
         self._queue: queue.Queue[Sequence[_Item] | None] = queue.Queue(_QUEUE_STEPS)
-        self._journals: dict[int, JournalWriter] = {}
+        self._journals = OpenJournals(self._check_ours)
         self._outstanding: dict[int, int] = {}
         self._whole: set[int] = set()
         self._unjournaled: deque[Generation] = deque()
@@ -111,7 +112,7 @@ class Recorder:
         Raises RunError when another run took this one's place.
         """
         journal = JournalWriter(self._run.journal_file(work.shard, self._attempt))
-        check_not_replaced(self._run, self._identity.run_id)  # now that the file exists, it moves with its run
+        self._check_ours()  # now that the file exists, it moves with its run
         self._put(
             [_Opened(work.shard, journal), _Owned(work.shard, work.outstanding), _Refused(work.shard, work.refused)]
         )
@@ -164,6 +165,9 @@ class Recorder:
         self._thread.join()
         self.check()
 
+    def _check_ours(self) -> None:
+        check_not_replaced(self._run, self._identity.run_id)
+
     def _put(self, items: Sequence[_Item] | None) -> None:
         while True:
             self.check()
@@ -178,8 +182,7 @@ class Recorder:
         except BaseException as failure:  # raised in the owner's thread
             self._failure = failure
         finally:
-            for journal in self._journals.values():
-                journal.close()
+            self._journals.close()
 
     def _write_until_closed(self) -> None:
         next_sync = time.monotonic() + self._checkpoint_every
@@ -188,7 +191,7 @@ class Recorder:
             items, closing, taken = self._take(next_sync)
             self._write(items)
             if closing or time.monotonic() >= next_sync:
-                self._sync()
+                self._journals.sync()
                 next_sync = time.monotonic() + self._checkpoint_every
             self._commit_whole_shards()
             for _ in range(taken):
@@ -216,7 +219,7 @@ class Recorder:
         for item in items:
             match item:
                 case _Opened(shard, journal):
-                    self._journals[shard] = journal
+                    self._journals.add(shard, journal)
                 case _Owned(shard, outstanding):
                     self._outstanding[shard] = outstanding
                 case _Shared(shard):
@@ -238,22 +241,14 @@ class Recorder:
             self._unjournaled.popleft()
 
     def _append(self, shard: int, records: list[JournalRecord | PartialRecord]) -> None:
-        """Write nothing for a committed shard: another worker was faster."""
-        journal = self._journals.get(shard)
-        if records and journal is not None:
-            journal.append(records)
+        self._journals.append(shard, records)
         if shard in self._outstanding:
             self._outstanding[shard] -= sum(len(record.rows) for record in records if isinstance(record, JournalRecord))
-
-    def _sync(self) -> None:
-        for journal in self._journals.values():
-            journal.sync()
 
     def _commit_whole_shards(self) -> None:
         whole = self._whole | {shard for shard, outstanding in self._outstanding.items() if outstanding == 0}
         self._whole = set()
         for shard in sorted(whole):
             self._outstanding.pop(shard, None)
-            if journal := self._journals.pop(shard, None):
-                journal.close()
+            self._journals.drop(shard)
             self._committed.put((shard, commit_shard(self._run, shard, self._identity)))

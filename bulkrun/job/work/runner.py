@@ -17,8 +17,9 @@ from bulkrun.errors import BulkrunError, Interrupted, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.replaced import check_not_replaced
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, check_not_replaced
+from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import HEARTBEAT_S, TTL_S, LifeWatch, Worker
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity

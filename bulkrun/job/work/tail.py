@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from bulkrun.job.store.journal import JournalRecord
+from bulkrun.job.store.journal_files import attempts_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch
 from bulkrun.job.work.flight import Key, SetAside, key_of, read_flight, set_aside, suspicion
@@ -43,7 +44,10 @@ class Tail:
 
     def elsewhere(self, shard: int) -> set[Key]:
         """The generations of this shard that other living workers have, or recently had, in their engines."""
-        flights = [read_flight(self._run.flight_file(other)) for other in self._others(shard)]
+        return self._in_engines(shard, self._others(shard))
+
+    def _in_engines(self, shard: int, workers: Sequence[str]) -> set[Key]:
+        flights = [read_flight(self._run.flight_file(worker)) for worker in workers]
         return {key for flight in flights for key in flight.left if key[0] == shard}
 
     def look(self, shards: Sequence[int], mine: Collection[Key], places: int) -> Help | None:
@@ -51,8 +55,11 @@ class Tail:
 
         `mine` is in this worker's engine; at most `places` generations are taken.
         """
-        own = [shard for shard in shards if self._run.journal_file(shard, self._worker).exists()]
-        others = [shard for shard in shards if shard not in own and self._others(shard)]
+        attempts = attempts_by_shard(self._run)
+        living = set(self._living(set[str]().union(*attempts.values())))
+        own = [shard for shard in shards if self._worker in attempts.get(shard, ())]
+        mine_too = set(own)
+        others = [shard for shard in shards if shard not in mine_too and living & attempts.get(shard, set())]
         self._turn += 1
         turn = self._turn % max(1, len(others))
         for shard in [*own, *others[turn : turn + 1]]:
@@ -63,7 +70,9 @@ class Tail:
 
     def _look_at(self, shard: int, mine: Collection[Key], places: int) -> Help:
         others = self._others(shard)
-        taken = self.elsewhere(shard).union(mine)  # before the journals: what ends meanwhile is in one of them
+        taken = self._in_engines(shard, others).union(
+            mine
+        )  # before the journals: what ends meanwhile is in one of them
         work = self._open_shard(shard)
         if self._run.part(shard).exists():  # and the journals went with that: the plan's view is a second old
             return Help(shard)
@@ -78,5 +87,7 @@ class Tail:
         return Help(shard, generations=last, aside=aside if suspects else None, refused=refused)
 
     def _others(self, shard: int) -> list[str]:
-        others = self._run.attempts_at(shard) - {self._worker}
-        return sorted(worker for worker in others if self._life.lives(worker))
+        return self._living(self._run.attempts_at(shard))
+
+    def _living(self, attempts: set[str]) -> list[str]:
+        return sorted(worker for worker in attempts - {self._worker} if self._life.lives(worker))

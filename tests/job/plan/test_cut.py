@@ -63,6 +63,14 @@ def test_the_number_of_shards_follows_the_input(total: int, rows: int, shards: i
     assert Limits.of(total, rows, None).shards == shards
 
 
+@pytest.mark.parametrize(("generations", "rows"), [(1, 4096), (16, 256), (3, 1365), (100_000, 1)])
+def test_rows_with_many_generations_are_fewer_in_a_shard(generations: int, rows: int) -> None:
+    """A worker's memory holds all outcomes of a shard."""
+    limits = Limits.of(10**6, 10**5, None, generations)
+    assert (limits.rows, limits.shards) == (rows, -(-(10**5) // rows))
+    assert Limits.of(10**6, 1000, 37, generations).rows == 37, "the job's own is a hard limit"
+
+
 def test_the_jobs_own_shard_rows_is_a_hard_limit() -> None:
     assert Limits.of(10**6, 1000, 37) == Limits(37, Limits.of(1, 1, None).nbytes, 28)
 

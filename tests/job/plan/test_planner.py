@@ -217,6 +217,22 @@ def test_windows_are_cut_by_the_rows_of_the_whole_input_where_they_are_known(
     assert (report.windows, report.counters.shards) == (4, 16)
 
 
+def test_rows_with_many_generations_are_in_small_shards_and_what_was_planned_before_stays(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job(table, sampling={"n": 128, "temperature": 0.5}, run={"window_rows": 1000})
+    run, first = RunDir(tmp_path / "run"), iter([False, True])
+    with monkeypatch.context() as before, pytest.raises(Interrupted):
+        before.setattr("bulkrun.job.plan.cut.MAX_SHARD_ROWS", 10**6)
+        make_plan(run.root, spec, should_stop=lambda: run.window(0).exists() and next(first))
+    planned = plan_bytes(run.root)
+    make_plan(run.root, spec)
+    assert planned.keys() >= {"window-00000.json"} and planned.items() <= plan_bytes(run.root).items()
+    assert max(info.rows for info, _ in read_shards(run.root) if info.window == 0) > 32
+    assert max(info.rows for info, _ in read_shards(run.root) if info.window > 0) <= 32
+    assert [row["row"] for row in read_rows(run.root)] == list(range(2503))
+
+
 def test_planning_again_in_another_directory_gives_the_same_bytes(table: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_plan(tmp_path / name, job(table, input={"path": str(table), "id": "key"}, run={"window_rows": 999}))

@@ -50,7 +50,7 @@ def test_records_read_back_as_they_were_written(tmp_path_factory: pytest.TempPat
     for one in records:
         writer.append([one])
     writer.sync()
-    writer.close()
+    writer.release()
     contents = read_journal(path)
     assert contents.records == [one for one in records if isinstance(one, JournalRecord)]
     assert contents.partials == [one for one in records if isinstance(one, PartialRecord)]
@@ -113,7 +113,7 @@ def test_appending_after_a_failed_write_does_not_lose_the_next_record(
         writer.append([record(0)])
     monkeypatch.setattr(os, "write", real)
     writer.append([record(1)])
-    writer.close()
+    writer.release()
     assert [one.rows for one in read_journal(tmp_path / "j").records] == [(1,)]
 
 
@@ -121,7 +121,7 @@ def test_of_several_attempts_the_first_good_record_wins_and_the_longest_partial(
     for name, response, tokens in (("a", "first", (1,)), ("b", "second", (1, 2)), ("c", "third", (1,))):
         writer = JournalWriter(tmp_path / name)
         writer.append([record(7, response), PartialRecord((8, 9), 1, tokens)])
-        writer.close()
+        writer.release()
     outcomes = read_outcomes([tmp_path / name for name in ("a", "b", "c", "missing")])
     assert outcomes.answered[7, 0].response == "first"
     assert outcomes.partials == {(8, 1): (1, 2), (9, 1): (1, 2)}

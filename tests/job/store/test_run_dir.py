@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bulkrun.errors import RunError
+from bulkrun.job.store.journal_files import attempts_by_shard, journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 
 
@@ -64,5 +65,7 @@ def test_names_are_read_back_as_they_were_given(tmp_path: Path) -> None:
         file.touch()
     assert run.journaled_shards() == {3, 100_000} and run.journals_of(3) == files[:2]
     assert run.attempts_at(3) == {"a1", "b2"} and run.attempts_at(4) == set()
+    assert journals_by_shard(run) == {shard: run.journals_of(shard) for shard in (3, 100_000)}
+    assert attempts_by_shard(run) == {shard: run.attempts_at(shard) for shard in (3, 100_000)}
     assert run.workers_in_flight() == ["a1"] and run.worker_ids() == ["b2"] and run.id_files() == [run.ids(7)]
     assert [path.name for path in run.claims_of("shard-00003")] == ["shard-00003.1", "shard-00003.12"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -13,10 +14,20 @@ import pytest
 
 from bulkrun.data.durable import replace_json
 from bulkrun.errors import ResumeError, RunError, UsageError
+from bulkrun.job.store import replaced
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.fingerprint import differences, fingerprint
+from bulkrun.job.store.replaced import check_not_replaced
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, difference_lines, new_record, open_run, read_record, start_anew
+from bulkrun.job.store.run_record import (
+    RunRecord,
+    difference_lines,
+    new_record,
+    open_run,
+    read_record,
+    record_document,
+    start_anew,
+)
 from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
@@ -223,6 +234,29 @@ def test_a_worker_that_was_away_does_not_write_into_the_run_that_replaced_its_ow
     assert not any(path.stat().st_size for path in RunDir(out).journal.iterdir()) and results(out) == []
     start(out, rows, new)
     assert results(out) == oracle(rows, new)
+
+
+def test_the_record_is_read_again_only_when_it_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, read, real = RunDir(tmp_path / "out"), list[Path](), replaced.read_json
+    record = open_run(run, wanted(run.root))
+    monkeypatch.setattr(replaced, "read_json", lambda path: read.append(path) or real(path))
+    for _ in range(3):
+        check_not_replaced(run, record.run_id)
+    assert len(read) == 1
+    replace_json(run.run_json, record_document(record))
+    times = run.run_json.stat().st_mtime_ns
+    for _ in range(2):
+        check_not_replaced(run, record.run_id)
+    assert len(read) == 2
+    other = record_document(replace(record, run_id="0" * 16))  # of one size, and of one time where clocks are coarse
+    replace_json(run.run_json, other)
+    os.utime(run.run_json, ns=(times, times))
+    for _ in range(2):
+        with pytest.raises(RunError, match="moved aside"):
+            check_not_replaced(run, record.run_id)
+    run.run_json.unlink()
+    with pytest.raises(RunError, match="moved aside"):
+        check_not_replaced(run, record.run_id)
 
 
 def test_fresh_refuses_while_a_worker_lives(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -147,6 +147,25 @@ def test_dropped_rows_go_and_no_others(run: RunDir) -> None:
     totals = merged(run, [Pick(4, "e")], dropped=[0, 5])
     assert results(run) == {0: [(1, "!timeout"), (2, "c")], 1: [(3, "d"), (4, "e")]}
     assert totals.rows == 4 and totals.next_row == 6, "a number is given out once"
+
+
+def test_the_dropped_rows_are_gone_through_once_for_all_parts(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A night that drops millions of rows of hundreds of parts would be at it for hours."""
+    gone_through, real = list[int](), merge_module.read_update
+
+    class Counted(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            gone_through.append(len(self))
+            return super().__iter__()
+
+    def read_update(run: RunDir) -> Update | None:
+        update = real(run)
+        return update and replace(update, dropped=Counted(update.dropped))
+
+    monkeypatch.setattr(merge_module, "read_update", read_update)
+    merged(run, [Pick(1, "b"), Pick(4, "e")], dropped=[5, 0])
+    assert results(run) == {0: [(1, "b"), (2, "c")], 1: [(3, "d"), (4, "e")]}
+    assert len(gone_through) <= 1
 
 
 def test_what_only_the_old_totals_know_is_carried_over(run: RunDir) -> None:

@@ -199,6 +199,17 @@ def test_verify_names_a_torn_part_and_a_damaged_journal(tmp_path: Path) -> None:
     assert "part-00001.parquet: not a whole Parquet file" in problems
 
 
+def test_status_and_errors_list_the_journals_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, looks, real = RunDir(tmp_path / "out"), list[str](), os.scandir
+    start(run.root, make_rows(40), job(run.root, max_tokens=60), should_stop=StopAfter(3), shard_rows=4)
+    assert len(run.planned_shards() - run.committed_shards()) > 3 and run.journaled_shards()
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(Path(path).name) or real(path))
+    read_status(run)
+    assert looks.count("journal") == 1
+    read_row_errors(run)
+    assert looks.count("journal") == 2
+
+
 def test_errors_are_counted_by_code_with_examples_before_and_after_the_end(tmp_path: Path) -> None:
     rows, spec = make_rows(60), job(tmp_path / "out", max_tokens=40)
     bad = rows[1].token_ids

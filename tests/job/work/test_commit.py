@@ -35,7 +35,7 @@ def journal_rows(run: RunDir, shard: int, attempt: str, rows: list[int], samples
         failed = row == 3
         answer = (None, "error", 0, 0, "bad_input", "why") if failed else (f"{text}{row}", "stop", 2, 3)
         writer.append([JournalRecord((row,), sample, *answer) for sample in reversed(range(samples))])
-    writer.close()
+    writer.release()
 
 
 def test_a_part_is_in_input_order_with_the_declared_schema_and_a_footer_that_counts(tmp_path: Path) -> None:

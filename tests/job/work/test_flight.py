@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,9 +34,15 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
+def flight_log(run: RunDir, worker: str, unjournaled: Callable[[], Iterable[Generation]] = tuple) -> FlightLog:
+    """The log of a worker that has shard 0 open."""
+    JournalWriter(run.journal_file(0, worker))
+    return FlightLog(run, worker, unjournaled)
+
+
 def dies(run: RunDir, worker: str, rows: Sequence[int], how: str | None = "signal SIGSEGV") -> None:
     """A worker admits rows at once and dies; `how` None: nobody sees it."""
-    FlightLog(run, worker).admit(generations(*rows), generations(*rows))
+    flight_log(run, worker).admit(generations(*rows), generations(*rows))
     if how:
         record_death(run, worker, how)
 
@@ -46,11 +52,10 @@ def judge(run: RunDir, shard: int = 0) -> Suspicion:
 
 
 def test_suspects_are_what_was_admitted_and_not_journaled(run: RunDir) -> None:
-    log = FlightLog(run, "w")
+    log = flight_log(run, "w")
     log.admit(generations(1, 2, 3), generations(1, 2, 3))
     log.admit(generations(4), generations(2, 3, 4))
-    journal = JournalWriter(run.journal_file(0, "w"))
-    journal.append([JournalRecord((1, 1001), 0, "text", "stop")])
+    JournalWriter(run.journal_file(0, "other")).append([JournalRecord((1, 1001), 0, "text", "stop")])
     flight = record_death(run, "w", "signal SIGKILL")
     assert (flight.left, flight.finished) == ([(0, 2, 0), (0, 3, 0), (0, 4, 0)], False)
     assert judge(run).group_of == {(0, 2, 0): 3, (0, 3, 0): 3, (0, 4, 0): 3}
@@ -58,7 +63,7 @@ def test_suspects_are_what_was_admitted_and_not_journaled(run: RunDir) -> None:
 
 
 def test_an_engine_that_was_empty_clears_those_before(run: RunDir) -> None:
-    log = FlightLog(run, "w")
+    log = flight_log(run, "w")
     log.admit(generations(1, 2), generations(1, 2))
     log.finished()
     log.admit(generations(3), generations(3))
@@ -68,16 +73,16 @@ def test_an_engine_that_was_empty_clears_those_before(run: RunDir) -> None:
 
 def test_what_left_the_engine_is_suspect_until_it_is_journaled(run: RunDir) -> None:
     """An answer can kill the process that reads it: whoever runs alone by then must not be taken for the culprit."""
-    log = FlightLog(run, "w", lambda: generations(1))
+    log = flight_log(run, "w", lambda: generations(1))
     log.admit(generations(1, 2), generations(1, 2))
     log.admit(generations(3), generations(3))
-    JournalWriter(run.journal_file(0, "w")).append([JournalRecord((2, 1002), 0, "text", "stop")])
+    JournalWriter(run.journal_file(0, "other")).append([JournalRecord((2, 1002), 0, "text", "stop")])
     assert record_death(run, "w", "exit status 1").left == [(0, 1, 0), (0, 3, 0)]
     assert judge(run).group_of == {(0, 1, 0): 2, (0, 3, 0): 2}
 
 
 def test_an_orderly_end_leaves_nothing(run: RunDir) -> None:
-    log = FlightLog(run, "w")
+    log = flight_log(run, "w")
     log.close()
     log.admit(generations(1), generations(1))
     log.close()
@@ -116,7 +121,7 @@ def test_the_living_are_not_asked(run: RunDir) -> None:
     heartbeat = Heartbeat(run, worker, dict)
     heartbeat.start()
     for name in ("alive", "dead"):
-        FlightLog(run, name).admit(generations(1), generations(1))
+        flight_log(run, name).admit(generations(1), generations(1))
     assert judge(run) == Suspicion()
     heartbeat.stop("failed")
     assert judge(run).group_of == {(0, 1, 0): 1}
@@ -126,11 +131,23 @@ def test_the_flights_of_the_living_are_not_even_read(run: RunDir, monkeypatch: p
     heartbeat = Heartbeat(run, Worker.this_process("alive"), dict)
     heartbeat.start()
     for name in ("alive", "dead"):
-        FlightLog(run, name).admit(generations(1), generations(1))
+        flight_log(run, name).admit(generations(1), generations(1))
     read = list[str]()
     monkeypatch.setattr(flight_module, "read_flight", lambda path: read.append(path.stem) or read_flight(path))
     assert judge(run) == Suspicion() and read == ["dead"]
     heartbeat.stop("completed")
+
+
+def test_only_flights_of_those_who_had_the_shard_open_are_read(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each shard that is opened costs as much as all who ever died."""
+    dies(run, "here", [1], how=None)
+    for name in ("there", "elsewhere"):
+        FlightLog(run, name).admit([generation(1, shard=7)], [generation(1, shard=7)])
+        JournalWriter(run.journal_file(7, name))
+    read = list[str]()
+    monkeypatch.setattr(flight_module, "read_flight", lambda path: read.append(path.stem) or read_flight(path))
+    assert judge(run) == Suspicion() and read == ["here"]
+    assert judge(run, shard=7).group_of == {(7, 1, 0): 1} and read == ["here", "elsewhere", "there"]
 
 
 def test_a_torn_line_is_left_out(run: RunDir) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -104,3 +105,25 @@ def test_a_shard_that_others_work_on_is_committed_only_when_told_so(tmp_path: Pa
     made.commit(shard)
     made.close()
     assert [committed for committed, _ in made.take_committed()] == [shard] and run.part(shard).exists()
+
+
+def test_more_shards_are_open_than_the_process_may_open_files(tmp_path: Path) -> None:
+    spec = job(tmp_path)
+    run, record = enter(tmp_path, spec)
+    write_plan(run, [Row(row, str(row), (row,)) for row in range(100)], 1)
+    with Path("/dev/null").open() as first_free:
+        most = first_free.fileno() + 40
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limit[1]))
+    try:
+        made = Recorder(run, RunIdentity(record.run_id, record.plan_hash, 1), digits, "me", checkpoint_every=0.01)
+        made.start()
+        for shard in range(100):
+            made.open(open_shard(run, shard, spec.sampling))
+        for shard in range(100):
+            answer = Answer(replace(generation((shard,)), shard=shard), Completion("", (7,), "stop"))
+            made.record([answer])
+        made.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert len(made.take_committed()) == 100 and not run.journaled_shards()
