@@ -70,9 +70,8 @@ class Tail:
 
     def _look_at(self, shard: int, mine: Collection[Key], places: int) -> Help:
         others = self._others(shard)
-        taken = self._in_engines(shard, others).union(
-            mine
-        )  # before the journals: what ends meanwhile is in one of them
+        # before the journals: what ends meanwhile is in one of them
+        taken = self._in_engines(shard, others).union(mine)
         work = self._open_shard(shard)
         if self._run.part(shard).exists():  # and the journals went with that: the plan's view is a second old
             return Help(shard)
