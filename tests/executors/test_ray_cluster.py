@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.timeout(280),
 ]
 
-ROWS = 400
+ROWS = 240
 JOB = """\
 name: on-ray
 model: bundled:tiny
