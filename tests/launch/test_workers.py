@@ -185,7 +185,7 @@ def test_a_submit_that_is_still_starting_is_seen_and_not_moved_aside(
 @pytest.mark.parametrize("module", ["worker", "planner"])
 def test_a_process_of_a_run_that_was_replaced_does_not_work_on_its_successor(folder: Path, module: str) -> None:
     run, _ = enter(folder / "out", job(folder / "out"))
-    planner = [str(run.root), "the one before"]
+    planner = [str(run.root), "the one before", str(os.getpid())]
     worker = [str(run.root), "--id", "w", "--supervisor", str(os.getpid()), "--run-id", "the one before"]
     command = [sys.executable, "-m", f"bulkrun.launch.{module}", *(planner if module == "planner" else worker)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
