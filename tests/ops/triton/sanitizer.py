@@ -84,6 +84,8 @@ class Launch:
         lane = np.concatenate([(size << 32) + np.arange(size) for size in sizes])
         between = program * (1 + self.barriers) + barriers
         order = np.lexsort((between, address))[np.count_nonzero(address < 0) :]
+        if not order.size:
+            return
         address, between, lane, kind, program = (x[order] for x in (address, between, lane, kind, program))
         starts = np.r_[True, address[1:] != address[:-1]]
         self._check_races(address, starts, program, kind, "programs race for")
