@@ -44,7 +44,7 @@ from bulkrun.data.partitions import PART_NAME, find_parts
 from bulkrun.errors import JobFileError, RunError
 
 _SHARD = re.compile(r"shard-(\d{5,})\.arrow")
-_JOURNAL = re.compile(r"shard-(\d{5,})\.([^.]+)\.jsonl")
+JOURNAL_NAME = re.compile(r"shard-(\d{5,})\.([^.]+)\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -213,11 +213,11 @@ class RunDir:
 
     def attempts_at(self, shard: int) -> set[str]:
         """The attempts that have a journal of the shard: the ids of workers."""
-        return {match[2] for path in self.journals_of(shard) if (match := _JOURNAL.fullmatch(path.name))}
+        return {path.name.split(".")[1] for path in self.journals_of(shard)}
 
     def journaled_shards(self) -> set[int]:
         """Shards with a journal: the open ones, and what a late worker or a kill left of committed ones."""
-        return _numbers(self.journal, _JOURNAL)
+        return _numbers(self.journal, JOURNAL_NAME)
 
     def shard_claim(self, shard: int) -> str:
         """A shard's name in `claims`."""
