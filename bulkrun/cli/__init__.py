@@ -35,7 +35,8 @@ Exit codes:
   1   failed                         75   interrupted and saved: run it again
   2   usage, job file or input       130  second Ctrl-C: stopped at once
   3   finished, some rows have       143  second SIGTERM: stopped at once
-      errors"""
+      errors
+A command that only reads stops at the first signal (130, 143)."""
 
 
 class _Topics(click.Group):
@@ -58,6 +59,9 @@ class _Topics(click.Group):
                 raise RunError(f"a connection was lost ({error}); what is finished is saved") from error
             drop_stdout()
             sys.exit(141)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # the terminal has shown ^C
+            sys.exit(130)
 
 
 def _end(error: BulkrunError) -> NoReturn:

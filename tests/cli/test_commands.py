@@ -108,6 +108,15 @@ def test_watch_ends_with_the_runs_state_and_so_does_ctrl_c(folder: Path, monkeyp
         monkeypatch.setattr("bulkrun.job.views.watch.watch_run", interrupted)
 
 
+def test_ctrl_c_ends_a_command_that_only_reads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bulkrun.data.query.interruptible", interrupted)
+    ended = bulkrun("query", "out", "SELECT 1")
+    assert (ended.exit_code, ended.output.strip()) == (130, "")
+
+
 def test_errors(folder: Path) -> None:
     report = as_json("errors", "out")
     assert sum(report["counts"].values()) == 2
