@@ -29,8 +29,8 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.prompts.named_columns import named_columns
-from bulkrun.job.store.places import run_dir_of
-from bulkrun.job.store.run_dir import RunDir, refuse_place_of_staged
+from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
+from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record, record_document
 from bulkrun.launch.input_files import (
     check_still_there,

@@ -12,7 +12,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import extra_fields
-from bulkrun.job.store.run_dir import check_place
+from bulkrun.job.store.places import check_place
 from bulkrun.job.store.run_record import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed

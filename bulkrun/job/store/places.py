@@ -1,7 +1,8 @@
-"""Where a run's directory is: at `output.path`, or, for results in a bucket, where `output.state` says.
+"""Where a run's directory is, and whether one can be there.
 
-The state of a run needs a file system; without `output.state` it is below XDG_STATE_HOME (or ~/.local/state), in a
-directory named by the URL and the store it is asked from. RUN on a command line is that directory, or the URL itself.
+It is at `output.path`, or, for results in a bucket, where `output.state` says: the state of a run needs a file system.
+Without `output.state` it is below XDG_STATE_HOME (or ~/.local/state), in a directory named by the URL and the store it
+is asked from. RUN on a command line is that directory, or the URL itself.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from bulkrun.data.paths import user_path
 from bulkrun.data.remote import endpoint, is_remote
-from bulkrun.errors import RunError, UsageError
+from bulkrun.errors import JobFileError, RunError, UsageError
 from bulkrun.job.store.bucket_owner import OWNER
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
@@ -38,6 +40,27 @@ def find_run(run: str) -> RunDir:
     if told.run_json.exists():
         return told
     raise RunError(f"{run}: the state of this run is in {told.root} on {owner.get('host')}, not on this machine")
+
+
+def check_place(run: RunDir) -> None:
+    """Raise JobFileError where the run's directory cannot be made or written: asked of what is there of its path."""
+    refuse_place_of_staged(run)
+    there = next(path for path in (run.root.absolute(), *run.root.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise JobFileError([f"output.path: {there} is a file, not a directory; choose another output.path"])
+    try:
+        with tempfile.TemporaryDirectory(dir=there, prefix=".bulkrun-"):
+            pass
+    except OSError as error:
+        what = f"nothing can be written in {there}: {error.strerror or error}"
+        raise JobFileError([f"output.path: {what}; choose another output.path"]) from None
+
+
+def refuse_place_of_staged(run: RunDir) -> None:
+    """Raise JobFileError where a job names the place that is for what is staged in a run."""
+    if run.is_staged:
+        what = f"{run.root} is where bulkrun keeps the rows of a retry or an incremental night"
+        raise JobFileError([f"output.path: {what}; choose another output.path"])
 
 
 def _default_state(url: str) -> Path:

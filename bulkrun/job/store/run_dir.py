@@ -35,13 +35,12 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bulkrun.data.durable import make_dirs
 from bulkrun.data.partitions import PART_NAME, find_parts
-from bulkrun.errors import JobFileError, RunError
+from bulkrun.errors import RunError
 
 _SHARD = re.compile(r"shard-(\d{5,})\.arrow")
 JOURNAL_NAME = re.compile(r"shard-(\d{5,})\.([^.]+)\.jsonl")
@@ -274,27 +273,6 @@ def make_state_dirs(run: RunDir) -> None:
         make_dirs(folder)
 
 
-def refuse_place_of_staged(run: RunDir) -> None:
-    """Raise JobFileError where a job names the place that is for what is staged in a run."""
-    if run.is_staged:
-        what = f"{run.root} is where bulkrun keeps the rows of a retry or an incremental night"
-        raise JobFileError([f"output.path: {what}; choose another output.path"])
-
-
 def _stems(folder: Path, pattern: str) -> list[str]:
     """Names without their endings; a name that begins with a dot is of a file that is not whole yet."""
     return sorted(path.stem for path in folder.glob(pattern) if not path.name.startswith("."))
-
-
-def check_place(run: RunDir) -> None:
-    """Raise JobFileError where the run's directory cannot be made or written: asked of what is there of its path."""
-    refuse_place_of_staged(run)
-    there = next(path for path in (run.root.absolute(), *run.root.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise JobFileError([f"output.path: {there} is a file, not a directory; choose another output.path"])
-    try:
-        with tempfile.TemporaryDirectory(dir=there, prefix=".bulkrun-"):
-            pass
-    except OSError as error:
-        what = f"nothing can be written in {there}: {error.strerror or error}"
-        raise JobFileError([f"output.path: {what}; choose another output.path"]) from None
