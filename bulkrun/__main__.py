@@ -18,8 +18,8 @@ def run() -> None:
     from bulkrun.launch.signals import drain_on_signal, end_on_signal
 
     if next((word for word in sys.argv[1:] if not word.startswith("-")), "") not in _SAVING:
-        with end_on_signal():
-            sys.exit(_exit_code_of(_command()))
+        end_on_signal()
+        sys.exit(_exit_code_of(_command()))
     try:
         with drain_on_signal() as drain:
             exit_code = _exit_code_of(_command())

@@ -134,13 +134,12 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
                 signal.signal(number, handler)
 
 
-@contextmanager
-def end_on_signal() -> Iterator[None]:
-    """For what saves nothing: a signal ends it like Ctrl-C, so that it takes its temporary files along."""
+def end_on_signal() -> None:
+    """From here on, for a process that saves nothing: a signal ends it by an exception, so that it takes its temporary
+    files along."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if not _is_nohup(number):
             signal.signal(number, _end_command)
-    yield
 
 
 def _end_command(number: int, frame: FrameType | None) -> None:

@@ -193,7 +193,8 @@ def test_what_saves_nothing_puts_its_things_away(number: signal.Signals, tmp_pat
     script = f"""
 import tempfile, time
 from bulkrun.launch.signals import end_on_signal
-with end_on_signal(), tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
+end_on_signal()
+with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
     print("ready", flush=True)
     time.sleep(60)
 """
