@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.views.status import RunStatus
 
+_LINES_PER_CELL = 3  # of a table that `query` shows
 _run_argument = click.argument("run", type=RunPath())
 
 
@@ -107,12 +108,13 @@ def errors(run: RunDir, examples: int, as_json: bool) -> None:
 @_run_argument
 @click.argument("sql")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV on stdout.")
-@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10**9), help="Most rows to show.")
+@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10**9), help="Maximum number of rows.")
+@click.option("--full", is_flag=True, help=f"Show long cells whole, not only their first {_LINES_PER_CELL} lines.")
 @json_option
-def query(run: RunDir, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
+def query(run: RunDir, sql: str, as_csv: bool, limit: int, full: bool, as_json: bool) -> None:
     """Ask DuckDB about the results of RUN, also while it runs.
 
-    The view is `results`; one SELECT, read-only.
+    The view is `results`; one SELECT, read-only. The table clips long cells; --csv and --json never do.
     """
     from bulkrun.data.export_files import csv_cell, json_text, readable_rows
     from bulkrun.data.query import run_query
@@ -138,7 +140,7 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, as_json: bool) -> Non
     else:
         nested = (dict, list)  # as --json and DuckDB's own casts have them, not as Python does
         shown = [[json_text(cell) if isinstance(cell, nested) else cell for cell in row.values()] for row in rows]
-        print_table(table.column_names, shown)
+        print_table(table.column_names, shown, max_lines=None if full else _LINES_PER_CELL)
 
 
 @click.command()

@@ -136,6 +136,10 @@ def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> 
     fine = "SELECT TIMESTAMP_NS '2020-01-01 00:00:00.123456789' AS t"
     for option in ("--json", "--csv", "--limit=5"):
         assert "00:00:00.123456789" in bulkrun("query", "out", fine, option).stdout, "Python has no such time"
+    long = "SELECT repeat('word ', 1000) || 'end' AS text"
+    table, full, csv = (bulkrun("query", "out", long, *option).stdout for option in ((), ("--full",), ("--csv",)))
+    assert "…" in table and len(table.splitlines()) == 2 + 3
+    assert "…" not in full + csv and full.count("word") == csv.count("word") == 1000 and "end" in full
     assert bulkrun("query", "out", "COPY results TO 'stolen.csv'").exit_code == 2
     assert not (folder / "stolen.csv").exists()
 
