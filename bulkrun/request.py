@@ -50,7 +50,7 @@ ERROR_CODES: Mapping[str, str] = MappingProxyType(
         "bad_template": "a template failed on this row's values",
         "empty_prompt": "the prompt is empty",
         "too_long": "the prompt leaves no room for an output (model's length, run.max_tokens_per_row)",
-        "no_answer": "the output ended inside its thoughts (sampling.thinking); the column reasoning has them",
+        "no_answer": "the output ended inside its thoughts (sampling.thinking), which are in the column reasoning",
         "invalid_schema": "the text is not what sampling.structured_outputs asks for, or was cut before its end",
         "grammar_failed": "the schema, regex or grammar cannot be used, or left no token to go on with",
         "runaway": "the output ran in circles; response has the text so far",
