@@ -50,7 +50,7 @@ def test_a_machine_that_is_too_small_is_said_at_once(ray: SimpleNamespace, tmp_p
     workers(tmp_path, [], cpus=8)
     with pytest.raises(ExecutorError, match=r"each asks for 16 CPUs \(a node has 8\).*lower ray\.cpus"):
         workers(tmp_path, [], cpus=16)
-    with pytest.raises(ExecutorError, match=r"asks for 1 GPU \(a node has 0\)"):
+    with pytest.raises(ExecutorError, match=r"and 1 GPU \(a node has 0\)"):
         workers(tmp_path, [], gpus=1)
 
 
