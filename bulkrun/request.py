@@ -16,7 +16,6 @@ from bulkrun.sampling_params import BOUNDS, RepetitionStop, SamplingParams, Stru
 __all__ = [
     "BOUNDS",
     "ERROR_CODES",
-    "FINISH_REASONS",
     "Completion",
     "Engine",
     "EngineStats",
@@ -36,17 +35,13 @@ __all__ = [
     "TokenLogprob",
 ]
 
-FinishReason = Literal["stop", "length", "repetition", "timeout", "error"]
-
-FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
-    {
-        "stop": "the end-of-sequence token, a stop token or a stop string",
-        "length": "max_tokens, or the model's length",
-        "repetition": "the output ran in circles (sampling.repetition_stop); error_code runaway",
-        "timeout": "the row's time was over (run.row_timeout); error_code timeout",
-        "error": "it never ran, or the engine failed; error_code says why",
-    }
-)
+FinishReason = Literal[
+    "stop",  # the end-of-sequence token, a stop token or a stop string
+    "length",  # max_tokens, or the model's length
+    "repetition",  # the output ran in circles (sampling.repetition_stop); error_code runaway
+    "timeout",  # the row's time was over (run.row_timeout); error_code timeout
+    "error",  # it never ran, or the engine failed; error_code says why
+]
 
 # Every code that a row's error_code can have. A row has one if and only if it failed, whatever its finish_reason.
 ERROR_CODES: Mapping[str, str] = MappingProxyType(
@@ -55,7 +50,7 @@ ERROR_CODES: Mapping[str, str] = MappingProxyType(
         "bad_template": "a template failed on this row's values",
         "empty_prompt": "the prompt is empty",
         "too_long": "the prompt leaves no room for an output (model's length, run.max_tokens_per_row)",
-        "no_answer": "the output ended inside its thoughts (sampling.thinking); the column reasoning has them",
+        "no_answer": "the output ended inside its thoughts (sampling.thinking), which are in the column reasoning",
         "invalid_schema": "the text is not what sampling.structured_outputs asks for, or was cut before its end",
         "grammar_failed": "the schema, regex or grammar cannot be used, or left no token to go on with",
         "runaway": "the output ran in circles; response has the text so far",

@@ -52,6 +52,14 @@ def test_every_example_query_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         duckdb.connect().execute(statement)
 
 
+def test_the_readmes_python_answers_every_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    about_python = (ROOT / "README.md").read_text().split("From Python,")[1]
+    block, shown, *_ = re.findall(r"```(?:python)?\n(.*?)```", about_python, re.DOTALL)
+    exec(block, {})
+    answers = capsys.readouterr().out.splitlines()
+    assert len(answers) == len(shown.splitlines()) == 2 and all(answers), answers
+
+
 def test_the_readme_shows_every_command() -> None:
     shown = set(re.findall(r"`bulkrun ([a-z]+)", (ROOT / "README.md").read_text()))
     assert shown >= set(main.commands)

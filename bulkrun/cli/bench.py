@@ -39,21 +39,31 @@ def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
 
 _model_options = _options(
     click.option("--model", help="A directory, a hub id, or bundled:tiny."),
-    click.option("--shape", type=click.Choice(SHAPE_NAMES), help="Instead: a public shape with random weights."),
-    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Default: the GPU where there is one."),
+    click.option(
+        "--shape",
+        type=click.Choice(SHAPE_NAMES),
+        help="Instead of --model: a public model's shape, with random weights.",
+    ),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Default: the GPU if there is one."),
     click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), help="As in a job file."),
     click.option(
         "--kv-cache-dtype",
         type=click.Choice(["auto", "bfloat16", "float16", "float32", "fp8"]),
-        help="Of the KV cache. Default: the model's.",
+        help="Type of the KV cache. Default: the model's.",
     ),
-    click.option("--quantization", type=click.Choice(["fp8"]), help="Of weights and activations. Default: none."),
+    click.option("--quantization", type=click.Choice(["fp8"]), help="For weights and activations. Default: none."),
     click.option("--load-format", type=click.Choice(["auto", "dummy"]), help="dummy: random weights."),
-    click.option("--max-model-len", type=click.IntRange(2), help="Most tokens of prompt and output."),
-    click.option("--max-num-seqs", type=click.IntRange(1), help="Most sequences that run at once."),
-    click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Most tokens of a step."),
     click.option(
-        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another key: --set engine.block_size=32"
+        "--max-model-len", type=click.IntRange(2), help="Maximum number of tokens, prompt and output together."
+    ),
+    click.option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of sequences running at once."),
+    click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Maximum number of tokens in a step."),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override another key: --set engine.block_size=32",
     ),
 )
 _work_options = _options(
@@ -62,10 +72,10 @@ _work_options = _options(
         type=click.Path(path_type=Path),
         help="JSONL rows: prompt_token_ids or prompt, and max_tokens.",
     ),
-    click.option("--input-len", help="Tokens of a prompt: 1024 (default), or a range 100-1024."),
-    click.option("--output-len", help="Tokens of an output: 512 (default), or a range."),
+    click.option("--input-len", help="Tokens in each prompt: 1024 (default), or a range: 100-1024."),
+    click.option("--output-len", help="Tokens in each output: 512 (default), or a range."),
     click.option("--num-requests", type=click.IntRange(1), help="Default: 3000."),
-    click.option("--shared-prefix", type=click.IntRange(0), help="Tokens that all prompts start with, on top."),
+    click.option("--shared-prefix", type=click.IntRange(0), help="Tokens that all prompts start with, in addition."),
 )
 
 
@@ -123,10 +133,15 @@ def roofline(as_json: bool, **options: Any) -> None:
 @_model_options
 @click.option("--num-requests", type=click.IntRange(1), help="Default: four batches of --max-num-seqs.")
 @click.option(
-    "--arrival", type=click.Choice(["offline", "poisson"]), default="offline", help="All at once, or one by one."
+    "--arrival",
+    type=click.Choice(["offline", "poisson"]),
+    default="offline",
+    help="Whether requests come all at once or one by one.",
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second, with --arrival poisson.")
-@click.option("--window", type=click.FloatRange(0), help="Seconds that dynamic waits for a full batch. Default: 0.05.")
+@click.option(
+    "--window", type=click.FloatRange(0), help="Seconds that the dynamic policy waits for a full batch. Default: 0.05."
+)
 @json_option
 def batching(
     as_json: bool,

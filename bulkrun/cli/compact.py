@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bulkrun.cli.output import count, json_option, note, print_json
+from bulkrun.cli.output import count, counted, json_option, note, print_json
 from bulkrun.cli.run_path import RunPath
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--rows-per-file",
     default=None,
     type=click.IntRange(1),
-    help="Most input rows in a file. Default: a million, or what is 256 MiB before compression.",
+    help="Maximum number of input rows in a file. Default: a million, or 256 MiB before compression if that is less.",
 )
 @json_option
 def compact(run: RunDir, rows_per_file: int | None, as_json: bool) -> None:
@@ -36,6 +36,7 @@ def compact(run: RunDir, rows_per_file: int | None, as_json: bool) -> None:
     if as_json:
         print_json(asdict(done))
     elif not done.worked:
-        note(f"{run.root}: compact already ({count(done.parts_after)} parts, {count(done.rows)} rows)")
+        note(f"{run.root}: already compacted ({counted(done.parts_after, 'part')}, {counted(done.rows, 'row')})")
     else:
-        note(f"{run.root}: {count(done.parts_before)} parts became {count(done.parts_after)} ({count(done.rows)} rows)")
+        parts = f"{counted(done.parts_before, 'part')} became {count(done.parts_after)}"
+        note(f"{run.root}: {parts} ({counted(done.rows, 'row')})")

@@ -23,9 +23,9 @@ _run_argument = click.argument("run", type=RunPath())
 @click.command()
 @_run_argument
 def watch(run: RunDir) -> None:
-    """Show how RUN goes on, live, until it is finished or nobody works on it. From any terminal or node.
+    """Show the progress of RUN live, until it is finished or no worker is left. From any terminal or node.
 
-    Ctrl-C ends the watching, not the run.
+    Ctrl-C stops watching, not the run.
     """
     from bulkrun.cli.live import make_view
     from bulkrun.job.views.watch import watch_run
@@ -43,8 +43,8 @@ def watch(run: RunDir) -> None:
 
 @click.command()
 @_run_argument
-@click.option("-n", "--lines", default=20, show_default=True, type=click.IntRange(1), help="Lines of each log.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("-n", "--lines", default=20, show_default=True, type=click.IntRange(1), help="Lines to show of each log.")
+@click.option("-f", "--follow", is_flag=True, help="Keep showing new events, until Ctrl-C.")
 @json_option
 def logs(run: RunDir, lines: int, follow: bool, as_json: bool) -> None:
     """What happened in RUN and what its workers said.
@@ -55,7 +55,7 @@ def logs(run: RunDir, lines: int, follow: bool, as_json: bool) -> None:
     from bulkrun.job.views.logs import event_line, follow_events, last_events, worker_logs
 
     if as_json and follow:
-        raise UsageError("--json is one object, and --follow has no end: leave one of the two out")
+        raise UsageError("--json prints one object, and --follow never ends: leave one of the two out")
     read_record(run)
     if as_json:
         print_json({"events": last_events(run, lines), "logs": dict(worker_logs(run, lines))})
@@ -92,9 +92,11 @@ def cancel(run: RunDir, as_json: bool) -> None:
     for name, ids in told.items():
         if ids:
             note(f"{name}: {', '.join(ids)}")
-    nobody = "the run is finished" if stopped.finished else "nobody works on this run; a submit that just starts stops"
+    nobody = (
+        "the run is finished" if stopped.finished else "no worker is running; a submit that is just starting will stop"
+    )
     if stopped.silent:
-        note(f"silent for a while, they may be frozen and hear it late or never: {', '.join(stopped.silent)}")
+        note(f"no recent heartbeat; may stop late or not at all: {', '.join(stopped.silent)}")
     heard = len(stopped.workers) > len(stopped.silent) or stopped.slurm_jobs
     if heard or not stopped.silent:
-        note("they save and stop within seconds" if heard else nobody)
+        note("they will save and stop within seconds" if heard else nobody)

@@ -33,8 +33,8 @@ _FORMATS = ["openai", "jsonl", "csv", "parquet"]
 @click.option(
     "--only", type=click.Choice(["all", "ok", "errors"]), default="all", show_default=True, help="Which rows."
 )
-@click.option("--partial", is_flag=True, help="Also when RUN is not finished: what is committed so far.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--partial", is_flag=True, help="Export an unfinished RUN too: what is committed so far.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def export(
     run: RunDir,
     format_: Literal["openai", "jsonl", "csv", "parquet"],
@@ -47,7 +47,7 @@ def export(
     """Write the results of RUN to one file, in input order.
 
     openai writes the output and error files of OpenAI's batch format. CSV cells that a spreadsheet would take for
-    formulas get a quote in front; lists and structs are JSON text there.
+    formulas are prefixed with a quote; lists and structs are JSON text there.
     """
     from bulkrun.job.views.export import export_run
     from bulkrun.job.views.export_target import STDOUT, ExportOptions

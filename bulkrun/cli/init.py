@@ -16,7 +16,7 @@ from bulkrun.cli.output import note
 def init(source: str, out: Path | None) -> None:
     """Write a job file over INPUT: a file, a directory, a glob.
 
-    INPUT is what input.path may be. Its columns are looked at and named in the file, which runs as it is, with the
+    INPUT is what input.path may be. Its columns are listed in the file, which runs as it is, with the
     bundled model.
     """
     from bulkrun.launch.starter import write_starter

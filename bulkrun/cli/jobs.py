@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bulkrun.cli.output import cell_text, count, json_option, note, print_facts, print_json, print_table
+from bulkrun.cli.output import cell_text, count, counted, json_option, note, print_facts, print_json, print_table
 from bulkrun.cli.run_path import RunPath
 from bulkrun.cli.summary import counted_changes, print_summary, warn_of_undeclared
 from bulkrun.errors import UsageError
@@ -38,7 +38,10 @@ def _job_options(command: _Command) -> _Command:
 def _running_options(command: _Command) -> _Command:
     """The options of every command that works on a run in the foreground."""
     command = click.option("-q", "--quiet", is_flag=True, help="Say nothing on success (for cron).")(command)
-    shown = "Processes on this machine, one per GPU; default: run.workers of the job."
+    shown = (
+        "Number of workers: processes on this machine (one per GPU), Slurm array elements or Ray actors. Default: "
+        "run.workers."
+    )
     command = click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help=shown)(command)
     return json_option(command)
 
@@ -58,15 +61,20 @@ def _located(job: Path, overrides: tuple[str, ...]) -> AbstractContextManager[No
 
 @click.command()
 @_job_options
-@click.option("--fresh", is_flag=True, help="Start anew: an earlier run there is moved aside, never deleted.")
-@click.option("--resume-anyway", is_flag=True, help="Continue although settings changed that no result depends on.")
+@click.option(
+    "--fresh", is_flag=True, help="Start from the beginning: an earlier run there is moved aside, never deleted."
+)
+@click.option(
+    "--resume-anyway", is_flag=True, help="Continue even though settings changed, where no result depends on them."
+)
 @click.option(
     "--full-refresh",
     is_flag=True,
-    help="With run.incremental: run all rows again; after other settings, all not run with them yet.",
+    help="With run.incremental: run every row again. After a settings change: every row not yet run with the new "
+    "settings.",
 )
 @click.option("--executor", type=click.Choice(["local", "slurm", "ray"]), help="Who starts the workers.")
-@click.option("--wait", is_flag=True, help="With Slurm: stay until the run is finished.")
+@click.option("--wait", is_flag=True, help="With Slurm: wait until the run is finished.")
 @_running_options
 def submit(
     job: Path,
@@ -91,11 +99,13 @@ def submit(
     overrides = (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None))
     spec = _load(job, overrides)
     if full_refresh and not spec.run.incremental:
-        raise UsageError("--full-refresh is for jobs with run.incremental: true; --fresh runs this one anew")
+        raise UsageError(
+            "--full-refresh is for jobs with run.incremental: true; --fresh runs this one from the beginning"
+        )
     if fresh and resume_anyway:
-        raise UsageError("--fresh starts anew and --resume-anyway continues; give one of them")
+        raise UsageError("--fresh starts from the beginning and --resume-anyway continues; give only one of them")
     if wait and spec.run.executor != "slurm":
-        raise UsageError(f"--wait is for Slurm; with run.executor {spec.run.executor} submit stays anyway")
+        raise UsageError(f"--wait is only for Slurm; with run.executor {spec.run.executor}, submit always waits")
     flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
 
     def work(view: View) -> Submitted | Queued:
@@ -109,10 +119,10 @@ def submit(
 @click.argument("run", type=RunPath())
 @_running_options
 def worker(run: RunDir, workers: int | None, quiet: bool, as_json: bool) -> None:
-    """Help with RUN until it is finished, from this or another node.
+    """Work on RUN until it is finished, from this or another node.
 
     RUN is the output directory of a job that was submitted; paths in the job are relative to the directory in which
-    that was done. Comes and goes as it likes.
+    that was done. Workers may join and leave at any time.
     """
     from bulkrun.launch.run import join
 
@@ -121,12 +131,12 @@ def worker(run: RunDir, workers: int | None, quiet: bool, as_json: bool) -> None
 
 @click.command()
 @click.argument("run", type=RunPath())
-@click.option("--failed", is_flag=True, required=True, help="Run the rows again that hold an error.")
+@click.option("--failed", is_flag=True, required=True, help="Run the rows that failed again.")
 @click.option("--code", "codes", multiple=True, metavar="CODE", help="Only those with this code (may be repeated).")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another setting: --set sampling.max_tokens=512"
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting: --set sampling.max_tokens=512"
 )
-@click.option("--discard", is_flag=True, help="Throw away another retry or update that is under way.")
+@click.option("--discard", is_flag=True, help="Discard another retry or update that is under way.")
 @_running_options
 def retry(
     run: RunDir,
@@ -180,8 +190,8 @@ def _say_where(queued: Queued, quiet: bool, as_json: bool) -> NoReturn:
     if as_json:
         print_json({"run": str(queued.run.root), "job_id": queued.job_id, "new": queued.new})
     elif not quiet:
-        note(f"Slurm job {queued.job_id} {'is in the queue' if queued.new else 'was in the queue already'}")
-        note(f"next     bulkrun status {root} (or watch, logs, cancel); the same command again continues a run")
+        note(f"Slurm job {queued.job_id} {'is in the queue' if queued.new else 'was already in the queue'}")
+        note(f"next     bulkrun status {root} (or watch, logs, cancel); the same command again continues the run")
     sys.exit(0)
 
 
@@ -202,7 +212,7 @@ def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 @_job_options
 @json_option
 def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show what JOB would do: rows, tokens, duplicates, prefixes, shards.
+    """Show what JOB would do: rows, tokens, duplicates, shared prefixes, shards.
 
     Runs and writes nothing.
     """
@@ -233,7 +243,7 @@ def _print_plan(report: PlanReport) -> None:
         "duplicate ids": count(report.duplicate_ids.get("count", 0)),
         "too long": f"{count(counters.too_long)} error rows, {count(counters.truncated)} truncated",
         "error rows": ", ".join(f"{code} {count(rows)}" for code, rows in counters.errors.items()) or "none",
-        "shards": f"{count(counters.shards)} in {count(report.windows)} windows",
+        "shards": f"{count(counters.shards)} in {counted(report.windows, 'window')}",
     }
     print_facts(facts)
     warn_of_undeclared(counters.undeclared_columns)
@@ -249,7 +259,7 @@ def _print_plan(report: PlanReport) -> None:
 
 @click.command()
 @_job_options
-@click.option("-n", "--rows", default=5, show_default=True, type=click.IntRange(1, 1000), help="How many rows.")
+@click.option("-n", "--rows", default=5, show_default=True, type=click.IntRange(1, 1000), help="Number of rows.")
 @json_option
 def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> None:
     """Run the first rows of JOB and show prompts and responses. Writes nothing."""

@@ -33,7 +33,9 @@ def models(name: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--output", type=click.Path(path_type=Path), default=Path(), help="Where results would go.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=Path(), help="The directory that results would go to."
+)
 @json_option
 def doctor(output: Path, as_json: bool) -> None:
     """Check this machine: packages, processor, GPU, disk. Exits 1 when a run would not work."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.measure import Measurement
+    from rich.text import Text
 
 _WIDTH_WITHOUT_TERMINAL = 160
 
@@ -38,10 +43,17 @@ def takes_unicode() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole_names: bool = False) -> None:
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    whole_names: bool = False,
+    max_lines: int | None = None,
+) -> None:
     """Rows as a table as wide as the terminal; numbers to the right, long text folded, no markup read from data.
 
-    With `whole_names` the first column, of short names, is never folded: what is to be copied stands on one line.
+    With `whole_names` the first column, of short names, is never folded: what is to be copied stands on one line. A
+    cell that is longer than `max_lines` when folded ends there with an ellipsis.
     """
     from rich import box
     from rich.console import Console
@@ -55,9 +67,29 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole_
         justify: Literal["left", "right"] = "right" if numeric else "left"
         table.add_column(Text(cell_text(name)), justify=justify, overflow="fold", no_wrap=whole_names and index == 0)
     for row in rows:
-        table.add_row(*(Text(cell_text(cell)) for cell in row))
+        table.add_row(*(_Clipped(Text(cell_text(cell)), max_lines) for cell in row))
     width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 50)).columns if sys.stdout.isatty() else None
     Console(width=width or _WIDTH_WITHOUT_TERMINAL, highlight=False).print(table)
+
+
+class _Clipped(NamedTuple):
+    """A cell of at most `max_lines` lines (None: of all), which only its column's width tells."""
+
+    text: Text
+    max_lines: int | None
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return self.text.__rich_measure__(console, options)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        width = options.max_width
+        lines = self.text.wrap(console, width, justify=options.justify, overflow=options.overflow)
+        shown = lines[: self.max_lines]
+        if len(shown) < len(lines):
+            shown[-1].rstrip()
+            shown[-1].truncate(width - 1)
+            shown[-1].append("…")
+        yield from shown
 
 
 def cell_text(cell: Any) -> str:

@@ -15,6 +15,7 @@ import click
 from bulkrun.cli.output import (
     cell_text,
     count,
+    counted,
     duration,
     echo_json,
     json_option,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.job.views.status import RunStatus
 
+_LINES_PER_CELL = 3  # of a table that `query` shows
 _run_argument = click.argument("run", type=RunPath())
 
 
@@ -38,7 +40,10 @@ _run_argument = click.argument("run", type=RunPath())
 @_run_argument
 @json_option
 def status(run: RunDir, as_json: bool) -> None:
-    """How far RUN is: rows, speed, time left, workers. Reads files only, from any terminal or node."""
+    """Show the progress of RUN: rows, speed, time left, workers.
+
+    Only reads files, so it works from any terminal or node.
+    """
     from bulkrun.launch.control import status_with_queue
 
     found, queue = status_with_queue(run)
@@ -59,9 +64,9 @@ def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
         "tokens": f"{count(found.prompt_tokens)} in, {count(found.completion_tokens)} out (committed)",
     }
     if found.cut:
-        facts["cut"] = f"{count(found.cut)} outputs were cut at max_tokens"
+        facts["cut"] = f"{counted(found.cut, 'output')} cut at max_tokens"
     if found.duplicate_ids:
-        facts["duplicate ids"] = f"{count(found.duplicate_ids)} rows have an id that an earlier row has"
+        facts["duplicate ids"] = f"{counted(found.duplicate_ids, 'row')} with the id of an earlier row"
     if found.state == "running":
         facts["speed"] = f"{found.rows_per_s:,.1f} rows/s, {count(found.tokens_per_s)} tok/s, "
         facts["speed"] += f"{duration(found.eta_s)} left"
@@ -81,10 +86,12 @@ def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
 
 @click.command()
 @_run_argument
-@click.option("-n", "--examples", default=3, show_default=True, type=click.IntRange(1), help="Rows to show per code.")
+@click.option(
+    "-n", "--examples", default=3, show_default=True, type=click.IntRange(1), help="Rows to show for each code."
+)
 @json_option
 def errors(run: RunDir, examples: int, as_json: bool) -> None:
-    """The error rows of RUN: how many of each code, and some of each."""
+    """Show the error rows of RUN: how many there are of each code, with examples."""
     from bulkrun.job.store.run_record import read_record
     from bulkrun.job.views.row_errors import read_row_errors
 
@@ -107,12 +114,13 @@ def errors(run: RunDir, examples: int, as_json: bool) -> None:
 @_run_argument
 @click.argument("sql")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV on stdout.")
-@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10**9), help="Most rows to show.")
+@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1, 10**9), help="Maximum number of rows.")
+@click.option("--full", is_flag=True, help=f"Show long cells whole, not only their first {_LINES_PER_CELL} lines.")
 @json_option
-def query(run: RunDir, sql: str, as_csv: bool, limit: int, as_json: bool) -> None:
-    """Ask DuckDB about the results of RUN, also while it runs.
+def query(run: RunDir, sql: str, as_csv: bool, limit: int, full: bool, as_json: bool) -> None:
+    """Query the results of RUN with DuckDB, even while it runs.
 
-    The view is `results`; one SELECT, read-only.
+    The view is `results`; one SELECT, read-only. The table clips long cells; --csv and --json never do.
     """
     from bulkrun.data.export_files import csv_cell, json_text, readable_rows
     from bulkrun.data.query import run_query
@@ -124,7 +132,7 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, as_json: bool) -> Non
     read_record(run)
     table = run_query(run.root, sql, limit=limit + 1, schema=schema_without_rows(run))
     if table.num_rows > limit:
-        note(f"the first {count(limit)} rows; --limit shows more")
+        note(f"only the first {counted(limit, 'row')}; --limit shows more")
         table = table.slice(0, limit)
     rows = readable_rows(table)
     if as_json:
@@ -138,14 +146,14 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, as_json: bool) -> Non
     else:
         nested = (dict, list)  # as --json and DuckDB's own casts have them, not as Python does
         shown = [[json_text(cell) if isinstance(cell, nested) else cell for cell in row.values()] for row in rows]
-        print_table(table.column_names, shown)
+        print_table(table.column_names, shown, max_lines=None if full else _LINES_PER_CELL)
 
 
 @click.command()
 @_run_argument
 @json_option
 def verify(run: RunDir, as_json: bool) -> None:
-    """Check RUN: every checksum, every row exactly once, all totals. Exits 1 when something is wrong."""
+    """Check RUN: every checksum, every row exactly once, all totals. Exits 1 if something is wrong."""
     from bulkrun.job.views.verify import verify_run
 
     report = verify_run(run)
@@ -155,8 +163,8 @@ def verify(run: RunDir, as_json: bool) -> None:
         for problem in report.problems:
             click.echo(cell_text(problem))
         state = "finished" if report.finished else "not finished"
-        verdict = f"{len(report.problems)} problems" if report.problems else "all is well"
-        note(f"{run.root} ({state}): {report.parts} parts, {count(report.rows)} rows read: {verdict}")
+        verdict = counted(len(report.problems), "problem") if report.problems else "all is well"
+        note(f"{run.root} ({state}): {counted(report.parts, 'part')}, {counted(report.rows, 'row')} read: {verdict}")
     sys.exit(0 if report.ok else 1)
 
 
@@ -164,7 +172,7 @@ def verify(run: RunDir, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path())
 @json_option
 def list_runs(folder: Path, as_json: bool) -> None:
-    """The runs in FOLDER (default: here) and below."""
+    """List the runs in FOLDER (default: here) and below."""
     from bulkrun.job.views.listing import DamagedRun
     from bulkrun.launch.control import statuses_with_queue
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("section", required=False)
 @click.option(
-    "--format", "form", type=click.Choice(["json", "table", "md"]), help="Default: json; with SECTION a table."
+    "--format", "form", type=click.Choice(["json", "table", "md"]), help="Default: json; with SECTION, table."
 )
 def schema(section: str | None, form: str | None) -> None:
-    """The keys of a job file: types, defaults, descriptions.
+    """Describe the keys of a job file: types, defaults, meaning.
 
     \b
     bulkrun schema > job.schema.json         the JSON schema, for editors

@@ -25,10 +25,10 @@ def print_summary(done: Submitted, anew: str) -> None:
     if done.changes:
         note(_changes(done.changes))
     if not done.worked:
-        said = "is finished already, nothing to do" if done.changes is None else "has nothing to run"
+        said = "is already finished, nothing to do" if done.changes is None else "has nothing to run"
         note(f"{root} {said} ({totals.status}).{anew}")
         if "unchanged" in (done.changes or {}) and (failed := sum(totals.errors.values())):
-            note(f"  {count(failed)} of the results are errors that wait for a changed row: bulkrun errors {root}")
+            note(f"  {counted(failed, 'failed row')} will run again only when the input changes: bulkrun errors {root}")
         if update_under_way(done.run) is not None:
             note(f"next     {read_status(done.run).next_command} (of a retry or an incremental night under way)")
         return
@@ -46,7 +46,7 @@ def print_summary(done: Submitted, anew: str) -> None:
             "sampling.max_tokens"
         )
     for code, rows_with in totals.errors.items():
-        note(f"  {count(rows_with)} with {code}: bulkrun errors {root}")
+        note(f"  {counted(rows_with, 'row')} failed with {code}: bulkrun errors {root}")
     if done.changes is None:
         planned = read_json(done.run.plan_complete) or {}
         warn_of_duplicates(planned.get("duplicate_ids", {}))
@@ -59,7 +59,7 @@ def print_summary(done: Submitted, anew: str) -> None:
 def _changes(changes: dict[str, int]) -> str:
     """What was to run and why; of a retry only that the rows failed before, not how they ended now."""
     if changes.keys() == {"failed"}:
-        return f"rows: {count(changes['failed'])} that failed before"
+        return f"rows: {count(changes['failed'])} that had failed before"
     return f"rows: {counted_changes(changes)}"
 
 
@@ -74,7 +74,7 @@ def warn_of_duplicates(found: dict[str, Any]) -> None:
         return
     shown = "; ".join(f"{each['id']!r} in rows {', '.join(map(str, each['rows']))}" for each in found["examples"])
     have = "has" if found["count"] == 1 else "have"
-    note(f"  {counted(found['count'], 'row')} {have} an id that an earlier row has ({shown}): `row` tells them apart")
+    note(f"  {counted(found['count'], 'row')} {have} the id of an earlier row ({shown}): `row` tells them apart")
 
 
 def warn_of_undeclared(columns: dict[str, int]) -> None:
@@ -96,7 +96,7 @@ def _results_place(done: Submitted) -> str:
 def saved(totals: RunTotals) -> str:
     """What the run did not have to compute, in words; empty when there is nothing to say."""
     parts = {
-        ("generation", "answered by another row's"): totals.saved_generations,
+        ("generation", "shared with another row"): totals.saved_generations,
         ("prompt token", "found in the prefix cache"): totals.cached_tokens,
         ("output", "stopped early (repetition, timeout)"): totals.stopped,
     }

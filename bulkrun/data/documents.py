@@ -21,8 +21,8 @@ def from_document(kind: type[_T], document: Mapping[str, Any], path: Path, what:
         return kind(**document)
     except TypeError as error:
         raise RunError(
-            f"{path}: not {what} of this bulkrun ({_complaint(error)}); a newer version wrote it, "
-            "then use that one, or another program did"
+            f"{path}: not {what} of this bulkrun ({_complaint(error)}); it was written by a newer bulkrun "
+            "(use that version) or by another program"
         ) from error
 
 

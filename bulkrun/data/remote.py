@@ -27,7 +27,7 @@ SCHEME = "s3://"
 READ_AHEAD_BYTES = 8 * 2**20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 20.0
 _PATIENCE_S = 300.0  # as with uploads; s3fs's own patience with a request is some seconds
-_STAY = "give the run an input that stays as it is"
+_STAY = "give the run an input that does not change"
 _T = TypeVar("_T")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
@@ -239,7 +239,7 @@ def _found(files: Any, pattern: str) -> tuple[list[RemotePath], bool]:
 def _check(pattern: str) -> None:
     bucket = pattern.removeprefix(SCHEME).split("/", 1)[0]
     if "@" in bucket or ":" in bucket:
-        raise InputError("input.path: keys do not belong into an s3:// path; set AWS_ACCESS_KEY_ID... instead")
+        raise InputError("input.path: credentials do not belong in an s3:// path; set AWS_ACCESS_KEY_ID... instead")
     if not bucket or glob.has_magic(bucket):
         raise InputError(f"input.path: {pattern!r} names no bucket; write s3://BUCKET/PATH")
 

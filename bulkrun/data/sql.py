@@ -204,12 +204,6 @@ def _write_result(
         raise InputError(f"input.sql: {error}; {_HOW_TO_JOIN}") from error
     except (duckdb.Error, NotASelect) as error:
         raise InputError(f"input.sql: {error}") from error
-    except pa.ArrowNotImplementedError as error:
-        kind = str(error).rpartition(": ")[2]
-        which = ", ".join(repr(field.name) for field in schema if kind in str(field.type)) or "of the result"
-        raise InputError(
-            f"input.sql: column {which} has a type that Parquet does not have ({kind}); cast it"
-        ) from error
     finally:
         connection.close()
 
@@ -230,7 +224,20 @@ def _snapshot_schema(result: pa.Schema) -> pa.Schema:
     if len(set(result.names)) < len(result.names):
         twice = next(name for name in result.names if result.names.count(name) > 1)
         raise InputError(f"input.sql: two columns of the result are named {twice!r}; rename one with AS")
-    return pa.schema([*(pa.field(field.name, plain_type(field.type)) for field in result), *_ERROR_SCHEMA])
+    fields = [pa.field(field.name, plain_type(field.type)) for field in result]
+    for field in fields:
+        _check_type(field)
+    return pa.schema([*fields, *_ERROR_SCHEMA])
+
+
+def _check_type(field: pa.Field) -> None:
+    """Raise InputError for a column whose type Parquet does not have. Only its writer knows, and names no column."""
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+    except pa.ArrowNotImplementedError as error:
+        raise InputError(
+            f"input.sql: column {field.name!r} has a type that Parquet does not have ({field.type}); cast it"
+        ) from error
 
 
 def _fill(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -153,8 +153,10 @@ class LLMEngine:
     def step(self) -> list[Completion]:
         """Launch one forward pass and return the requests that are known to have ended (any order).
 
-        With asynchronous scheduling a step is launched before the tokens of the one before are looked at, so that the
-        device never waits for the host; what a sequence computes beyond its end is thrown away.
+        (1) Sequences whose time is over leave. (2) The scheduler says who computes how many tokens. (3) That step is
+        launched. (4) The step before lands: its tokens are appended, and who ended leaves. (5) Where memory ran out,
+        sizes shrink. (6) Without asynchronous scheduling the new step lands at once. With it, it lands in the next
+        call, so that the device never waits for the host; what a sequence computes beyond its end is thrown away.
 
         When it raises, Ctrl-C included, no request is lost: those that had not ended are computed anew.
         """

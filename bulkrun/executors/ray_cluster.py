@@ -79,7 +79,7 @@ class RayWorkers:
         gpus = spec.gpus if spec.gpus is not None else float("GPU" in self._ray.cluster_resources())
         self._wanted = {"CPU": spec.cpus, "GPU": gpus}
         if spec.address is None and any(self._wanted[kind] > most for kind, most in self._largest().items()):
-            raise ExecutorError(f"no worker has a place on this machine: {self._needs()}; lower ray.cpus or ray.gpus")
+            raise ExecutorError(f"no worker fits on this machine: {self._needs()}; lower ray.cpus or ray.gpus")
         # -1: for ever. An actor that was lost starts again, and so does its call, which is safe to repeat.
         again = {"max_restarts": -1, "max_task_retries": -1}
         host = self._ray.remote(max_concurrency=2, num_gpus=gpus, num_cpus=spec.cpus, **again)(WorkerHost)
@@ -127,12 +127,14 @@ class RayWorkers:
         self._say_at = math.inf
         _, waiting = self._ray.wait(self._placed, num_returns=len(self._placed), timeout=0)
         if waiting:
-            self._say(f"Ray has no place yet for {len(waiting)} of {len(self._hosts)} workers: {self._needs()}")
+            self._say(f"Ray has no room yet for {len(waiting)} of {len(self._hosts)} workers: {self._needs()}")
 
     def _needs(self) -> str:
         """What each worker asks for, beside what a node has."""
         asks = [
-            f"{want:g} {kind}s (a node has {self._largest()[kind]:g})" for kind, want in self._wanted.items() if want
+            f"{want:g} {kind}{'' if want == 1 else 's'} (a node has {self._largest()[kind]:g})"
+            for kind, want in self._wanted.items()
+            if want
         ]
         return f"each asks for {' and '.join(asks)}"
 

@@ -73,7 +73,7 @@ def _processor() -> Check:
 
     from bulkrun.models.loader import cpu_multiplies_bfloat16
 
-    units = "bf16 units: yes" if cpu_multiplies_bfloat16() else "bf16 units: no (models run in float32 here)"
+    units = "bf16 units: yes" if cpu_multiplies_bfloat16() else "bf16 units: no (models run in float32)"
     return Check("processor", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {units}")
 
 
@@ -97,7 +97,7 @@ def _gpu() -> Check:
     from bulkrun.engine.device import refuse_gpu_without_kernels
 
     if not torch.cuda.is_available():
-        return Check("gpu", "warn", "none that torch can use: runs go on the CPU (small models only)")
+        return Check("gpu", "warn", "none that torch can use: jobs run on the CPU (small models only)")
     refuse_gpu_without_kernels()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     free, total = torch.cuda.mem_get_info(0)
@@ -129,7 +129,11 @@ def _hard_links(output: Path) -> Check:
             source.touch()
             take_name(source, Path(scratch) / "b")
             if not source.exists():
-                return Check("hard links", "warn", f"{folder} has none: exclusive renames serve, but not for compact")
+                return Check(
+                    "hard links",
+                    "warn",
+                    f"{folder} has none: exclusive renames are used instead, but compact will not work",
+                )
     except OSError as error:
         return Check("hard links", "fail", f"{folder} has none ({error.strerror}): put the output on a POSIX disk")
     return Check("hard links", "ok", "parts can be published exclusively")

@@ -101,6 +101,6 @@ def _look_again(file: InputFile) -> InputFile:
 
 def _changed(what: object) -> ResumeError:
     return ResumeError(
-        f"input.path: {what} changed since the run began; give it an input that stays as it is, and start anew with "
+        f"input.path: {what} changed since the run began; give it an input that does not change, and start over with "
         "--fresh"
     )

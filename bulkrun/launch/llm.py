@@ -93,7 +93,7 @@ class LLM:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a prompt and its output together; as `max_tokens` it means: as many as fit."""
+        """Maximum number of tokens of a prompt and its output together; as `max_tokens` it means: as many as fit."""
         return self._shared.engine.max_model_len
 
     @overload  # a list is an iterable too: the first overload that fits says what comes

@@ -74,7 +74,7 @@ def submit_again(
         check_settings(run, record, wanted, full_refresh=full_refresh)
         if read_totals(run) is None:
             view.phase(
-                "the input changed before the first run was done, or _SUCCESS is lost: keeping the rows there are"
+                "the input changed before the first run was done, or _SUCCESS is lost: keeping the existing rows"
             )
             settle_run(run, record)
         return _night(record, prepared, wanted, view, drain, full_refresh)

@@ -191,7 +191,7 @@ def _check_stop_tokens(sampling: SamplingSpec, vocab_size: int) -> None:
     """Raise JobFileError for an id that the model does not have: the engine would refuse every row for it."""
     for token_id in sampling.stop_token_ids:
         if not 0 <= token_id < vocab_size:
-            what = f"{token_id} is no token id of the model; they go from 0 to {vocab_size - 1}"
+            what = f"{token_id} is not a token id of the model; ids go from 0 to {vocab_size - 1}"
             raise JobFileError([f"sampling.stop_token_ids: {what}"])
 
 

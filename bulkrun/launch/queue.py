@@ -84,8 +84,8 @@ def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None
     settings = [override for override in wanted.overrides if not override.startswith("run.executor=")]
     command = submit_command(replace(wanted, overrides=settings)) + (" --full-refresh" if full_refresh else "")
     raise ExecutorError(
-        f"{run.root}: of an incremental job only the first run can be an array, a night runs where it is started; "
-        f"start it in the queue: sbatch --wrap {shlex.quote(f'{command} --executor local')}"
+        f"{run.root}: only the first run of an incremental job can be an array; a later one runs where it is "
+        f"started, so submit that to the queue: sbatch --wrap {shlex.quote(f'{command} --executor local')}"
     )
 
 
@@ -152,6 +152,6 @@ class _ArrayWatch:
         job = f"Slurm job {self._queued.job_id}"
         if self._unheard_since is None:
             self._unheard_since = time.monotonic()
-            self._view.note(f"{error}; the waiting for {job} goes on")
+            self._view.note(f"{error}; still waiting for {job}")
         if time.monotonic() - self._unheard_since > _PATIENCE_S:
             raise ExecutorError(f"{error}; {job} may still be there: the same command waits for it again") from error

@@ -187,4 +187,8 @@ def _refuse_other_facts(run: RunDir, record: RunRecord, prepared: PreparedJob) -
     changed = {key: values for key, values in found.items() if key not in (*free, *HARMLESS)}
     if changed:
         lines = [f"{run.root}: the run was made of something else, so a retry would not answer the same rows:"]
-        raise ResumeError("\n".join([*lines, *difference_lines(changed), "Bring it back, or run the job anew."]))
+        raise ResumeError(
+            "\n".join(
+                [*lines, *difference_lines(changed), "Bring it back, or run the job from the beginning (--fresh)."]
+            )
+        )

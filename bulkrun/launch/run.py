@@ -142,7 +142,7 @@ def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
         limit = read_record(run).job["run"]["walltime"]
         why = f"run.walltime, {limit:g} s," if limit is not None else "the allocation's time"
         next_turn = (
-            f"{why} leaves nothing after the start-up: give it more, or each turn ends like this; then {next_turn}"
+            f"{why} leaves no time after start-up: allow more, or every turn will end like this; then {next_turn}"
         )
     return Interrupted(f"stopped by {by}: {read_status(run).rows_done:,} rows are done and saved; {next_turn}")
 

@@ -170,7 +170,7 @@ def _is_nohup(number: signal.Signals) -> bool:
 def _say_the_end(name: str) -> None:
     """The last line of a process that ends in the middle of whatever it was writing; a live view hid the cursor."""
     drawn = os.isatty(2) and os.environ.get("TERM") not in (None, "dumb", "unknown")
-    line = f"stopped at once by {name}; what was saved is there: run the same command again to continue\n"
+    line = f"stopped at once by {name}; what was saved is kept: run the same command again to continue\n"
     with suppress(OSError):
         os.write(2, f"{_SHOW_CURSOR if drawn else ''}\n{line}".encode())
 

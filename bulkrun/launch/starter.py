@@ -37,7 +37,7 @@ def write_starter(source: str, job: Path) -> None:
     try:
         _write_new(job, starter_text(source, schema, job))
     except FileExistsError:
-        raise UsageError(f"{job}: is there already; give another name with --out") from None
+        raise UsageError(f"{job}: already exists; give another name with --out") from None
     except OSError as error:
         raise UsageError(f"{job}: cannot be written: {error.strerror}") from None
 

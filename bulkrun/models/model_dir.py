@@ -105,7 +105,7 @@ def generation_defaults(path: Path | str) -> dict[str, Any]:
     defaults = dict(_defaults(raw))
     eos = defaults["eos_token_ids"]
     if eos is not None and not (isinstance(eos, list) and all(isinstance(token_id, int) for token_id in eos)):
-        raise ModelError(f"{file}: eos_token_id: {eos!r} is no token id and no list of them; fix or remove it")
+        raise ModelError(f"{file}: eos_token_id: {eos!r} is neither a token id nor a list of them; fix or remove it")
     return {key: value for key, value in defaults.items() if value is not None}
 
 

@@ -76,7 +76,7 @@ def test_a_finished_run_is_left_alone(folder: Path) -> None:
 def test_quiet_says_nothing_on_success_and_what_failed_otherwise(folder: Path) -> None:
     assert bulkrun("submit", "job.yaml", "--quiet").output == ""
     failed = bulkrun("submit", "job.yaml", "--quiet", "--set", "output.path=quiet", "--set", "run.limit=9")
-    assert failed.exit_code == 3 and "2 with bad_input: bulkrun errors quiet" in failed.stderr
+    assert failed.exit_code == 3 and "2 rows failed with bad_input: bulkrun errors quiet" in failed.stderr
     shutil.rmtree("quiet")
 
 
@@ -136,6 +136,10 @@ def test_query_prints_a_table_json_or_csv_and_refuses_to_write(folder: Path) -> 
     fine = "SELECT TIMESTAMP_NS '2020-01-01 00:00:00.123456789' AS t"
     for option in ("--json", "--csv", "--limit=5"):
         assert "00:00:00.123456789" in bulkrun("query", "out", fine, option).stdout, "Python has no such time"
+    long = "SELECT repeat('word ', 1000) || 'end' AS text"
+    table, full, csv = (bulkrun("query", "out", long, *option).stdout for option in ((), ("--full",), ("--csv",)))
+    assert "…" in table and len(table.splitlines()) == 2 + 3
+    assert "…" not in full + csv and full.count("word") == csv.count("word") == 1000 and "end" in full
     assert bulkrun("query", "out", "COPY results TO 'stolen.csv'").exit_code == 2
     assert not (folder / "stolen.csv").exists()
 
@@ -151,9 +155,12 @@ def test_a_query_as_json_has_no_nan_and_readable_intervals_and_bytes(folder: Pat
     [
         (("query", "out", "SELECT 1", "--csv", "--json"), "--csv or --json"),
         (("query", "out", "SELECT 1", "--limit", "99999999999999999999"), "not in the range"),
-        (("submit", "job.yaml", "--fresh", "--resume-anyway"), "--fresh starts anew and --resume-anyway continues"),
-        (("submit", "job.yaml", "--wait"), "--wait is for Slurm"),
-        (("submit", "job.yaml", "--wait", "--executor", "ray"), "--wait is for Slurm"),
+        (
+            ("submit", "job.yaml", "--fresh", "--resume-anyway"),
+            "--fresh starts from the beginning and --resume-anyway continues",
+        ),
+        (("submit", "job.yaml", "--wait"), "--wait is only for Slurm"),
+        (("submit", "job.yaml", "--wait", "--executor", "ray"), "run.executor ray, submit always waits"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(folder: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -164,7 +171,7 @@ def test_options_that_do_not_go_together_are_refused(folder: Path, arguments: tu
 def test_only_submit_names_its_own_option_for_running_anew(folder: Path) -> None:
     assert "--fresh runs it again" in bulkrun("submit", "job.yaml").stderr
     said = bulkrun("worker", "out").stderr
-    assert "is finished already" in said and "--fresh" not in said
+    assert "is already finished" in said and "--fresh" not in said
 
 
 def test_a_finished_run_without_its_results_is_not_left_alone(folder: Path) -> None:
@@ -205,7 +212,7 @@ def test_totals_of_a_newer_version_are_named_as_such_and_the_other_runs_are_list
     (tmp_path / "newer/_SUCCESS").write_text(json.dumps({**totals, "colour": "red"}))
     failed = bulkrun("status", str(tmp_path / "newer"))
     assert failed.exit_code == 1 and "newer/_SUCCESS: not totals of this bulkrun" in failed.stderr
-    assert "'colour'); a newer version wrote it, then use that one" in failed.stderr
+    assert "'colour'); it was written by a newer bulkrun (use that version)" in failed.stderr
     runs = json.loads(bulkrun("list", str(tmp_path), "--json").stdout)["runs"]
     assert sorted((Path(run["root"]).name, run["state"]) for run in runs) == [
         ("newer", "damaged"),
@@ -318,7 +325,8 @@ def test_plan_shows_the_numbers_and_writes_nothing(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     report = as_json("plan", "job.yaml", "--set", "output.path=planned")
     assert (report["rows"], report["duplicate_prompts"]) == (32, 0)
-    assert "prompt tokens" in bulkrun("plan", "job.yaml").stdout
+    shown = bulkrun("plan", "job.yaml").stdout
+    assert "prompt tokens" in shown and "in 1 window\n" in shown
     assert before == sorted(folder.rglob("*"))
 
 

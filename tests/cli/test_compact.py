@@ -23,8 +23,9 @@ def test_says_what_became_of_the_parts_and_that_the_second_time_does_nothing(tmp
     found = json.loads(done.stdout)
     assert (found["parts_after"], found["rows"], found["worked"]) == (2, len(rows), True)
     again = compact(str(tmp_path / "out"), "--rows-per-file", "100")
-    assert again.exit_code == 0 and "compact already (2 parts, 140 rows)" in again.stderr and again.stdout == ""
+    assert again.exit_code == 0 and "already compacted (2 parts, 140 rows)" in again.stderr and again.stdout == ""
     assert "2 parts became 1 (140 rows)" in compact(str(tmp_path / "out")).stderr
+    assert "already compacted (1 part, 140 rows)" in compact(str(tmp_path / "out")).stderr
 
 
 def test_a_directory_that_is_no_run_ends_with_the_reason(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,6 +43,17 @@ def test_a_table_shows_control_characters_in_cells_and_names(monkeypatch: pytest
     shown = printed(monkeypatch, print_table, [HOSTILE], [[HOSTILE]])
     assert not [ch for ch in RAW if ch in shown]
     assert shown.count("\\x1b[2J") == 2 and "好" in shown
+
+
+def test_a_cell_is_clipped_to_so_many_lines_as_its_column_folds_it_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [["a", "x" * 200], ["b", "one\ntwo\nthree\nfour"], ["c", "one\ntwo\nthree"]]
+    shown = printed(monkeypatch, partial(print_table, max_lines=3), ["name", "text"], rows)
+    assert max(map(len, shown.splitlines()[1:])) <= 40
+    a, b, c = (part.split() for part in re.split(r"^[abc] ", shown, flags=re.MULTILINE)[1:])
+    assert len(a) == 3 and a[2].endswith("x…") and len(a[2]) == len(a[0])
+    assert (b, c) == (["one", "two", "three…"], ["one", "two", "three"])
+    assert "four" in printed(monkeypatch, print_table, ["name", "text"], rows)
 
 
 def test_json_on_a_terminal_shows_what_it_would_obey_and_is_the_same_json(monkeypatch: pytest.MonkeyPatch) -> None:

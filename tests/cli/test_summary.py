@@ -22,8 +22,8 @@ TOTALS = RunTotals("completed", 9, 1, 9, {}, 90, 9, 1, "run", "then", "now")
 
 def test_the_summary_says_what_was_saved_and_is_silent_where_nothing_was() -> None:
     assert saved(TOTALS) == ""
-    assert saved(replace(TOTALS, saved_generations=1234)) == "1,234 generations answered by another row's"
-    assert saved(replace(TOTALS, saved_generations=1)) == "1 generation answered by another row's"
+    assert saved(replace(TOTALS, saved_generations=1234)) == "1,234 generations shared with another row"
+    assert saved(replace(TOTALS, saved_generations=1)) == "1 generation shared with another row"
     everything = replace(TOTALS, saved_generations=2, cached_tokens=3, stopped=4)
     assert saved(everything).split(", ", 1)[1].startswith("3 prompt tokens found in the prefix cache, 4 outputs")
 
@@ -33,7 +33,7 @@ def test_the_rows_of_a_retry_are_said_as_what_they_were_not_as_how_they_ended(
 ) -> None:
     start(tmp_path / "out", make_rows(3), job(tmp_path / "out"))
     print_summary(Submitted(RunDir(tmp_path / "out"), TOTALS, worked=True, changes={"failed": 1}), "")
-    assert capsys.readouterr().err.startswith("rows: 1 that failed before\ncompleted: ")
+    assert capsys.readouterr().err.startswith("rows: 1 that had failed before\ncompleted: ")
 
 
 def test_whoever_leaves_a_finished_run_alone_hears_of_an_update_under_way(
@@ -62,10 +62,10 @@ def test_a_night_with_nothing_to_run_says_so_once_and_names_the_rows_that_wait(
     _, *said = capsys.readouterr().err.splitlines()
     assert said == [
         f"{run.root} has nothing to run (completed_with_errors).",
-        f"  25 of the results are errors that wait for a changed row: bulkrun errors {run.root}",
+        f"  25 failed rows will run again only when the input changes: bulkrun errors {run.root}",
     ]
     print_summary(Submitted(run, totals, worked=False), "")
-    assert "wait for" not in capsys.readouterr().err
+    assert "run again" not in capsys.readouterr().err
 
 
 def test_the_summary_names_ids_that_repeat(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,5 +73,5 @@ def test_the_summary_names_ids_that_repeat(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ""
     warn_of_duplicates({"count": 1200, "examples": [{"id": "f0", "rows": [0, 5]}]})
     assert capsys.readouterr().err == (
-        "  1,200 rows have an id that an earlier row has ('f0' in rows 0, 5): `row` tells them apart\n"
+        "  1,200 rows have the id of an earlier row ('f0' in rows 0, 5): `row` tells them apart\n"
     )

@@ -34,7 +34,9 @@ def test_a_part_of_a_newer_version_is_named_as_one(tmp_path: Path) -> None:
         colour: str = "red"
 
     write_part(tmp_path / "p.parquet", TABLE, Newer(**asdict(INFO)))
-    with pytest.raises(RunError, match=r"p.parquet: not the footer of a part.*'colour'\); a newer version wrote it"):
+    with pytest.raises(
+        RunError, match=r"p.parquet: not the footer of a part.*'colour'\); it was written by a newer bulkrun"
+    ):
         read_part_info(tmp_path / "p.parquet")
 
 

@@ -50,7 +50,7 @@ def test_a_machine_that_is_too_small_is_said_at_once(ray: SimpleNamespace, tmp_p
     workers(tmp_path, [], cpus=8)
     with pytest.raises(ExecutorError, match=r"each asks for 16 CPUs \(a node has 8\).*lower ray\.cpus"):
         workers(tmp_path, [], cpus=16)
-    with pytest.raises(ExecutorError, match=r"1 GPUs \(a node has 0\)"):
+    with pytest.raises(ExecutorError, match=r"and 1 GPU \(a node has 0\)"):
         workers(tmp_path, [], gpus=1)
 
 
@@ -62,7 +62,7 @@ def test_workers_that_wait_for_a_place_are_said_once_after_a_while(
     monkeypatch.setattr(ray_cluster, "_PLACED_AFTER_S", 0.0)
     waiting = workers(tmp_path, said, address="auto", cpus=16)
     assert waiting.tend() and waiting.tend()
-    assert said == ["Ray has no place yet for 3 of 3 workers: each asks for 16 CPUs (a node has 8)"]
+    assert said == ["Ray has no room yet for 3 of 3 workers: each asks for 16 CPUs (a node has 8)"]
 
 
 def test_nothing_is_said_once_all_have_a_place(

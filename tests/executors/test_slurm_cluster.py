@@ -141,7 +141,7 @@ def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
     out = submit_and_begin(cluster, job, "--workers", "1")  # two could be through before the cancel
     cluster.run("sbatch", "--hold", str(next((out / ".bulkrun/slurm").glob("*.sh"))))  # one more, which waits
     again = bulkrun("submit", str(job), "--executor", "slurm", environment=cluster.environment)
-    assert again.returncode == 0 and "was in the queue already" in again.stderr
+    assert again.returncode == 0 and "was already in the queue" in again.stderr
     status = bulkrun("status", str(out), "--json", environment=cluster.environment)
     assert json.loads(status.stdout)["queue"], status.stdout
     stopped = bulkrun("cancel", str(out), environment=cluster.environment)

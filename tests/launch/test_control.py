@@ -30,7 +30,7 @@ def test_a_cancel_promises_nothing_for_those_that_are_silent(tmp_path: Path) -> 
     assert (sorted(stopped.workers), stopped.silent) == (["away", "here"], ["away"])
     (run.workers / "here.json").unlink()
     said = CliRunner().invoke(main, ["cancel", str(run.root)]).stderr
-    assert "may be frozen" in said and "within seconds" not in said
+    assert "may stop late or not at all: away" in said and "within seconds" not in said
 
 
 def test_a_run_that_nobody_works_on_while_its_array_is_in_the_queue_is_queued(

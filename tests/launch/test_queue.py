@@ -111,7 +111,7 @@ def test_a_night_is_not_put_into_the_queue_whatever_changed_and_the_command_that
     nights.write([{"id": "a", "text": "x"}, {"id": "b", "text": "y"}])
     overrides = ("sampling.stop=a b", "run.executor=slurm")
     refresh = " --full-refresh" if full_refresh else ""
-    with pytest.raises(ExecutorError, match="a night runs where it is started") as refused:
+    with pytest.raises(ExecutorError, match="a later one runs where it is started") as refused:
         submit_job(
             nights.spec(run__executor="slurm"),
             NoView(),
@@ -171,7 +171,7 @@ def test_a_queue_that_cannot_be_asked_for_a_while_ends_no_waiting_and_is_said_on
     assert next(answers, "all asked") == "all asked"
     assert (
         view.notes
-        == ["squeue: Unable to contact slurm controller (connect failure); the waiting for Slurm job 7 goes on"] * 2
+        == ["squeue: Unable to contact slurm controller (connect failure); still waiting for Slurm job 7"] * 2
     )  # two outages
 
 

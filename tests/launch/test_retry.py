@@ -149,7 +149,7 @@ def test_a_run_that_is_not_finished_is_not_retried(nights: Nights) -> None:
     [
         ("input.id=null", UsageError, "prompt, sampling, run, engine, nothing else"),
         ("output.compression=gzip", UsageError, "nothing else"),
-        ("sampling.n=2", UsageError, "so many samples"),
+        ("sampling.n=2", UsageError, "a fixed number of samples"),
         ("sampling.logprobs=1", UsageError, "logprobs"),
         ("run.limit=1", UsageError, "run.limit"),
         ("sampling.temprature=1", JobFileError, "temperature"),

@@ -100,7 +100,7 @@ def test_the_second_one_gives_the_cursor_back_and_says_that_it_ended(term: str, 
     said = os.read(ours, 9999).decode()
     os.close(ours)
     assert (
-        said == f"{shown}stopped at once by SIGINT; what was saved is there: run the same command again to continue\r\n"
+        said == f"{shown}stopped at once by SIGINT; what was saved is kept: run the same command again to continue\r\n"
     )
 
 

@@ -120,7 +120,7 @@ def test_a_column_named_like_an_id_is_proposed(tmp_path: Path, name: str, propos
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     source, job = as_lines(tmp_path / "data.jsonl", ROWS["text"]), tmp_path / "job.yaml"
     job.write_text("mine", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"is there already; give another name with --out"):
+    with pytest.raises(UsageError, match=r"already exists; give another name with --out"):
         write_starter(str(source), job)
     assert job.read_text(encoding="utf-8") == "mine"
     with pytest.raises(UsageError, match="cannot be written"):

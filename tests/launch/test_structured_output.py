@@ -113,7 +113,7 @@ def test_choices_alone_have_no_parsed_column() -> None:
         ("structured_outputs: {json: 5}", "structured_outputs.json: 5 is not"),
         ("structured_outputs: {jsn: {}}", "structured_outputs.jsn: unknown key, did you mean json"),
         ("structured_outputs: {json: {}, regex: a}", "exactly one of json, regex, choice, grammar"),
-        ("{structured_outputs: {regex: a}, ignore_eos: true}", "a structured output ends when it is whole"),
+        ("{structured_outputs: {regex: a}, ignore_eos: true}", "a structured output ends when it is complete"),
     ],
 )
 def test_mistakes_in_the_job_file_are_named_by_their_key(folder: Path, lines: str, said: str) -> None:

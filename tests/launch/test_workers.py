@@ -109,7 +109,7 @@ def test_two_workers_share_a_run_and_a_third_joins_by_hand(
     assert len(ended) >= 2 and set(ended) == {"completed"}
     again = bulkrun("worker", "out")
     assert again.wait(60) == 0
-    assert "finished already" in again.communicate()[1]
+    assert "already finished" in again.communicate()[1]
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_ends_of_an_output_come_from_the_generation_config_else_the_config(tmp_p
 @pytest.mark.parametrize("eos", ['["x"]', '{"a": 1}', '"x"', "[[1]]", "1.5"])
 def test_ends_that_are_no_tokens_are_named(eos: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
-    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id: .* is no token id"):
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id: .* is neither a token id"):
         generation_defaults(tmp_path)
 
 

@@ -25,17 +25,17 @@ class SlurmSpec(Section):
         None, pattern=r"^[0-9:-]+$", description='sbatch --time, in quotes: "04:00:00". Default: Slurm\'s.'
     )
     gpus: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=_GPUS)] | None = Field(
-        None, description="GPUs per element (1), or type and count (a100:1). Default: none asked for."
+        None, description="GPUs per element (1), or type and count (a100:1). Default: none requested."
     )
     cpus: int | None = Field(None, ge=1, description="CPUs per element. Default: Slurm's.")
     mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", description="Memory per node: 64G. Default: Slurm's.")
     constraint: str | None = Field(None, pattern=_NAME, description="sbatch --constraint. Default: none.")
     warn: int = Field(
-        120, ge=10, le=3600, description="Seconds before the time limit at which Slurm says so (SIGUSR1)."
+        120, ge=10, le=3600, description="Seconds before the time limit at which Slurm warns the worker (SIGUSR1)."
     )
-    extra: list[Annotated[str, _LINE]] = Field([], description="More sbatch options, one a line: --exclude=node7.")
+    extra: list[Annotated[str, _LINE]] = Field([], description="More sbatch options, one per line: --exclude=node7.")
     setup: list[Annotated[str, _LINE]] = Field(
-        [], description="Shell lines before the worker starts: module load cuda."
+        [], description="Shell lines to run before the worker starts: module load cuda."
     )
 
     @model_validator(mode="after")
@@ -44,7 +44,7 @@ class SlurmSpec(Section):
         if limit_s is not None and limit_s <= self.warn:
             raise ValueError(
                 f'time: "{self.time}" is {limit_s} s, and a worker stops {self.warn} s (warn) before its end: '
-                "no time is left to work in; give it more time, or a smaller warn"
+                "no time is left to work in; allow more time, or set a smaller warn"
             )
         return self
 
@@ -65,7 +65,7 @@ class RaySpec(Section):
     """How `submit --executor ray` places its workers: one Ray actor each (Ray Core, the extra `bulkrun[ray]`)."""
 
     address: str | None = Field(
-        None, description="An existing cluster: auto, HOST:PORT or ray://HOST:10001. Default: a local one of its own."
+        None, description="An existing cluster: auto, HOST:PORT or ray://HOST:10001. Default: start a local one."
     )
-    gpus: float | None = Field(None, ge=0, description="GPUs per worker. Default: 1 where the cluster has any, else 0.")
+    gpus: float | None = Field(None, ge=0, description="GPUs per worker. Default: 1 if the cluster has any, else 0.")
     cpus: float = Field(1, ge=0, description="CPUs per worker.")

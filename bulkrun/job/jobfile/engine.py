@@ -15,25 +15,27 @@ class EngineSpec(Section):
     Random or 8-bit weights, an 8-bit KV cache and `deterministic` are the exceptions: with them it is another run.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="auto: the model's own; on a CPU without bf16 units float32."
+        "auto", description="auto: the model's own; float32 on a CPU without bf16 units."
     )
     load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="auto: the model's safetensors; dummy: random weights, for measuring speed without them."
+        "auto",
+        description="auto: the model's safetensors; dummy: random weights, for measuring speed without a download.",
     )
     max_num_seqs: int | None = Field(
-        None, ge=1, description="Most sequences that run at once. Default: 1024 on a GPU, 128 on a CPU."
+        None, ge=1, description="Maximum number of sequences running at once. Default: 1024 on a GPU, 128 on a CPU."
     )
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens one step computes (prompts are chunked to fit). Default: 8192 on a GPU, else 1024.",
+        description="Maximum number of tokens computed in one step (prompts are chunked to fit). Default: 8192 on a "
+        "GPU, else 1024.",
     )
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Most tokens of prompt and output together. Default: the model's, if memory allows.",
+        description="Maximum number of tokens of prompt and output together. Default: the model's, if memory allows.",
     )
     block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per KV cache block. Default: 16.")
     gpu_memory_utilization: float = Field(
@@ -50,28 +52,27 @@ class EngineSpec(Section):
     )
     quantization: Literal["fp8"] | None = Field(
         None,
-        description="fp8: weights and activations of the projections in 8 bits, at some loss of quality (on a CPU "
-        "the same numbers, slowly). Default: the model's dtype.",
+        description="fp8: weights and activations of the projections in 8 bits, at some loss of quality (on a CPU the "
+        "same numbers, slowly). Default: the model's dtype.",
     )
     deterministic: bool = Field(
         False,
         description="A row's tokens and log-probabilities have the same bits whatever runs beside it: any batch, "
         "chunking, prefix cache, resume, worker or thread count. Slower.",
     )
-    enable_prefix_caching: bool = Field(True, description="Compute a prefix that several prompts share only once.")
+    enable_prefix_caching: bool = Field(True, description="Compute a prefix shared by several prompts only once.")
     batching: Literal["continuous", "static", "dynamic"] = Field(
         "continuous",
-        description="When waiting requests join: at once, when the whole batch has ended, or static with a window.",
+        description="When waiting requests join. continuous: at once; static: when the whole batch has ended; dynamic: "
+        "as static, after waiting a while for a full batch.",
     )
-    batching_window_s: float = Field(
-        0.05, ge=0, description="Seconds for which batching: dynamic waits for a batch to be full."
-    )
+    batching_window_s: float = Field(0.05, ge=0, description="Seconds that batching: dynamic waits for a full batch.")
     enforce_eager: bool = Field(
         False, description="On a GPU, launch every kernel from Python instead of whole steps as CUDA graphs."
     )
     async_scheduling: bool | None = Field(
         None,
-        description="Launch a step before the tokens of the one before are looked at. Default: on a GPU true, else "
+        description="Launch a step before the tokens of the previous one have been read. Default: true on a GPU, else "
         "false.",
     )
 

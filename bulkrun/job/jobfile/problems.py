@@ -54,7 +54,7 @@ _ELSEWHERE = {
     "max_new_tokens": "write sampling.max_tokens",
     "max_completion_tokens": "write sampling.max_tokens",
     "do_sample": "write sampling.temperature: 0 for greedy outputs, more for sampled ones",
-    "batch_size": "write engine.max_num_seqs: the most sequences that run at once",
+    "batch_size": "write engine.max_num_seqs: the maximum number of sequences running at once",
     "bad_words": "words cannot be forbidden one by one; sampling.structured_outputs says what outputs look like",
     "logit_bias": "logits cannot be changed one by one; sampling.structured_outputs says what outputs look like",
     "trust_remote_code": "code that comes with a model is never run",

@@ -37,7 +37,7 @@ class StructuredOutputsSpec(Section):
         None,
         alias="json",
         description="A JSON schema, or the path of a .json file with one. The result gets a typed column `parsed`. "
-        "Objects have the properties that they declare, and others only where additionalProperties says so.",
+        "Objects have the declared properties, and others only if additionalProperties allows them.",
     )
     regex: str | None = Field(None, description="A regular expression that the whole output matches.")
     choice: list[str] | None = Field(None, min_length=1, description="The output is one of these texts.")
@@ -67,51 +67,56 @@ class StructuredOutputsSpec(Section):
 class ThinkingSpec(Section):
     """How a reasoning model marks its thoughts; they go into the column `reasoning`, the rest into `response`."""
 
-    start: str = Field("<think>", min_length=1, description="What begins the thoughts (it may stand in the prompt).")
-    end: str = Field("</think>", min_length=1, description="What ends them.")
+    start: str = Field(
+        "<think>", min_length=1, description="Text that begins the thoughts (the prompt may already have it)."
+    )
+    end: str = Field("</think>", min_length=1, description="Text that ends them.")
     max_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens to think; then the end is written for the model, and it answers. Default: as many "
-        "as the output.",
+        description="Maximum number of thinking tokens; then the end marker is inserted and the model answers. "
+        "Default: as many as the output.",
     )
 
 
 class RepetitionStopSpec(Section):
     """End an output that runs in circles: an error row `runaway` that keeps the text so far."""
 
-    max_pattern: int = Field(64, ge=1, le=512, description="Longest pattern to look for, in tokens.")
-    repeats: int = Field(4, ge=2, description="How often it stands at the end, one after the other.")
-    min_tokens: int = Field(48, ge=2, description="How many tokens the repetitions have at least.")
+    max_pattern: int = Field(64, ge=1, le=512, description="Maximum length of a repeated pattern, in tokens.")
+    repeats: int = Field(4, ge=2, description="How many times in a row it stands at the end of the output.")
+    min_tokens: int = Field(48, ge=2, description="Minimum number of tokens in the repetitions together.")
 
 
 class SamplingSpec(Section):
     """How tokens are chosen. Names are vLLM's; what is not set comes from the model's generation_config.json."""
 
-    n: int = Field(1, ge=1, le=1024, description="Samples per row; each is an output row of its own.")
+    n: int = Field(1, ge=1, le=1024, description="Number of samples per row; each is a separate output row.")
     best_of: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Generate so many samples and keep the n with the highest cumulative log-probability, best first. "
-        "Default: n.",
+        description="Generate this many samples and keep the n with the highest cumulative log-probability, best "
+        "first. Default: n.",
     )
     max_tokens: int | None = Field(
         None,
         **BOUNDS["max_tokens"].limits,
-        description="Most tokens to generate; an output is cut there (finish_reason length). Default: the model's "
-        "max_new_tokens, else 256.",
+        description="Maximum number of tokens to generate; an output is cut there (finish_reason length). Default: the "
+        "model's max_new_tokens, else 256.",
     )
     min_tokens: int = Field(
-        0, **BOUNDS["min_tokens"].limits, description="Fewest tokens to generate before an end or stop counts."
+        0,
+        **BOUNDS["min_tokens"].limits,
+        description="Minimum number of tokens to generate before an end or a stop takes effect.",
     )
     temperature: float | None = Field(
-        None, **BOUNDS["temperature"].limits, description="0 is greedy. Default: the model's, else 1."
+        None, **BOUNDS["temperature"].limits, description="Randomness; 0 is greedy. Default: the model's, else 1."
     )
     top_p: float | None = Field(
         None,
         **BOUNDS["top_p"].limits,
-        description="Keep the smallest set of tokens with this probability. Default: the model's, else 1 (all).",
+        description="Keep the smallest set of tokens with at least this probability. Default: the model's, else 1 "
+        "(all).",
     )
     top_k: int | None = Field(
         None,
@@ -121,13 +126,16 @@ class SamplingSpec(Section):
     min_p: float | None = Field(
         None,
         **BOUNDS["min_p"].limits,
-        description="Drop tokens less likely than this share of the likeliest. Default: the model's, else 0 (none).",
+        description="Drop tokens less likely than this fraction of the likeliest one's probability. Default: the "
+        "model's, else 0 (none).",
     )
     presence_penalty: float = Field(
-        0.0, **BOUNDS["presence_penalty"].limits, description="Subtracted from tokens that were generated already."
+        0.0,
+        **BOUNDS["presence_penalty"].limits,
+        description="Subtracted from the logits of tokens that were already generated.",
     )
     frequency_penalty: float = Field(
-        0.0, **BOUNDS["frequency_penalty"].limits, description="The same, times how often."
+        0.0, **BOUNDS["frequency_penalty"].limits, description="The same, multiplied by how often they were generated."
     )
     repetition_penalty: float | None = Field(
         None,
@@ -136,22 +144,24 @@ class SamplingSpec(Section):
     )
     stop: str | list[str] | None = Field(
         None,
-        description="Text that ends the output; it is not part of it. A structured output that it cuts before it may "
-        "end is invalid_schema. Default: none.",
+        description="Text that ends the output, without being part of it. A structured output that it cuts short is an "
+        "invalid_schema error. Default: none.",
     )
     stop_token_ids: list[int] = Field([], description="Token ids that end the output.")
-    ignore_eos: bool = Field(False, description="Go on after the end-of-sequence token (for benchmarks).")
-    seed: int = Field(0, description="The job's seed. A row's noise depends on this, its id and the sample only.")
+    ignore_eos: bool = Field(False, description="Continue after the end-of-sequence token (for benchmarks).")
+    seed: int = Field(
+        0, description="The job's seed. A row's sampling noise depends only on this, its id and the sample."
+    )
     logprobs: int | None = Field(
         None,
         **BOUNDS["logprobs"].limits,
-        description="A column `logprobs`: each token's, and so many of the likeliest alternatives'. Default: no "
-        "column.",
+        description="Add a column `logprobs`: the log-probability of each token, and of this many of the likeliest "
+        "alternatives. Default: no column.",
     )
     prompt_logprobs: int | None = Field(
         None,
         **BOUNDS["prompt_logprobs"].limits,
-        description="A column `prompt_logprobs`: the same for the tokens of the prompt. Default: no column.",
+        description="Add a column `prompt_logprobs`: the same for the tokens of the prompt. Default: no column.",
     )
     structured_outputs: StructuredOutputsSpec | None = Field(
         None,
@@ -160,22 +170,24 @@ class SamplingSpec(Section):
     )
     thinking: ThinkingSpec | None = Field(
         None,
-        description="For reasoning models: thoughts in a column of their own, and a budget for them. Default: they "
+        description="For reasoning models: put the thoughts into a separate column, with a token budget. Default: they "
         "stay in the text.",
     )
     repetition_stop: RepetitionStopSpec | None = Field(
-        None, description="End outputs that run in circles ({}: as usual). Default: they go on."
+        None, description="End outputs that repeat themselves ({}: with the defaults). Default: they go on."
     )
     per_row: dict[PerRow, str] = Field(
         {},
-        description="Sampling key -> input column that overrides it where the column is not null or empty: "
+        description="Sampling key -> input column that overrides it in rows where the column is not null or empty: "
         f"any of {', '.join(get_args(PerRow))}.",
     )
 
     @model_validator(mode="after")
     def _best_of(self) -> SamplingSpec:
         if self.best_of is not None and self.best_of < self.n:
-            raise ValueError(f"best_of: {self.best_of} is less than n ({self.n}); generate at least what is kept")
+            raise ValueError(
+                f"best_of: {self.best_of} is less than n ({self.n}); generate at least as many as are kept"
+            )
         return self
 
     @property
@@ -194,7 +206,7 @@ class SamplingSpec(Section):
     @model_validator(mode="after")
     def _ends_when_whole(self) -> SamplingSpec:
         if self.structured_outputs is not None and self.ignore_eos:
-            raise ValueError("ignore_eos: a structured output ends when it is whole; leave out one of the two")
+            raise ValueError("ignore_eos: a structured output ends when it is complete; leave out one of the two")
         return self
 
     def to_params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:

@@ -24,8 +24,8 @@ from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 class ChatMessage(Section):
     """One message of a conversation; `content` is a Jinja template over the row."""
 
-    role: Literal["system", "user", "assistant", "tool"] = Field(description="Who speaks.")
-    content: str = Field(description="What is said: a Jinja template over the row's columns.")
+    role: Literal["system", "user", "assistant", "tool"] = Field(description="The speaker.")
+    content: str = Field(description="The text of the message: a Jinja template over the row's columns.")
 
 
 class InputSpec(Section):
@@ -34,16 +34,15 @@ class InputSpec(Section):
     path: str | list[str] = Field(
         description="A file, a directory, a glob, or a list of them: .parquet, .jsonl or .ndjson, .csv or .tsv (text "
         "also .gz, .zst); local or s3://; a file named twice is read once. CSV columns are all text. A JSON column has "
-        "the type of nine in ten of its first values; any other value is its row's error, but for a number, true or "
-        "false in a column of strings, which is text there. Without such a majority the column is text, and other "
-        "values in it JSON."
+        "the type of nine in ten of its first values; a row with any other value is an error row, except that a "
+        "number, true or false in a column of strings becomes text. Without such a majority the column is text, and "
+        "other values become JSON text."
     )
     sql: str | None = Field(
         None,
         description="A DuckDB SELECT over the files, which it sees as the view `input`; its result is the input. It "
-        "reads no other files: to join two Parquet files, list both in `path` and name both in the SQL "
-        "(FROM 'docs.parquet' d JOIN 'authors.parquet' a ON ...). Its time zone is UTC. Default: all rows of the "
-        "files.",
+        "reads no other files: to join two Parquet files, list both in `path` and name both in the SQL (FROM "
+        "'docs.parquet' d JOIN 'authors.parquet' a ON ...). Its time zone is UTC. Default: all rows of the files.",
     )
     delimiter: str | None = Field(
         None,
@@ -53,24 +52,26 @@ class InputSpec(Section):
     id: str | None = Field(None, description="The column that names a row. Default: the row's position.")
     priority: str | None = Field(
         None,
-        description="A column of integers (or of text that is one, as in CSV): rows with a smaller one run first. "
+        description="A column of integers (or of text that is one, as in CSV): rows with a smaller number run first. "
         "Default: all are equal.",
     )
     columns: list[str] | None = Field(
-        None, description="Input columns to pass through to the output, with that of `id`. Default: all of them."
+        None,
+        description="Input columns to pass through to the output, in addition to that of `id`. Default: all of them.",
     )
     on_duplicate: Literal["keep", "fail"] = Field(
         "keep",
-        description="What to do when two rows have one id: keep both (the output column `row` tells them apart, their "
-        "number is reported; the noise of sampling follows the id, so equal prompts get equal texts), or refuse.",
+        description="What to do when two rows have the same id. keep: run both (the output column `row` tells them "
+        "apart, and their number is reported; sampling noise follows the id, so equal prompts get equal texts). fail: "
+        "refuse the job.",
     )
     max_row_bytes: int = Field(
         16 * 2**20,
         ge=1,
-        description="A longer input line becomes an error row instead of filling the memory.",
+        description="An input row larger than this becomes an error row instead of filling the memory.",
     )
     hint: str | None = Field(
-        None, description="A command to show when `path` matches no file: how to make the input. Default: none."
+        None, description="A command to suggest when `path` matches no file: how to create the input. Default: none."
     )
 
     @field_validator("delimiter")
@@ -90,14 +91,14 @@ class PromptSpec(Section):
     template: str | None = Field(
         None,
         description="A Jinja template over the row's columns: the user's message. A column that is not an identifier "
-        'is {{ row["first name"] }}. A line break at its very end is dropped, as the one that YAML\'s | adds; write '
+        'is {{ row["first name"] }}. A line break at its very end is dropped, like the one that YAML\'s | adds; write '
         "two to keep one. A special token written in a row's text is that token, as in vLLM and transformers. Default: "
         "the columns tell.",
     )
     messages: list[ChatMessage] | str | None = Field(
         None,
-        description="A conversation of templates, or the name of a column that holds a list of messages. "
-        "Default: the columns tell.",
+        description="A conversation of templates, or the name of a column that holds a list of messages. Default: the "
+        "columns tell.",
     )
     column: str | None = Field(
         None, description="The name of a column that holds the prompt text. Default: the columns tell."
@@ -107,13 +108,13 @@ class PromptSpec(Section):
     )
     chat_template: str = Field(
         "auto",
-        description="auto: the model's chat template where it has one. none: the text is the prompt as it is. "
-        "Else the path of a Jinja file.",
+        description="auto: the model's chat template, if it has one. none: the text is the prompt as it is. Otherwise, "
+        "the path of a Jinja file.",
     )
     chat_template_kwargs: dict[str, Any] = Field(
         {},
-        description="Values that the chat template reads: {enable_thinking: false} for a plain answer of a model that "
-        "can think, as Qwen3. What the template does not read changes nothing.",
+        description="Values that the chat template reads: {enable_thinking: false} for a plain answer from a model "
+        "that can think, such as Qwen3. Values that the template does not read have no effect.",
     )
 
     @field_validator("chat_template_kwargs")
@@ -137,21 +138,26 @@ class PromptSpec(Section):
 class OutputSpec(Section):
     """Where the results go, and in what form."""
 
-    path: str = Field(description="The result directory: this is the run. Or s3://BUCKET/PREFIX for the results alone.")
+    path: str = Field(
+        description="The result directory, which is also the run. Or s3://BUCKET/PREFIX, for the results only."
+    )
     state: str | None = Field(
         None,
-        description="With results in a bucket, the directory of the run (state, and the parts too); several nodes "
-        "need to share it. Default: one below XDG_STATE_HOME or ~/.local/state, named by the URL.",
+        description="With results in a bucket: the directory of the run (its state, and a copy of the parts); all "
+        "nodes must share it. Default: one below XDG_STATE_HOME or ~/.local/state, named by the URL.",
     )
     partition_by: list[str] = Field(
         [],
         description="Columns whose values become folders (lang=en/part-00000.parquet), as Hive and DuckDB read them.",
     )
-    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = Field("zstd", description="Codec of the parts.")
+    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = Field(
+        "zstd", description="Compression of the result files."
+    )
     rows_per_file: int | None = Field(
         None,
         ge=1,
-        description="Most input rows in a part, the unit of commit. Default: by the size of the input, at most 4096.",
+        description="Maximum number of input rows in a part, the unit of commit. Default: by the size of the input, at "
+        "most 4096.",
     )
 
     @model_validator(mode="after")
@@ -167,52 +173,58 @@ class RunSpec(Section):
     """How the run goes on: limits, safety, progress."""
 
     limit: int | None = Field(None, ge=1, description="Only the first N rows of the input. Default: all.")
-    checkpoint_every: float = Field(5.0, gt=0, description="Seconds of finished work that a kill may lose at most.")
+    checkpoint_every: float = Field(5.0, gt=0, description="Maximum seconds of finished work that a kill may lose.")
     max_error_rate: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="Stop the run when more than this share of the last 1000 rows failed; from 100 rows on. "
-        "In an incremental night N rows that failed before raise it by N / 100.",
+        description="Stop the run when more than this share of the last 1000 rows failed (checked from 100 rows on). "
+        "In an incremental run, N rows that failed before raise it by N / 100.",
     )
     on_too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
-        "error", description="A prompt that does not fit: an error row, or cut at its start or its end."
+        "error",
+        description="What to do with a prompt that does not fit: make it an error row, or cut its start or its end.",
     )
     window_rows: int = Field(
         1_000_000,
         ge=1,
-        description="Rows that are planned (sorted, grouped) together; the next window is planned while this one runs.",
+        description="Number of rows planned (sorted, grouped) together; the next window is planned while this one "
+        "runs.",
     )
     workers: int = Field(
         1,
         ge=1,
         le=1024,
-        description="Processes on this machine: one per GPU, or that many on CPU with threads divided.",
+        description="Number of workers: processes on this machine (one per GPU; on a CPU they divide the threads), "
+        "elements of the Slurm array unless slurm.array is set, or Ray actors.",
     )
     executor: Literal["local", "slurm", "ray"] = Field(
         "local", description="Who starts the workers: this machine, Slurm (inside a Slurm job: this machine), or Ray."
     )
     walltime: float | None = Field(
-        None, gt=0, description="Seconds a worker may run; under Slurm the job's own end counts too. Default: no end."
+        None,
+        gt=0,
+        description="Maximum seconds that a worker runs; under Slurm the job's own time limit applies too. Default: no "
+        "limit.",
     )
     row_timeout: float | None = Field(
         None,
         gt=0,
-        description="Seconds a row may run in the engine; then it is an error row `timeout` with its text so far. "
-        "Default: no limit.",
+        description="Maximum seconds that a row runs in the engine; then it becomes a `timeout` error row with its "
+        "text so far. Default: no limit.",
     )
     max_tokens_per_row: int | None = Field(
         None,
         ge=2,
-        description="Most tokens of prompt and outputs of one row together: outputs are cut to what the prompt leaves. "
-        "Default: no limit.",
+        description="Maximum number of tokens of one row, prompt and outputs together: outputs are cut to what the "
+        "prompt leaves. Default: no limit.",
     )
     incremental: bool = Field(
         False,
-        description="The same command again runs only rows that are new, changed or failed. Needs input.id.",
+        description="When the same command is run again, run only new, changed and failed rows. Needs input.id.",
     )
     on_vanished: Literal["keep", "drop"] = Field(
-        "keep", description="With incremental, what to do with results whose row the input no longer has."
+        "keep", description="With incremental: what to do with the results of rows that the input no longer has."
     )
 
 
@@ -231,7 +243,7 @@ class JobSpec(Section):
     engine: EngineSpec = Field(default_factory=EngineSpec, description="How the engine works.")
     slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="What to ask Slurm for.")
     ray: RaySpec = Field(default_factory=RaySpec, description="How Ray places the workers.")
-    run: RunSpec = Field(default_factory=RunSpec, description="How the run goes on.")
+    run: RunSpec = Field(default_factory=RunSpec, description="Limits, workers and checkpoints of the run.")
 
     def with_keys(self, **sections: Mapping[str, Any]) -> JobSpec:
         """This job with new, unchecked values for some keys: `with_keys(run={"workers": 2})`."""
@@ -244,10 +256,10 @@ class JobSpec(Section):
         if not self.run.incremental:
             return self
         if self.input.id is None:
-            raise ValueError("run.incremental: needs input.id, the column by which it knows a row again")
+            raise ValueError("run.incremental: needs input.id, the column that identifies a row")
         if self.output.partition_by:
             raise ValueError(
-                "run.incremental: does not go with output.partition_by: a row that changes folders could not be seen "
-                "exactly once at every moment"
+                "run.incremental: cannot be combined with output.partition_by: a row that changes folders could not be "
+                "seen exactly once at every moment"
             )
         return self

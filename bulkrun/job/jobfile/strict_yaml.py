@@ -123,7 +123,7 @@ class _Builder:
                 continue
             if key in values:
                 first = self._document.marks[(*path, key)][0]
-                self._problem(key_node, (*path, key), f"the key is here twice (first on line {first}); keep one")
+                self._problem(key_node, (*path, key), f"the key appears twice (first on line {first}); keep one")
                 continue
             self._mark(key_node, (*path, key))
             values[key] = self.build(value_node, (*path, key))

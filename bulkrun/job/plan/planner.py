@@ -138,6 +138,10 @@ class PlanInput:
 class Planner:
     """Plans one run into `run.plan`.
 
+    A row passes `PlanInput` (reads it), `PromptBuilder` (its prompt, as token ids), `RowMaker` (the row of a shard),
+    `Window` (takes it into the index, by which a whole window is ordered and cut) and `Spool` (holds it on disk until
+    then, and deals it out to its shard), in this order.
+
     `max_model_len` is in tokens. `worker` is this process: its heartbeat tells other planners that its files are used.
     `should_stop` is asked between batches; `check_input` raises when files changed: asked after each window is read,
     before any of it is published, with the numbers of the files that the window came from.

@@ -26,7 +26,7 @@ def refuse_used_prefix(prefix: ObjectPrefix) -> None:
     if names:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         raise UsageError(
-            f"{prefix.url}: holds objects that are not of a run ({shown}) and no {OWNER}; "
+            f"{prefix.url}: holds objects that do not belong to a run ({shown}) and no {OWNER}; "
             "choose an empty or new prefix as output.path"
         )
 
@@ -58,7 +58,7 @@ def _own(prefix: ObjectPrefix, run_id: str, state: Path) -> None:
     prefix.put_new_json(OWNER, document)
     if prefix.put_new_json(OWNER, {**document, "probe": secrets.token_hex(8)}):
         raise RunError(
-            f"{prefix.url}: this store does not know `If-None-Match: *`, which results are put with; "
+            f"{prefix.url}: this store does not support `If-None-Match: *`, which writing results needs; "
             "use one that does, or a local output.path"
         )
 

@@ -45,12 +45,10 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
     name is noticed, and a moved one is not taken for a change.
     """
     given, run, output = job["input"], job["run"], job["output"]
-    names = ("path", "sql", "id", "on_duplicate", "max_row_bytes")
+    names = ("path", "sql", "id", "on_duplicate", "max_row_bytes", "delimiter")
     return {
         "model": {"name": job["model"], **model_facts},
-        "input": {name: given[name] for name in names}
-        | ({"delimiter": given["delimiter"]} if given.get("delimiter") else {})  # which older runs do not know
-        | {"limit": run["limit"], **input_facts},
+        "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
         "prompt": _prompt(job["prompt"])
         | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
         "sampling": _sampling(job["sampling"]),

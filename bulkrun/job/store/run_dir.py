@@ -188,7 +188,9 @@ class RunDir:
             match = PART_NAME.fullmatch(path.name)
             assert match, "find_parts yields parts"
             if (other := found.setdefault(int(match[1]), path)) != path:
-                raise RunError(f"{path}: has the number of {other}; move away the one that does not belong to this run")
+                raise RunError(
+                    f"{path}: has the same number as {other}; move away the one that does not belong to this run"
+                )
         self._seen.update(found)
         return found
 

@@ -105,7 +105,7 @@ def read_record(run: RunDir) -> RunRecord:
     if found != FORMAT:
         raise RunError(
             f"{run.run_json}: has format {found}, this bulkrun knows {FORMAT}; use the version it was made with, or "
-            "start anew with --fresh, which moves it aside"
+            "start over with --fresh, which moves it aside"
         )
     return from_document(RunRecord, document, run.run_json, "a run record")
 
@@ -173,7 +173,7 @@ def refuse_foreign_files(run: RunDir) -> None:
     if foreign:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise UsageError(
-            f"{run.root}: holds files that are not of a run ({shown}) and no .bulkrun/run.json; "
+            f"{run.root}: holds files that do not belong to a run ({shown}) and no .bulkrun/run.json; "
             "choose an empty or new directory as output.path"
         )
     if any(run.journal.glob("shard-*")) or any(run.plan.glob("shard-*")):
@@ -211,8 +211,8 @@ def _refuse_lost_totals(run: RunDir) -> None:
         return
     if foreign := sorted(run.committed_shards() - run.planned_shards()):
         raise RunError(
-            f"{run.success}: missing, and part {foreign[0]} is not of the plan: the run was compacted or updated after "
-            "its end; restore _SUCCESS from a backup, or start anew with --fresh"
+            f"{run.success}: missing, and part {foreign[0]} is not in the plan: the run was compacted or updated after "
+            "its end; restore _SUCCESS from a backup, or start over with --fresh"
         )
 
 
@@ -255,7 +255,7 @@ def _explain(run: RunDir, changed: Mapping[str, tuple[Any, Any]], *, harmless: b
     lines += difference_lines(changed)
     if harmless:
         lines.append("The results do not depend on these: --resume-anyway continues the run.")
-    lines.append("--fresh moves the old results aside and starts anew; another output.path keeps both.")
+    lines.append("--fresh moves the old results aside and starts over; another output.path keeps both.")
     return "\n".join(lines)
 
 

@@ -233,10 +233,10 @@ class _Rewrite:
 
 
 def _check_order(paths: Sequence[Path], table: pa.Table, samples: int, newest: int) -> int:
-    """Raise RunError when a (row, sample) is there twice; the last one of the table as one number."""
+    """Raise RunError when a (row, sample) appears twice; the last one of the table as one number."""
     keys = table["row"].to_numpy() * samples + table["sample"].to_numpy()
     steps = np.diff(keys, prepend=newest)
     if (steps <= 0).any():
         row = int(keys[int(np.argmax(steps <= 0))]) // samples
-        raise RunError(f"{paths[0].parent}: row {row} is there twice; nothing was changed: `bulkrun verify` says more")
+        raise RunError(f"{paths[0].parent}: row {row} appears twice; nothing was changed: `bulkrun verify` says more")
     return int(keys[-1])

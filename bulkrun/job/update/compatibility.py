@@ -46,12 +46,12 @@ def check_settings(run: RunDir, old: RunRecord, wanted: RunRecord, *, full_refre
         return
     lines = [f"{run.root}: the results there were made with other settings:", *difference_lines(changed)]
     if any(key in _NEVER or key.startswith("output.") for key in changed):
-        lines.append("Old and new rows cannot stand side by side: --fresh moves the old results aside and starts anew.")
+        lines.append("Old and new rows cannot stand side by side: --fresh moves the old results aside and starts over.")
     elif full_refresh:
         return
     else:
         lines.append("--full-refresh runs every row with these and replaces the results row by row;")
-        lines.append("--fresh moves the old results aside and starts anew.")
+        lines.append("--fresh moves the old results aside and starts over.")
     raise ResumeError("\n".join(lines))
 
 
@@ -77,7 +77,7 @@ def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema) -> None:
     lines += [f"  {name}: none -> {declared.field(name).type}" for name in fresh]
     lines += [f"  {name}: {there.field(name).type} -> {declared.field(name).type}" for name in other]
     lines.append(
-        "Name the columns to pass through in input.columns, cast them in input.sql, or start anew with --fresh."
+        "Name the columns to pass through in input.columns, cast them in input.sql, or start over with --fresh."
     )
     raise ResumeError("\n".join(lines))
 

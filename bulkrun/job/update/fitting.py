@@ -123,6 +123,6 @@ def without(values: pa.Array | pa.ChunkedArray, unfit: Unfit) -> pa.Array | pa.C
 def _error(column: str, kind: pa.DataType, why: str) -> RowError:
     return RowError(
         "bad_input",
-        f"column {column!r}: {why}; the column of the results is {kind}: cast it in input.sql, or start anew with "
+        f"column {column!r}: {why}; the column of the results is {kind}: cast it in input.sql, or start over with "
         "--fresh",
     )

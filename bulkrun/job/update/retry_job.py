@@ -15,7 +15,7 @@ from bulkrun.job.plan.result_columns import extra_fields
 
 _SECTIONS = ("prompt", "sampling", "run", "engine")
 _FIXED = {
-    "sampling.n": "the results have so many samples a row",
+    "sampling.n": "the results have a fixed number of samples per row",
     "run.limit": "a retry runs the rows that failed",
     "run.incremental": "it is what this run is",
     "run.on_vanished": "a retry removes nothing",
@@ -35,6 +35,6 @@ def retry_job(job: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
         names = sorted({field.name for field in {*old} ^ {*new}})
         raise UsageError(
             f"--set {' '.join(overrides)}: would change the columns of the results ({', '.join(names)}), which a retry "
-            "cannot; run the job anew with --fresh or another output.path"
+            "cannot; run the job again with --fresh or another output.path"
         )
     return spec

@@ -62,7 +62,7 @@ def check_targets(run: RunDir, options: ExportOptions) -> None:
         if path.is_dir():
             raise UsageError(f"{path}: is a directory; name a file")
         if path.exists() and not options.force:
-            raise UsageError(f"{path}: is there already; --force replaces it")
+            raise UsageError(f"{path}: already exists; --force replaces it")
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyRepor
     report.parts += 1
     report.rows += len(got)
     if info.generation and run.success.exists():
-        report.problems.append(f"{path.name}: was changed after the run's end, _SUCCESS does not know of it")
+        report.problems.append(f"{path.name}: was changed after the run ended, and _SUCCESS does not record it")
     _compare(path.name, info, record, shard, {"rows": (want, got), "errors": (dict(codes), info.errors)}, report)
     return info
 

@@ -82,11 +82,11 @@ class UpdatedParts:
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *self._keys]))
         twice = np.unique(keys[1:][keys[1:] == keys[:-1]] // self._record.samples)
         if len(twice):
-            self.problems.append(f"{self._run.root}: {len(twice)} rows are there twice, the first is {twice[0]}")
+            self.problems.append(f"{self._run.root}: rows that appear twice: {len(twice)}, the first is {twice[0]}")
         rows, counts = np.unique(keys // self._record.samples, return_counts=True)
         partly = rows[counts < self._record.samples]
         if len(partly):
-            self.problems.append(f"{self._run.root}: {len(partly)} rows lack samples, the first is {partly[0]}")
+            self.problems.append(f"{self._run.root}: rows that lack samples: {len(partly)}, the first is {partly[0]}")
         limit = self._totals.next_row
         if limit is not None and len(rows) and rows[-1] >= limit and not is_merging(self._run):
             self.problems.append(f"{self._run.root}: row {rows[-1]} is there, but rows end before {limit}")

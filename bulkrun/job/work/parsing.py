@@ -91,7 +91,7 @@ class OutputParser:
         if self._choices and text not in self._choices:
             raise ValueError(f"{shortened(repr(text), _MAX_SHOWN)} is not one of the choices")
         if not self._choices and progress == "unfinished":
-            raise ValueError(f"the output does not come to the end of its {self._structured.kind}")
+            raise ValueError(f"the output ends before its {self._structured.kind} is complete")
 
     def _parse_json(self, text: str, progress: Progress | None) -> Any:
         try:
@@ -120,7 +120,7 @@ def _what_cut(finish_reason: str, progress: Progress | None) -> str:
         return " (cut at max_tokens: raise sampling.max_tokens)"
     if progress is None:
         return ""
-    return " (cut by sampling.stop or sampling.stop_token_ids: take out what may stand in the output)"
+    return " (cut by sampling.stop or sampling.stop_token_ids: remove what may occur in an output)"
 
 
 def _no_constant(name: str) -> NoReturn:

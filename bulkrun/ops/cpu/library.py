@@ -93,7 +93,7 @@ def _load() -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(_publish(built, _cached())))
         except OSError as error:  # nowhere to keep it, or a disk mounted noexec: only this process has it
-            _log.warning("CPU ops are compiled anew by every process (set XDG_CACHE_HOME): %s", _first_line(error))
+            _log.warning("CPU ops are compiled again by every process (set XDG_CACHE_HOME): %s", _first_line(error))
             return ctypes.CDLL(str(built))
 
 

@@ -52,14 +52,14 @@ def apply_penalties(
     inputs = (row_A, token_ids_AP, prompt_lens_A, total_lens_A, presence_A, frequency_A, repetition_A)
     for row_C, tokens_CP, prompt_C, total_C, *penalties in zip(*(one.split(at_once) for one in inputs), strict=True):
         grid = (len(row_C), triton.cdiv(tokens_CP.shape[1], _TOKENS))
-        tokens = (counts, tokens_CP, prompt_C, total_C, tokens_CP.stride(0))
-        _count_kernel[grid](*tokens, VOCAB_SIZE=vocab_size, TOKENS=_TOKENS)
+        tokens = (counts, tokens_CP, total_C, tokens_CP.stride(0))
+        _count_kernel[grid](*tokens, prompt_C, VOCAB_SIZE=vocab_size, TOKENS=_TOKENS)
         _penalize_kernel[grid](*tokens, logits_SV, row_C, *penalties, VOCAB_SIZE=vocab_size, TOKENS=_TOKENS)
 
 
 @triton.jit(do_not_specialize=["stride"])
 def _count_kernel(
-    counts_ptr, tokens_ptr, prompt_lens_ptr, total_lens_ptr, stride, VOCAB_SIZE: tl.constexpr, TOKENS: tl.constexpr
+    counts_ptr, tokens_ptr, total_lens_ptr, stride, prompt_lens_ptr, VOCAB_SIZE: tl.constexpr, TOKENS: tl.constexpr
 ):
     index = tl.program_id(0).to(tl.int64)
     position_P = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
@@ -75,7 +75,6 @@ def _count_kernel(
 def _penalize_kernel(
     counts_ptr,
     tokens_ptr,
-    prompt_lens_ptr,
     total_lens_ptr,
     stride,
     logits_ptr,

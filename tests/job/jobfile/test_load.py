@@ -91,7 +91,7 @@ run:
         "x.yaml:7:1: prompt: needs one of template, messages, column; has template and column",
         'x.yaml:11:3: sampling.temperature: "0.7" is not a number; remove the quotes: 0.7',
         "x.yaml:12:3: sampling.max_tokens: 1.5 is not a whole number",
-        "x.yaml:13:3: sampling.max_tokens: the key is here twice (first on line 12); keep one",
+        "x.yaml:13:3: sampling.max_tokens: the key appears twice (first on line 12); keep one",
         "x.yaml:14:3: sampling.top_p: 3 is out of range: at most 1 is wanted",
         "x.yaml:15:6: sampling.n: YAML does not read 010 as the number it looks like; write plain digits, "
         'or quote it ("010") if it is text',
@@ -118,7 +118,7 @@ run:
         ("max_tokens: 64", "best_of: 2, n: 3", "10:12: sampling.best_of: 2 is less than n (3)"),
         ("max_tokens: 64", "per_row: {tempratur: x}", '10:22: sampling.per_row.tempratur: "tempratur" is not one of'),
         ("max_tokens: 64", "per_row: {tempratur: x}, n: 0", "10:37: sampling.n: 0 is out of range: at least 1"),
-        ("limit: null", "incremental: true", "13:3: run.incremental: needs input.id, the column by which it knows"),
+        ("limit: null", "incremental: true", "13:3: run.incremental: needs input.id, the column that identifies"),
         ("out/summaries", "s3://", "11:10: output.path: a directory or s3://BUCKET/PREFIX"),
         ("path: out/summaries", "path: out, state: x", "11:21: output.state: only with path: s3://"),
         ('stop: ["\\n"]', "stop: ''", "10:44: sampling.stop: ('',) is not free of empty strings"),

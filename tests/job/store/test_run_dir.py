@@ -51,7 +51,7 @@ def test_two_parts_with_one_number_are_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     put(run, 0, "lang=a")
     put(run, 0, "lang=b")
-    with pytest.raises(RunError, match=r"has the number of .*part-00000\.parquet; move away"):
+    with pytest.raises(RunError, match=r"has the same number as .*part-00000\.parquet; move away"):
         run.parts()
 
 

@@ -331,7 +331,7 @@ def test_a_key_that_this_version_does_not_know_is_perhaps_a_newer_ones(tmp_path:
     open_run(run, wanted(run.root))
     document = json.loads(run.run_json.read_text())
     run.run_json.write_text(json.dumps({**document, "colour": 1}))
-    with pytest.raises(RunError, match=r"unexpected keyword argument 'colour'\); a newer version wrote it"):
+    with pytest.raises(RunError, match=r"unexpected keyword argument 'colour'\); it was written by a newer bulkrun"):
         read_record(run)
 
 

@@ -219,7 +219,7 @@ def test_a_damaged_part_or_a_row_that_is_there_twice_changes_nothing(tmp_path: P
     last = run.parts()[max(run.parts())]
     copy = last.with_name("part-99999.parquet")
     copy.write_bytes(last.read_bytes())
-    with pytest.raises(RunError, match=r"row \d+ is there twice; nothing was changed"):
+    with pytest.raises(RunError, match=r"row \d+ appears twice; nothing was changed"):
         compact(run)
     copy.unlink()
     good = bytearray(last.read_bytes())

@@ -50,7 +50,7 @@ def test_a_whole_run_has_no_problems(run: RunDir) -> None:
 def test_a_row_that_is_there_twice_is_named(run: RunDir) -> None:
     first, last = run.part(0), run.part(max(run.parts()))
     rewrite(last, pa.concat_tables([pq.read_table(last), pq.read_table(first).slice(0, 1)]))
-    assert "1 rows are there twice, the first is" in problems(run)
+    assert "rows that appear twice: 1, the first is" in problems(run)
 
 
 def test_a_row_that_is_gone_is_noticed(run: RunDir) -> None:

@@ -213,7 +213,7 @@ def test_a_prefix_with_somebody_elses_objects_is_refused_before_anything_runs(
     bucket: Bucket, tmp_path: Path, key: str
 ) -> None:
     bucket.put(key, b"mine")
-    with pytest.raises(UsageError, match="holds objects that are not of a run"):
+    with pytest.raises(UsageError, match="holds objects that do not belong to a run"):
         enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
     assert not (tmp_path / "s").exists() and bucket.list() == [key] and bucket.get(key) == b"mine"
 
@@ -265,7 +265,7 @@ def test_a_store_without_conditional_puts_is_refused_before_anything_runs(
         return ignoring(self, *args, **options)
 
     monkeypatch.setattr(type(bucket.files), "call_s3", call_s3)
-    with pytest.raises(RunError, match="does not know `If-None-Match"):
+    with pytest.raises(RunError, match="does not support `If-None-Match"):
         enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
 
 

@@ -86,7 +86,7 @@ def test_without_a_home_each_process_compiles_for_itself_and_says_so(
     monkeypatch.setattr(library, "_compile", lambda folder: Path("libc.so.6"))
     with caplog.at_level(logging.WARNING):
         assert library.library() is not None
-    assert "compiled anew by every process" in caplog.text and "XDG_CACHE_HOME" in caplog.text
+    assert "compiled again by every process" in caplog.text and "XDG_CACHE_HOME" in caplog.text
 
 
 @NEEDS_COMPILER
