@@ -168,11 +168,13 @@ class JobRunner:
             self._keep_house()
             self._top_up()
             if self._engine.in_flight:
-                self._record_answers(self._engine.step())
-                self._progress.engine(self._engine.stats)
-            elif not self._finish_suspects() and (self._plan.finished or self._deadline.left_some):
-                break
-            elif not self._engine.in_flight:
+                self._step()
+            elif self._engine.isolation.has_suspects:
+                self._convict_suspects()
+                time.sleep(_IDLE_S)
+            elif self._plan.finished or self._deadline.left_some:
+                return
+            else:  # others are at work, or the planner, or the recorder
                 time.sleep(_IDLE_S)
 
     def _top_up(self) -> None:
@@ -183,6 +185,7 @@ class JobRunner:
         if suspects := isolation.next_group():
             self._engine.admit(suspects)
             return
+        # The ordinary case: nobody is under suspicion.
         places = 2 * self._engine.max_num_seqs - len(self._engine.in_flight)
         generations = self._take(places)
         if not generations and len(self._engine.in_flight) < self._engine.max_num_seqs:
@@ -229,17 +232,20 @@ class JobRunner:
         self._house.log("engine_failed", error=kind, in_flight=in_flight)
         self._progress.engine_replaced()
 
+    def _step(self) -> None:
+        self._record_answers(self._engine.step())
+        self._progress.engine(self._engine.stats)
+
+    def _convict_suspects(self) -> None:
+        """With nothing left to run, make rows that crashed the engine alone error rows."""
+        if not self._engine.isolation.active:
+            self._record_answers(self._engine.convicted())
+
     def _record_answers(self, answers: list[Answer]) -> None:
         for answer in answers:
             self._progress.answered(answer.generation.shard, len(answer.generation.rows), answer.completion)
         if answers:
             self._recorder.record(answers)
-
-    def _finish_suspects(self) -> bool:
-        """With nothing left to run, make rows that crashed the engine alone error rows; whether there are suspects."""
-        answers = [] if self._engine.isolation.active else self._engine.convicted()
-        self._record_answers(answers)
-        return self._engine.isolation.active or bool(answers)
 
     def _read_shard(self, shard: int) -> ShardWork:
         return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
