@@ -14,7 +14,7 @@ from bulkrun.data.parts import read_part_info
 from bulkrun.errors import BulkrunError
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.events import log_event
-from bulkrun.job.store.replaced import check_not_replaced
+from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Heartbeat, Worker
@@ -49,7 +49,8 @@ class Housekeeping:
         max_error_rate: float,
         heartbeat_s: float,
     ) -> None:
-        self._run, self._record, self._worker, self._plan = run, record, worker, plan
+        self._run, self._worker, self._plan = run, worker, plan
+        self._own_run = OwnRun(run, record.run_id)
         self._recorder, self._engine, self._progress, self._supply = recorder, engine, progress, supply
         self.latest = ProgressSnapshot()
         self.uploads = Uploads(run, record, worker.id)
@@ -97,7 +98,7 @@ class Housekeeping:
     def _check(self) -> None:
         """Raise when there is no point in going on: disk, another run in this place, or too many errors so far."""
         self._heartbeat.check()
-        check_not_replaced(self._run, self._record.run_id)
+        self._own_run.check()
         if not self.latest.all_done:
             self._error_rate.check(self._plan.planned)
 

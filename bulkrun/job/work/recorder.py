@@ -18,7 +18,7 @@ from typing import NamedTuple
 from bulkrun.data.parts import PartInfo
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
 from bulkrun.job.store.open_journals import OpenJournals
-from bulkrun.job.store.replaced import check_not_replaced
+from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.commit import RunIdentity, commit_shard
@@ -90,11 +90,11 @@ class Recorder:
     def __init__(
         self, run: RunDir, identity: RunIdentity, decode: Decode, attempt: str, *, checkpoint_every: float
     ) -> None:
-        self._run, self._identity = run, identity
+        self._run, self._identity, self._own_run = run, identity, OwnRun(run, identity.run_id)
         self._reader = AnswerReader(decode, identity.extra)
         self._attempt, self._checkpoint_every = attempt, checkpoint_every
         self._queue: queue.Queue[Sequence[_Item] | None] = queue.Queue(_QUEUE_STEPS)
-        self._journals = OpenJournals(self._check_ours)
+        self._journals = OpenJournals(self._own_run.check)
         self._outstanding: dict[int, int] = {}
         self._whole: set[int] = set()
         self._unjournaled: deque[Generation] = deque()
@@ -112,7 +112,7 @@ class Recorder:
         Raises RunError when another run took this one's place.
         """
         journal = JournalWriter(self._run.journal_file(work.shard, self._attempt))
-        self._check_ours()  # now that the file exists, it moves with its run
+        self._own_run.check()  # now that the file exists, it moves with its run
         self._put(
             [_Opened(work.shard, journal), _Owned(work.shard, work.outstanding), _Refused(work.shard, work.refused)]
         )
@@ -164,9 +164,6 @@ class Recorder:
         self._put(None)
         self._thread.join()
         self.check()
-
-    def _check_ours(self) -> None:
-        check_not_replaced(self._run, self._identity.run_id)
 
     def _put(self, items: Sequence[_Item] | None) -> None:
         while True:
@@ -251,4 +248,4 @@ class Recorder:
         for shard in sorted(whole):
             self._outstanding.pop(shard, None)
             self._journals.drop(shard)
-            self._committed.put((shard, commit_shard(self._run, shard, self._identity)))
+            self._committed.put((shard, commit_shard(self._run, shard, self._identity, self._own_run.check)))

@@ -15,7 +15,7 @@ from typing import Literal
 from bulkrun.errors import BulkrunError, Interrupted, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
-from bulkrun.job.store.replaced import check_not_replaced
+from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import TTL_S, LifeWatch, Worker
@@ -129,7 +129,7 @@ class JobRunner:
             return self._work_and_save()
         except RunError:
             with suppress(OSError):
-                check_not_replaced(self._run, self._record.run_id)
+                OwnRun(self._run, self._record.run_id).check()
             raise
 
     def _work_and_save(self) -> RunOutcome:
