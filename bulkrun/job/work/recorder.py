@@ -28,10 +28,13 @@ from bulkrun.job.work.shard_work import Generation, ShardWork
 _QUEUE_STEPS = 32  # engine steps whose results may wait for the disk before the engine waits too
 
 
-@dataclass(frozen=True)
-class _Saved:
+class Recorded(NamedTuple):
+    """A generation's outcome that is journaled. `late`: that it failed was found when its output was read."""
+
     shard: int
-    partial: PartialRecord
+    rows: int
+    failed: bool
+    late: bool
 
 
 @dataclass(frozen=True)
@@ -43,35 +46,19 @@ class _Opened:
 
 
 @dataclass(frozen=True)
-class _Owned:
-    """A shard that is whole when this worker has journaled so many outcomes."""
+class _Outstanding:
+    """A shard is whole when this worker has journaled so many outcomes; None: others journal some of them."""
 
     shard: int
-    outstanding: int
+    outcomes: int | None
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """A shard on which several workers work: what this one journals does not tell when it is whole."""
+class _Records:
+    """What is known without an answer: outcomes of rows that cannot run, outputs so far."""
 
     shard: int
-
-
-@dataclass(frozen=True)
-class _Refused:
-    """Outcomes of rows that the plan found unable to run."""
-
-    shard: int
-    records: list[JournalRecord]
-
-
-class Recorded(NamedTuple):
-    """A generation's outcome that is journaled. `late`: that it failed was found when its output was read."""
-
-    shard: int
-    rows: int
-    failed: bool
-    late: bool
+    records: Sequence[JournalRecord | PartialRecord]
 
 
 @dataclass(frozen=True)
@@ -81,7 +68,7 @@ class _Whole:
     shard: int
 
 
-_Item = Answer | _Saved | _Opened | _Owned | _Shared | _Refused | _Whole
+_Item = Answer | _Opened | _Outstanding | _Records | _Whole
 
 
 class Recorder:
@@ -113,16 +100,15 @@ class Recorder:
         """
         journal = JournalWriter(self._run.journal_file(work.shard, self._attempt))
         self._own_run.check()  # now that the file exists, it moves with its run
-        self._put(
-            [_Opened(work.shard, journal), _Owned(work.shard, work.outstanding), _Refused(work.shard, work.refused)]
-        )
+        whole_after = _Outstanding(work.shard, work.outstanding)
+        self._put([_Opened(work.shard, journal), whole_after, _Records(work.shard, work.refused)])
 
     def help(self, shard: int, refused: list[JournalRecord]) -> None:
         """Journal what this worker does for a shard that others work on too; `commit` says when it is whole."""
         path = self._run.journal_file(shard, self._attempt)
         if not path.exists() and not self._run.part(shard).exists():
             self._put([_Opened(shard, JournalWriter(path))])
-        self._put([_Shared(shard), _Refused(shard, refused)])
+        self._put([_Outstanding(shard, None), _Records(shard, refused)])
 
     def commit(self, shard: int) -> None:
         """Commit a shard of which every outcome was seen on disk."""
@@ -144,7 +130,7 @@ class Recorder:
 
     def save_partials(self, partials: Iterable[tuple[Generation, tuple[int, ...]]]) -> None:
         """Journal the output so far of generations that go on."""
-        self._put([_Saved(gen.shard, PartialRecord(gen.rows, gen.sample, ids)) for gen, ids in partials])
+        self._put([_Records(gen.shard, [PartialRecord(gen.rows, gen.sample, ids)]) for gen, ids in partials])
 
     def take_committed(self) -> list[tuple[int, PartInfo]]:
         """Shards committed since the last call, with their footers."""
@@ -217,16 +203,14 @@ class Recorder:
             match item:
                 case _Opened(shard, journal):
                     self._journals.add(shard, journal)
-                case _Owned(shard, outstanding):
-                    self._outstanding[shard] = outstanding
-                case _Shared(shard):
+                case _Outstanding(shard, None):
                     self._outstanding.pop(shard, None)
-                case _Refused(shard, refused):
-                    records.setdefault(shard, []).extend(refused)
+                case _Outstanding(shard, int(outcomes)):
+                    self._outstanding[shard] = outcomes
+                case _Records(shard, known):
+                    records.setdefault(shard, []).extend(known)
                 case _Whole(shard):
                     self._whole.add(shard)
-                case _Saved(shard, partial):
-                    records.setdefault(shard, []).append(partial)
         answers = [item for item in items if isinstance(item, Answer)]
         for answer, record in zip(answers, self._reader.records(answers), strict=True):
             shard, failed = answer.generation.shard, record.error_code is not None
