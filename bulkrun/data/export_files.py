@@ -1,4 +1,4 @@
-"""Results as files of other formats: JSON lines, CSV or one Parquet file, written batch by batch to a binary stream.
+"""Results as files of other formats: JSON lines or CSV, written batch by batch to a binary stream.
 
 Times that Python does not have (nanoseconds, years beyond 9999) are text. Knows formats; knows no runs and no names of
 files.
@@ -18,13 +18,10 @@ from functools import partial
 from typing import IO, Any, Protocol
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bulkrun.data.python_rows import NOT_IN_PYTHON, short_floats
 
 _FORMULA_STARTS = ("=", "+", "-", "@")
-_GROUP_ROWS = 65536
-_GROUP_BYTES = 64 * 2**20
 _TICKS_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -64,32 +61,6 @@ class CsvSink:
         self._stream.write(text.getvalue().encode())
 
     def close(self) -> None: ...
-
-
-class ParquetSink:
-    """One Parquet file, zstd, with page checksums. Memory holds a row group."""
-
-    def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
-        self._schema = schema
-        self._writer = pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True)
-        self._waiting: list[pa.Table] = []
-        self._rows = self._bytes = 0
-
-    def write(self, table: pa.Table) -> None:
-        self._waiting.append(table)
-        self._rows += table.num_rows
-        self._bytes += table.nbytes
-        if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._waiting:
-            self._writer.write_table(pa.concat_tables(self._waiting))
-            self._waiting, self._rows, self._bytes = [], 0, 0
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
 
 
 def readable_rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import glob
 import io
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from urllib.parse import urlsplit
 
+from bulkrun.data.patience import Patience
 from bulkrun.errors import BulkrunError, InputError, RunError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEME = "s3://"
 READ_AHEAD_BYTES = 8 * 2**20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 20.0
+_LONGEST_PAUSE_S = 20.0
 _PATIENCE_S = 300.0  # as with uploads; s3fs's own patience with a request is some seconds
 _STAY = "give the run an input that does not change"
 _T = TypeVar("_T")
@@ -72,16 +72,15 @@ def patiently(request: Callable[[], _T], doing: str, url: str, passes: Callable[
 
     A pause ends at once where the handler of a signal raises, as while a command starts.
     """
-    pause, give_up = _FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
+    patience = Patience(_LONGEST_PAUSE_S, _PATIENCE_S)
     while True:
         try:
             with plain_errors(doing, url):
                 return request()
         except BulkrunError as error:
-            if error.__cause__ is None or not passes(error.__cause__) or time.monotonic() + pause > give_up:
+            if error.__cause__ is None or not passes(error.__cause__) or patience.is_over:
                 raise
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        patience.pause()
 
 
 def reason(error: BaseException) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +27,7 @@ from bulkrun.data.durable import disk_errors, new_file, publish_new
 from bulkrun.data.files import InputFile
 from bulkrun.data.parquet import ParquetSource
 from bulkrun.data.remote import RemotePath
+from bulkrun.data.row_groups import RowGroupWriter
 from bulkrun.data.unite import plain_type
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
@@ -41,7 +41,6 @@ _HOW_TO_JOIN = (
 )
 _NAMES_INPUT = re.compile(r"\binput\b", re.IGNORECASE)  # a join may name the files alone
 _ROWS_PER_GROUP = 16 * MAX_BATCH_ROWS
-_BYTES_PER_GROUP = 64 * 2**20
 
 
 class SnapshotSource:
@@ -156,15 +155,15 @@ def _refused(schema: pa.Schema) -> dict[str, str]:
     }
 
 
-def _write_readable(batches: Iterable[InputBatch], schema: pa.Schema, path: Path, errors: _GroupedWriter) -> None:
+def _write_readable(batches: Iterable[InputBatch], schema: pa.Schema, path: Path, errors: RowGroupWriter) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _writer(path, schema) as rows:
         for batch in batches:
             good = [index for index in range(batch.rows.num_rows) if index not in batch.errors]
-            rows.add(batch.rows.take(pa.array(good, pa.int64())))
+            rows.write(batch.rows.take(pa.array(good, pa.int64())))
             if batch.errors:
                 columns = zip(*batch.errors.values(), strict=True)
-                errors.add(
+                errors.write(
                     pa.RecordBatch.from_arrays([pa.array(c, pa.string()) for c in columns], schema=_ERROR_SCHEMA)
                 )
 
@@ -194,10 +193,10 @@ def _write_result(
         schema = _snapshot_schema(result.schema)
         with new_file(folder / "result.tmp") as file, _writer(file, schema) as writer:
             for batch in _batches(connection, result):
-                writer.add(_fill(batch, schema))
+                writer.write(_fill(batch, schema))
             if errors.exists():
                 for batch in pq.ParquetFile(errors).iter_batches(MAX_BATCH_ROWS):
-                    writer.add(_fill(batch, schema))
+                    writer.write(_fill(batch, schema))
         for path in objects:
             path.check_unchanged()
     except duckdb.PermissionException as error:
@@ -250,30 +249,5 @@ def _fill(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class _GroupedWriter:
-    """A Parquet file written in row groups bounded in rows and bytes, whatever the size of the batches."""
-
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer = writer
-        self._waiting: list[pa.RecordBatch] = []
-        self._rows = self._bytes = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
-        self._rows += batch.num_rows
-        self._bytes += batch.nbytes
-        if self._rows >= _ROWS_PER_GROUP or self._bytes >= _BYTES_PER_GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._waiting:
-            self._writer.write_table(pa.Table.from_batches(self._waiting))
-            self._waiting, self._rows, self._bytes = [], 0, 0
-
-
-@contextmanager
-def _writer(path: Path | IO[bytes], schema: pa.Schema) -> Iterator[_GroupedWriter]:
-    with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
-        grouped = _GroupedWriter(writer)
-        yield grouped
-        grouped.flush()
+def _writer(path: Path | IO[bytes], schema: pa.Schema) -> RowGroupWriter:
+    return RowGroupWriter(path, schema, _ROWS_PER_GROUP)

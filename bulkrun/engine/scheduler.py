@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 from bulkrun.engine.admission import Growth, Growths, OutputLengthEstimator
-from bulkrun.engine.batching import BatchingPolicy, ContinuousBatching
+from bulkrun.engine.batching import BatchingPolicy
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.prefix_cache import CachedPrefix, PrefixCache
 from bulkrun.engine.scheduled_batch import KVCopy, ScheduledBatch
@@ -26,7 +26,7 @@ from bulkrun.engine.waiting import WaitingQueue
 
 
 class Scheduler:
-    """Waiting and running sequences, their rows, and the blocks they own; `policy` is continuous unless given."""
+    """Waiting and running sequences, their rows, and the blocks they own; `policy` says who may join when."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enable_prefix_caching: bool,
-        policy: BatchingPolicy | None = None,
+        policy: BatchingPolicy,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs, "every running sequence must get a token in every step"
         self.block_manager = block_manager
@@ -43,7 +43,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self.policy = policy or ContinuousBatching(max_num_seqs)
+        self.policy = policy
         self._enable_prefix_caching = enable_prefix_caching
         self._prefix_cache = PrefixCache(block_manager, is_enabled=enable_prefix_caching)
         self._num_rows = max_num_seqs

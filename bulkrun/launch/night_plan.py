@@ -13,8 +13,8 @@ from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.compatibility import check_settings
 from bulkrun.job.update.diff import Reasons
 from bulkrun.job.work.finish import read_totals
-from bulkrun.launch.nightly import compare, night_input, write_input
 from bulkrun.launch.prepare import PreparedJob, prepare_as_of
+from bulkrun.launch.update_input import compare, night_input, write_input
 
 
 def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | None:

@@ -11,24 +11,15 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from bulkrun.data.durable import disk_errors
-from bulkrun.data.parts import read_part_info, read_part_schema
-from bulkrun.data.reader import Dataset
-from bulkrun.data.schema import output_schema
-from bulkrun.data.subset import write_subset
-from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
-from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record
-from bulkrun.job.update.cause import Cause, Night
-from bulkrun.job.update.compatibility import check_columns_fit, check_settings, settings_changed
-from bulkrun.job.update.diff import Changes, Reasons, find_changes
-from bulkrun.job.update.fitting import fit_dataset
+from bulkrun.job.update.cause import Night
+from bulkrun.job.update.compatibility import check_settings, settings_changed
+from bulkrun.job.update.diff import Changes, Reasons
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import (
-    Update,
     close_staging,
     discard,
     open_staging,
@@ -45,6 +36,7 @@ from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import DrainOnSignal
 from bulkrun.launch.update import finish_update
+from bulkrun.launch.update_input import compare, new_update, night_input, write_input
 
 
 def submit_again(
@@ -113,30 +105,37 @@ def _stage(
 
     New settings are a change of their own, though no row has another key for them: the record takes them in a merge.
     """
-    run = prepared.run
+    run, renewed = prepared.run, settings_changed(record, wanted)
+    assert wanted.key_salt is not None, "the job is incremental"
     staged = open_staging(run, _staged(run, record, wanted))
     with prepared.open_dataset(staged.sql_snapshot) as dataset:
-        salt = wanted.key_salt
-        assert salt is not None, "the job is incremental"
-        # After a change of settings keys tell which rows a refresh has run that did not fit into one night.
-        renewed = settings_changed(record, wanted)
-        everything = night.full_refresh and not renewed
-        reasons = Reasons(everything=everything, drop_vanished=night.on_vanished == "drop")
         source = night_input(prepared, dataset)
-        changes = compare(source, run, totals, salt, reasons, staged.tmp)
+        changes = compare(source, run, totals, wanted.key_salt, _reasons(night, renewed=renewed), staged.tmp)
         for line in undeclared_lines(source.dataset.undeclared_columns):
             view.phase(line)
-        if not (changes.rows or changes.dropped or renewed):
+        if changes.rows or changes.dropped or renewed:
+            _close(prepared, wanted, totals, night, source, changes)
+        else:
             discard(run)
-            return changes
-        update = new_update(run, totals, night, changes.rows, changes.new, changes.counts)
-        close_staging(
-            run,
-            replace(update, dropped=changes.dropped, record=asdict(wanted)),
-            partial(write_input, source.dataset, changes, limit=prepared.spec.run.limit),
-            partial(prepared.check_input, wanted),
-        )
     return changes
+
+
+def _reasons(night: Night, *, renewed: bool) -> Reasons:
+    """After a change of settings keys tell which rows a refresh has run that did not fit into one night."""
+    return Reasons(everything=night.full_refresh and not renewed, drop_vanished=night.on_vanished == "drop")
+
+
+def _close(
+    prepared: PreparedJob, wanted: RunRecord, totals: RunTotals, night: Night, source: PlanInput, changes: Changes
+) -> None:
+    """Stage what the comparison found."""
+    update = new_update(prepared.run, totals, night, changes.rows, changes.new, changes.counts)
+    close_staging(
+        prepared.run,
+        replace(update, dropped=changes.dropped, record=asdict(wanted)),
+        partial(write_input, source.dataset, changes, limit=prepared.spec.run.limit),
+        partial(prepared.check_input, wanted),
+    )
 
 
 def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, failed: int = 0) -> RunRecord:
@@ -147,66 +146,3 @@ def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, failed: int = 0) 
     """
     limit = min(1.0, wanted.job["run"]["max_error_rate"] + failed / MIN_ROWS)
     return staged_record(run, replace(wanted, created=record.created), wanted.job, max_error_rate=limit)
-
-
-def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:
-    """The input of a night as it is compared and run, its values such that the columns of the results hold them.
-
-    Raises ResumeError when the columns of today's results would not be those of the results there.
-    """
-    parts = prepared.run.parts()
-    source = PlanInput(prepared.spec, fit_results(prepared, dataset), prepared.tokenizer, prepared.max_model_len)
-    check_columns_fit(parts, output_schema(source.passthrough, extra_fields(prepared.spec)))
-    return source
-
-
-def fit_results(prepared: PreparedJob, dataset: Dataset) -> Dataset:
-    """The rows with an error where a value does not fit into the results that are there."""
-    parts, columns = prepared.run.parts(), prepared.spec.input.columns
-    if not parts:
-        return dataset
-    carried = {*(columns or ()), prepared.spec.input.id}
-    named = [name for name in dataset.schema.names if columns is None or name in carried]
-    return fit_dataset(dataset, named, read_part_schema(parts[min(parts)]))
-
-
-def compare(source: PlanInput, run: RunDir, totals: RunTotals, salt: str, reasons: Reasons, folder: Path) -> Changes:
-    """How the input differs from the results of the run; `folder` is for temporary files.
-
-    Raises InputError where an input of no rows would drop all results: that is what a failed export looks like.
-    """
-    with disk_errors("comparing the input with the results", folder):
-        changes = find_changes(source, list(run.parts().values()), salt, first_row(totals), reasons, folder)
-    if reasons.drop_vanished and changes.vanished and not changes.rows_today:
-        where = "input.path: holds" if source.spec.input.sql is None else "input.sql: gives"
-        raise InputError(
-            f"{where} no rows at all, and run.on_vanished: drop would drop every result; fix the input, or keep them "
-            "with --set run.on_vanished=keep"
-        )
-    return changes
-
-
-def first_row(totals: RunTotals) -> int:
-    """The first row number that no result ever had."""
-    return totals.rows if totals.next_row is None else totals.next_row
-
-
-def new_update(run: RunDir, totals: RunTotals, cause: Cause, rows: int, new: int, counts: dict[str, int]) -> Update:
-    """The next generation of a run: `rows` to run, `new` of which are new.
-
-    Raises RunError before any work where the totals are not those of the parts, as of a `_SUCCESS` from a backup.
-    """
-    for path in run.parts().values():
-        if (found := read_part_info(path).generation) > totals.generation:
-            raise RunError(
-                f"{path}: is of generation {found}, {run.success} of an earlier one ({totals.generation}): bring back "
-                "the one that belongs to the parts, or delete it and submit the job again"
-            )
-    begin = first_row(totals)
-    first_part = max(run.committed_shards(), default=-1) + 1
-    return Update(cause, totals.generation + 1, rows, begin, begin + new, first_part, counts)
-
-
-def write_input(dataset: Dataset, changes: Changes, path: Path, *, limit: int | None = None) -> None:
-    """The rows that are to run, as an input of their own."""
-    write_subset(path, dataset.schema, dataset.batches(limit=limit), changes.read_picks(), changes.rows)

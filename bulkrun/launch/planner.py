@@ -25,7 +25,8 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import LifeWatch, Worker, present
 from bulkrun.launch.prepare import PreparedJob, prepare_as_of
-from bulkrun.launch.signals import Supervisor, drain_on_signal
+from bulkrun.launch.signals import drain_on_signal
+from bulkrun.launch.supervisor import Supervisor
 
 _LOOK_AGAIN_S = 1.0
 _STOP_GRACE_S = 5.0

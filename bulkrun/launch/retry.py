@@ -37,11 +37,11 @@ from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
-from bulkrun.launch.nightly import compare, fit_results, new_update, night_input
 from bulkrun.launch.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.stoppable import stoppable
 from bulkrun.launch.update import finish_update
+from bulkrun.launch.update_input import compare, fit_results, new_update, night_input
 from bulkrun.request import ERROR_CODES
 
 

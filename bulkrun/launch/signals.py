@@ -9,7 +9,6 @@ ends it when it must.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import stat
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _END_AT_ONCE = (signal.SIGINT, signal.SIGTERM)  # the second time
-_PR_SET_PDEATHSIG = 1
 _IMPORT_PATIENCE_S = 0.02
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -69,7 +67,25 @@ class DrainOnSignal:
         """All is done: a signal that comes while Python puts its things away changes nothing, it only ends that."""
         self._exit_code = exit_code
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    @property
+    def has_ended(self) -> bool:
+        """Whether all is done, and a signal only ends the process."""
+        return self._exit_code is not None
+
+    def refuse_to_begin(self) -> None:
+        """Raise Interrupted where a signal was heard already: a library swallowed it, or it is held back."""
+        if self.received:
+            raise Interrupted(self._while_starting())
+
+    def hand_over(self, outer: object) -> None:
+        """The next signal is `outer`'s; after one that was heard here it is the second to the whole command."""
+        if self._held_back:
+            self._held_back.cancel()
+        if isinstance(outer, DrainOnSignal):
+            outer.received = outer.received or self.received
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """What the system calls when a signal comes."""
         if self._exit_code is not None:
             os._exit(self._exit_code)
         if number == signal.SIGHUP:
@@ -102,13 +118,6 @@ class DrainOnSignal:
     def _while_starting(self) -> str:
         return f"stopped by {self.received} while starting; nothing was in flight"
 
-    def _end(self, outer: object) -> None:
-        """The next signal is `outer`'s; after one that was heard here it is the second to the whole command."""
-        if self._held_back:
-            self._held_back.cancel()
-        if isinstance(outer, DrainOnSignal):
-            outer.received = outer.received or self.received
-
 
 @contextmanager
 def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
@@ -121,16 +130,18 @@ def drain_on_signal(*, supervised: bool = False) -> Iterator[DrainOnSignal]:
         yield drain
         return
     heard = [number for number in DRAIN_SIGNALS if not _is_nohup(number)]
-    _refuse_to_begin_after(signal.getsignal(heard[0]))
-    before = {number: signal.signal(number, drain._handle) for number in heard}
+    outer = getattr(signal.getsignal(heard[0]), "__self__", None)
+    if isinstance(outer, DrainOnSignal):
+        outer.refuse_to_begin()
+    before = {number: signal.signal(number, drain.handle) for number in heard}
     try:
         yield drain
     except _StoppedWhileStarting as stop:
         raise Interrupted(str(stop)) from None
     finally:
         for number, handler in before.items():
-            drain._end(getattr(handler, "__self__", None))
-            if drain._exit_code is None:
+            drain.hand_over(getattr(handler, "__self__", None))
+            if not drain.has_ended:
                 signal.signal(number, handler)
 
 
@@ -148,13 +159,6 @@ def _end_command(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + number)
-
-
-def _refuse_to_begin_after(handler: object) -> None:
-    """The surrounding block may have heard a signal that a library swallowed, or hold one back: begin nothing new."""
-    outer = getattr(handler, "__self__", None)
-    if isinstance(outer, DrainOnSignal) and outer.received:
-        raise Interrupted(outer._while_starting())
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -181,18 +185,3 @@ def _leave_terminal() -> None:
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
-
-class Supervisor:
-    """The process that started this one and looks after it. Without it nobody would hear how this one ends."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-
-    def is_gone(self) -> bool:
-        return os.getppid() != self._pid
-
-    def tell_me_when_gone(self) -> None:
-        """Ask the kernel for SIGTERM at that moment, where it can do that; elsewhere `is_gone` tells, when asked."""
-        if sys.platform == "linux":
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

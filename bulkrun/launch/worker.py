@@ -29,7 +29,8 @@ from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.garbage import release_garbage, settle_garbage
 from bulkrun.launch.prepare import prepare
-from bulkrun.launch.signals import DrainOnSignal, Supervisor, drain_on_signal
+from bulkrun.launch.signals import DrainOnSignal, drain_on_signal
+from bulkrun.launch.supervisor import Supervisor
 from bulkrun.request import Engine
 
 _HEARTBEAT_S = 1.0  # the supervisor shows these numbers

@@ -41,26 +41,13 @@ class GeneralModel:
     def __init__(self, model: PreTrainedModel, config: ModelConfig) -> None:
         self.config = config
         self.model = model
+        self.dtype, self.device = model.dtype, model.device
+        self.is_capturable = False  # the architecture's own code may wait for the device
         self.step = _Step(config.max_position_embeddings)
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 module.bulkrun_step = self.step
         self._head = _head_of(model)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights, the hidden states and the KV cache."""
-        return self.model.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.device
-
-    @property
-    def is_capturable(self) -> bool:
-        """False: the architecture's own code may wait for the device."""
-        return False
 
     def __call__(
         self,

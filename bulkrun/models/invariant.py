@@ -84,26 +84,12 @@ class InvariantModel:
 
     def __init__(self, model: Decoder, workers: TileWorkers) -> None:
         self.model, self.workers = model, workers
-        self.config = model.config
+        self.config, self.dtype, self.device = model.config, model.dtype, model.device
+        self.is_capturable = False  # on a CPU there are no graphs
         head = model.lm_head
         self._has_free_head = (
             isinstance(head, InvariantLinear) and head.takes_any_rows and not model.config.logits_soft_cap
         )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights and the hidden states."""
-        return self.model.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.device
-
-    @property
-    def is_capturable(self) -> bool:
-        """On a CPU there are no graphs."""
-        return False
 
     def __call__(
         self,

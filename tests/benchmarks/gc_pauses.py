@@ -19,10 +19,10 @@ from pathlib import Path
 
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
-from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.garbage import settle_garbage
 from bulkrun.text.tokenizer import Tokenizer
 from tests.benchmarks.million_rows import InstantEngine, corpus, job, plan, train_tokenizer, write_input
+from tests.job.small_runs import make_runner
 
 VARIANTS = ("as it was", "settled")
 
@@ -53,9 +53,7 @@ def work(folder: Path, variant: str) -> None:
     import bulkrun.engine.llm_engine  # noqa: F401 - its objects are what a full collection goes through
 
     run, tokenizer = RunDir(folder / "run"), Tokenizer.from_dir(folder / "tokenizer")
-    runner = JobRunner(
-        run, read_record(run), job(folder), InstantEngine(), tokenizer.decode_batch, rebuild_engine=InstantEngine
-    )
+    runner = make_runner(run, read_record(run), job(folder), InstantEngine(), decode=tokenizer.decode_batch)
     if variant == "settled":
         settle_garbage()
     pauses = Pauses()

@@ -33,13 +33,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bulkrun.data.reader import open_input
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import Planner
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import new_record, open_run, read_record
 from bulkrun.job.views.verify import verify_run
-from bulkrun.job.work.runner import JobRunner
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request
 from bulkrun.text.tokenizer import Tokenizer
+from tests.job.plan.planning import make_planner
+from tests.job.small_runs import make_runner
 
 OUTPUT_TOKENS = 32
 BATCH = 10_000
@@ -167,7 +167,7 @@ def plan(folder: Path, rows_per_file: int | None = None) -> None:
     spec, run = job(folder, rows_per_file), RunDir(folder / "run")
     open_run(run, new_record(spec.model_dump(mode="json"), input_facts={}, model_facts={}, versions={}))
     with open_input(spec.input.path) as dataset:
-        report = Planner(run, spec, dataset, Tokenizer.from_dir(folder / "tokenizer"), 4096).plan()
+        report = make_planner(run, spec, dataset, Tokenizer.from_dir(folder / "tokenizer"), 4096).plan()
     counters = report.counters
     print(measured("plan", started, cpu, rows=counters.rows, prompt_tokens=counters.prompt_tokens))
 
@@ -176,9 +176,7 @@ def work(folder: Path, rows_per_file: int | None) -> None:
     started, cpu = time.perf_counter(), time.process_time()
     run, tokenizer = RunDir(folder / "run"), Tokenizer.from_dir(folder / "tokenizer")
     spec = job(folder, rows_per_file)
-    runner = JobRunner(
-        run, read_record(run), spec, InstantEngine(), tokenizer.decode_batch, rebuild_engine=InstantEngine
-    )
+    runner = make_runner(run, read_record(run), spec, InstantEngine(), decode=tokenizer.decode_batch)
     outcome = runner.run()
     assert outcome.totals is not None
     print(measured("run", started, cpu, rows=outcome.totals.rows, parts=outcome.totals.parts))

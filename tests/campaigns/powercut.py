@@ -68,8 +68,8 @@ def watch(mount: Path) -> None:
     real_finish = finish.finish_run
     appended: dict[int, list[str]] = {}
 
-    def watched_commit(run: RunDir, shard: int, identity: Any) -> Any:
-        info = real_commit(run, shard, identity)
+    def watched_commit(run: RunDir, shard: int, *rest: Any) -> Any:
+        info = real_commit(run, shard, *rest)
         acknowledge(mount, f"part-{shard}")
         return info
 

@@ -7,15 +7,12 @@ import io
 import json
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, csv_cell, json_line, readable_rows
+from bulkrun.data.export_files import CsvSink, JsonlSink, RowSink, csv_cell, json_line, readable_rows
 
 TABLE = pa.table(
     {
@@ -76,13 +73,6 @@ def test_a_csv_header_is_there_without_rows() -> None:
     stream = io.BytesIO()
     CsvSink(stream, TABLE.schema).close()
     assert stream.getvalue().decode().strip() == ",".join(TABLE.column_names)
-
-
-def test_parquet_is_one_whole_file_with_page_checksums(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    path.write_bytes(written(ParquetSink, TABLE.schema))
-    assert pq.read_table(path, page_checksum_verification=True).drop(["score"]).equals(TABLE.drop(["score"]))
-    assert duckdb.execute(f"SELECT count(*), max(row) FROM '{path}'").fetchall() == [(3, 2)]
 
 
 def test_a_line_is_one_line_whatever_is_in_it() -> None:

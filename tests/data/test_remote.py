@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bulkrun.data import remote
+from bulkrun.data import patience, remote
 from bulkrun.data.batch import Position
 from bulkrun.data.files import find_files
 from bulkrun.data.reader import open_input
@@ -242,7 +242,7 @@ def test_an_input_is_not_to_blame_for_a_store_that_has_no_time(bucket: Bucket, s
 def test_a_store_that_has_no_time_for_a_while_is_asked_again(
     bucket: Bucket, requests_made: Requests, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.01)
     url = bucket.put(name, {"a.parquet": parquet, "a.jsonl": lines}[name](ROWS))
     requests_made.failing.update(head_object=3)
     with open_input(url) as dataset:
@@ -254,7 +254,7 @@ def test_a_store_that_has_no_time_for_a_while_is_asked_again(
 def test_a_store_that_has_no_time_for_long_is_given_up(
     bucket: Bucket, requests_made: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(remote, "_PATIENCE_S", 0.1)
     (file,) = find_files(bucket.put("a.jsonl", lines(ROWS)))
     requests_made.failing.update(get_object=1000)
@@ -272,7 +272,7 @@ def test_a_signal_ends_a_pause_at_once(
     def stop(*_: object) -> None:
         raise Stopped
 
-    monkeypatch.setattr(remote, "_FIRST_PAUSE_S", 200.0)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 200.0)
     url = bucket.put("a.jsonl", lines(ROWS))
     requests_made.failing.update(head_object=1)
     before = signal.signal(signal.SIGALRM, stop)

@@ -7,6 +7,7 @@ import random
 import torch
 
 from bulkrun.blocks import NULL_BLOCK
+from bulkrun.engine.batching import ContinuousBatching
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.model_input import build_model_input
@@ -39,6 +40,7 @@ def test_every_step_of_a_mixed_run_matches_the_host_lists() -> None:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=True,
+        policy=ContinuousBatching(config.max_num_seqs),
     )
     rows = SequenceRows(config)
     for number in range(11):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from bulkrun.engine.batching import ContinuousBatching
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduler import Scheduler
@@ -31,6 +32,7 @@ def _scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         enable_prefix_caching=enable_prefix_caching,
+        policy=ContinuousBatching(max_num_seqs),
     )
 
 

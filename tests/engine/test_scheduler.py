@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from bulkrun.engine.batching import ContinuousBatching
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduler import Scheduler
@@ -26,6 +27,7 @@ def _scheduler(num_blocks: int = 65, max_num_seqs: int = 8, budget: int = 16, ca
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
+        policy=ContinuousBatching(max_num_seqs),
     )
 
 
@@ -212,6 +214,7 @@ def test_samples_compute_their_prompt_once_whatever_the_block_size(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         enable_prefix_caching=True,
+        policy=ContinuousBatching(max_num_seqs),
     )
     memory, seqs = PagedMemory(), [_sequence(number, list(range(1, 38)), 6) for number in range(8)]
     for seq in seqs:
@@ -399,7 +402,13 @@ class _CountsLookups(BlockManager):
 
 def test_what_did_not_fit_costs_nothing_until_something_ends() -> None:
     manager = _CountsLookups(1 + 12, BLOCK_SIZE)
-    scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=True)
+    scheduler = Scheduler(
+        manager,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        enable_prefix_caching=True,
+        policy=ContinuousBatching(4),
+    )
     for number in range(2):
         scheduler.add(_sequence(number, [1 + number] * 8, 30, can_stop=False))
     lookups = []

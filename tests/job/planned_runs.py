@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.work.runner import JobRunner, RunOutcome
+from bulkrun.job.work.runner import RunOutcome
 from tests.job import small_runs
-from tests.job.fake_engine import FakeEngine, decode
+from tests.job.fake_engine import FakeEngine
 from tests.job.plan.planning import job, make_plan, write_parquet
 
 LANGS = ["en", "de", None, "x/y", "..", "NULL", "007"]
@@ -35,5 +35,4 @@ def submit(spec: JobSpec, *, engine: FakeEngine | None = None, **options: Any) -
     out = Path(spec.output.path)
     run, record = small_runs.enter(out, spec)
     make_plan(out, spec)
-    engine = engine or FakeEngine()
-    return JobRunner(run, record, spec, engine, decode, rebuild_engine=lambda: engine, **options).run()
+    return small_runs.make_runner(run, record, spec, engine or FakeEngine(), **options).run()

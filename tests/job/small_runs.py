@@ -16,9 +16,10 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, start_anew
+from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.runner import JobRunner, RunOutcome
 from bulkrun.job.work.shard_work import row_seed
-from bulkrun.request import Request
+from bulkrun.request import Engine, Request
 from tests.job.fake_engine import FakeEngine, decode, expected_logprob, expected_tokens
 
 PASSTHROUGH = pa.schema([("doc", pa.string()), ("score", pa.float64())])
@@ -123,9 +124,20 @@ def start(
     """Submit as `bulkrun submit` would: enter the run, plan what is not planned, work until the end."""
     run, record = enter(path, spec)
     write_plan(run, rows, shard_rows, samples=spec.sampling.n)
-    engine = engine or FakeEngine()
-    options = {"rebuild_engine": lambda: engine, "decode": decode} | options
-    return JobRunner(run, record, spec, engine, **options).run()
+    return make_runner(run, record, spec, engine or FakeEngine(), **options).run()
+
+
+def make_runner(run: RunDir, record: RunRecord, spec: JobSpec, engine: Engine, **options: Any) -> JobRunner:
+    """A worker that nobody stops and that goes on with the same engine after a failure, unless options say more."""
+    usual = {
+        "decode": decode,
+        "rebuild_engine": lambda: engine,
+        "worker": Worker.this_process(),
+        "should_stop": lambda: False,
+        "deadline": None,
+        "heartbeat_s": 1.0,
+    }
+    return JobRunner(run, record, spec, engine, **{**usual, **options})
 
 
 def oracle(rows: list[Row], spec: JobSpec) -> list[dict[str, Any]]:

@@ -14,14 +14,12 @@ import duckdb
 import pytest
 
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import Planner
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.finish import read_totals
-from bulkrun.job.work.runner import JobRunner
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch import retry as retry_module
 from bulkrun.launch import submit as submit_module
@@ -30,6 +28,8 @@ from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.run import Submitted
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine, decode, expected_tokens
+from tests.job.plan.planning import make_planner
+from tests.job.small_runs import make_runner
 
 
 class Silent:
@@ -96,9 +96,9 @@ class Nights:
     def _run(self, prepared: PreparedJob, record: RunRecord, view: object, drain: object) -> Submitted:
         spec, run = JobSpec.model_validate(record.job), prepared.run
         with prepared.open_dataset(run.sql_snapshot) as dataset:
-            Planner(run, spec, dataset, prepared.tokenizer, prepared.max_model_len).plan()
+            make_planner(run, spec, dataset, prepared.tokenizer, prepared.max_model_len).plan()
         engine = self.make_engine() if self.make_engine else FakeEngine(4, refuse=self.refuse)
-        JobRunner(run, record, spec, engine, decode, rebuild_engine=lambda: engine).run()
+        make_runner(run, record, spec, engine).run()
         self.ran += len(engine.seen)
         totals = read_totals(run)
         assert totals is not None, "it ran to its end"

@@ -13,7 +13,7 @@ from bulkrun.errors import ResumeError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import merge
 from bulkrun.job.update.staging import is_merging
-from bulkrun.launch import nightly
+from bulkrun.launch import update_input
 from tests.launch.nights import Nights, Silent, rows_of, whole
 
 
@@ -126,7 +126,7 @@ def test_a_merge_that_met_a_value_without_a_place_goes_on(nights: Nights, monkey
     nights.submit()
     nights.write(scored(4, 1, 2, UNFIT, 3))
     with monkeypatch.context() as before:  # as it was: found when all was computed
-        before.setattr(nightly, "fit_dataset", lambda dataset, columns, there: dataset)
+        before.setattr(update_input, "fit_dataset", lambda dataset, columns, there: dataset)
         before.setattr(merge, "fit_table", lambda table, schema: table.cast(schema))
         with pytest.raises((pa.ArrowInvalid, ValueError)):
             nights.submit()

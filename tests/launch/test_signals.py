@@ -34,11 +34,11 @@ sys.exit(75)
 ACKNOWLEDGING = """
 import os
 from bulkrun.launch.signals import DrainOnSignal
-handle = DrainOnSignal._handle
+handle = DrainOnSignal.handle
 def acknowledge(drain, number, frame):
     handle(drain, number, frame)
     os.write(1, b"handled\\n")
-DrainOnSignal._handle = acknowledge
+DrainOnSignal.handle = acknowledge
 """
 
 

@@ -56,10 +56,6 @@ class PlanPoint(NamedTuple):
         return cls(marker["window"] + 1, row, shard, Position(*marker["next"]))
 
 
-def _trust(_files: range) -> None:
-    """The check of an input that nobody can change."""
-
-
 class PlanInput:
     """What planning needs of the input, ready to stream: the same for a real plan and a dry one.
 
@@ -155,12 +151,11 @@ class Planner:
         text: TextCodec,
         max_model_len: int,
         *,
-        worker: Worker | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        check_input: Callable[[range], None] = _trust,
+        worker: Worker,
+        should_stop: Callable[[], bool],
+        check_input: Callable[[range], None],
     ) -> None:
-        self._run, self._worker = run, worker or Worker.this_process()
-        self._check_input = check_input
+        self._run, self._worker, self._check_input = run, worker, check_input
         self._input = PlanInput(spec, dataset, text, max_model_len, should_stop)
 
     def plan(self) -> PlanReport:

@@ -49,6 +49,17 @@ class PlannedRows:
     priorities: I64
 
 
+@dataclass(frozen=True)
+class _Fitted:
+    """The prompts of one batch as they will run, or why they cannot; the rest as in `PlannedRows`."""
+
+    prompts: list[Prompt | RowError]
+    tokens: npt.NDArray[np.int32]
+    lengths: I64
+    ids: list[str | None] | None
+    priorities: I64
+
+
 class RowMaker:
     """Makes the shard rows of one job: `sizes` measures them, `id_column` names them (None: their number).
 
@@ -76,6 +87,25 @@ class RowMaker:
 
     def make(self, batch: InputBatch, prompts: Sequence[Prompt | RowError], first_row: int) -> PlannedRows:
         """The rows of `batch`, the first of which is row `first_row` of the input."""
+        fitted = self._fit(batch, prompts)
+        outputs = np.array([self._expected_output(prompt) for prompt in fitted.prompts], np.int64)
+        payload = _struct(batch.rows, self._passthrough)
+        return PlannedRows(
+            table=self._table(fitted, _numbers(batch, first_row), payload, first_row),
+            tokens=fitted.tokens,
+            lengths=fitted.lengths,
+            outputs=outputs,
+            nbytes=self._sizes.of_rows(payload, fitted.lengths, outputs),
+            variants=np.array([_variant(prompt) for prompt in fitted.prompts], np.uint64),
+            mergeable=np.array([isinstance(p, Prompt) and p.sampling.greedy for p in fitted.prompts], np.bool_),
+            error_codes=[prompt.code for prompt in fitted.prompts if isinstance(prompt, RowError)],
+            truncated=sum(_is_cut(old, new) for old, new in zip(prompts, fitted.prompts, strict=True)),
+            ids=fitted.ids,
+            priorities=fitted.priorities,
+        )
+
+    def _fit(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> _Fitted:
+        """Each prompt as it will run, or why it cannot: its length first, then its id, then its priority."""
         fitted = [fit_prompt(self._fitter, prompt) for prompt in prompts]
         ids = None if self._id_column is None else id_texts(batch.rows.column(self._id_column), self._id_column)
         if ids is not None and None in ids:
@@ -84,24 +114,7 @@ class RowMaker:
         ranked = self._priorities.of(batch.rows)
         fitted = [p if isinstance(p, RowError) else ranked.errors.get(row, p) for row, p in enumerate(fitted)]
         tokens, lengths = _flat([prompt.token_ids if isinstance(prompt, Prompt) else [] for prompt in fitted])
-        payload = _struct(batch.rows, self._passthrough)
-        outputs = np.array([self._expected_output(prompt) for prompt in fitted], np.int64)
-        pairs = list(zip(prompts, fitted, strict=True))
-        return PlannedRows(
-            table=self._table(
-                fitted, tokens, lengths, ranked.values, payload, _numbers(batch, first_row), first_row, ids
-            ),
-            tokens=tokens,
-            lengths=lengths,
-            outputs=outputs,
-            nbytes=self._sizes.of_rows(payload, lengths, outputs),
-            variants=np.array([_variant(prompt) for prompt in fitted], np.uint64),
-            mergeable=np.array([isinstance(prompt, Prompt) and prompt.sampling.greedy for prompt in fitted], np.bool_),
-            error_codes=[prompt.code for prompt in fitted if isinstance(prompt, RowError)],
-            truncated=sum(_is_cut(old, new) for old, new in pairs),
-            ids=ids,
-            priorities=ranked.values,
-        )
+        return _Fitted(fitted, tokens, lengths, ids, ranked.values)
 
     def _named(self, prompt: Prompt | RowError, name: str | None, given: bool) -> Prompt | RowError:
         """The prompt of the row with id `name`, or why the row has no usable id; `given`: its id is not null."""
@@ -117,29 +130,22 @@ class RowMaker:
         return self._sizes.generations * min(prompt.sampling.max_tokens, room)
 
     def _table(
-        self,
-        prompts: Sequence[Prompt | RowError],
-        tokens: npt.NDArray[np.int32],
-        lengths: I64,
-        priorities: I64,
-        payload: pa.StructArray,
-        numbers: Sequence[str],
-        first_row: int,
-        ids: Sequence[str | None] | None,
+        self, fitted: _Fitted, numbers: Sequence[str], payload: pa.StructArray, first_row: int
     ) -> pa.RecordBatch:
+        prompts, ids = fitted.prompts, fitted.ids
         rows = np.arange(first_row, first_row + len(prompts))
         names = numbers if ids is None else [text if text is not None else numbers[k] for k, text in enumerate(ids)]
         failed = [isinstance(prompt, RowError) for prompt in prompts]
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(fitted.lengths)]).astype(np.int32))
         columns = [
             pa.array(rows),
             pa.array(np.zeros(len(rows), np.int32)),
             pa.array(names, pa.string()),
-            pa.ListArray.from_arrays(offsets, pa.array(tokens), mask=pa.array(failed, pa.bool_())),
+            pa.ListArray.from_arrays(offsets, pa.array(fitted.tokens), mask=pa.array(failed, pa.bool_())),
             pa.array([p.sampling.overrides if isinstance(p, Prompt) else None for p in prompts], pa.string()),
             pa.array([p.code if isinstance(p, RowError) else None for p in prompts], pa.string()),
             pa.array([p.message if isinstance(p, RowError) else None for p in prompts], pa.string()),
-            pa.array(priorities.astype(np.int32)),
+            pa.array(fitted.priorities.astype(np.int32)),
             payload,
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.durable import disk_errors
+from bulkrun.data.row_groups import RowBuffer
 from bulkrun.data.temporary_rows import TemporaryRows
 from bulkrun.job.plan.index import I64
 
@@ -33,8 +34,7 @@ class Spool:
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._folder = folder
         self._schema = schema
-        self._chunk: list[pa.RecordBatch] = []
-        self._chunk_rows = self._chunk_bytes = 0
+        self._chunk = RowBuffer(self._write, CHUNK_ROWS, CHUNK_BYTES)
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         with self._writing():
             self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
@@ -57,26 +57,20 @@ class Spool:
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows, in input order, with the columns of `schema`."""
-        self._chunk.append(rows)
-        self._chunk_rows += rows.num_rows
-        self._chunk_bytes += rows.nbytes
-        if self._chunk_rows >= CHUNK_ROWS or self._chunk_bytes >= CHUNK_BYTES:
-            self._flush()
+        self._chunk.add(rows)
 
     def shards(self, shard_of_row: I64, num_shards: int) -> Iterator[tuple[int, pa.Table]]:
         """Each shard's number (from 0) and its rows in input order; `shard_of_row` is per row of the window."""
-        self._flush()
+        self._chunk.flush()
         with self._writing():
             self._writer.close()
             self._file.flush()
         for start in range(0, num_shards, MAX_OPEN_SHARDS):
             yield from self._deal(shard_of_row, start, min(start + MAX_OPEN_SHARDS, num_shards))
 
-    def _flush(self) -> None:
-        if self._chunk:
-            with self._writing():
-                self._writer.write_table(pa.Table.from_batches(self._chunk).combine_chunks())
-            self._chunk, self._chunk_rows, self._chunk_bytes = [], 0, 0
+    def _write(self, chunk: pa.Table) -> None:
+        with self._writing():
+            self._writer.write_table(chunk.combine_chunks())
 
     def _deal(self, shard_of_row: I64, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
         """One pass over the spool for the shards from `start` to `stop`."""

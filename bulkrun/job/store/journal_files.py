@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bulkrun.job.store.run_dir import JOURNAL_NAME, RunDir, file_names
+from bulkrun.job.store.run_dir import JOURNAL_NAME, RunDir, attempt_of, file_names
 
 
 def journals_by_shard(run: RunDir) -> dict[int, list[Path]]:
@@ -18,4 +18,4 @@ def journals_by_shard(run: RunDir) -> dict[int, list[Path]]:
 
 def attempts_by_shard(run: RunDir) -> dict[int, set[str]]:
     """What `run.attempts_at` says of every shard that has a journal."""
-    return {shard: {path.name.split(".")[1] for path in paths} for shard, paths in journals_by_shard(run).items()}
+    return {shard: set(map(attempt_of, paths)) for shard, paths in journals_by_shard(run).items()}

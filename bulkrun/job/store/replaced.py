@@ -14,19 +14,25 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 
 
-def check_not_replaced(run: RunDir, run_id: str) -> None:
-    """Raise RunError when the directory no longer holds this run.
+class OwnRun:
+    """The run that this process was started for, in the directory where it was then. Any thread may ask."""
 
-    A worker that was away (frozen, cut off) must not write into the run that took its place.
-    """
-    file = _file_at(run.run_json)  # before it is read: what replaces it meanwhile is another one at the next look
-    if file is not None and run.known_records.get(run_id) == file:
-        return
-    document = read_json(run.run_json)
-    if document is None or document.get("run_id") != run_id:
-        raise replaced_error(run)
-    if file is not None:
-        run.known_records[run_id] = file
+    def __init__(self, run: RunDir, run_id: str) -> None:
+        self._run, self._run_id = run, run_id
+        self._record: tuple[int, ...] | None = None  # the file that was read and said so
+
+    def check(self) -> None:
+        """Raise RunError when the directory no longer holds this run.
+
+        A worker that was away (frozen, cut off) must not write into the run that took its place.
+        """
+        file = _file_at(self._run.run_json)  # before it is read: what replaces it meanwhile is another one next time
+        if file is not None and file == self._record:
+            return
+        document = read_json(self._run.run_json)
+        if document is None or document.get("run_id") != self._run_id:
+            raise replaced_error(self._run)
+        self._record = file
 
 
 def replaced_error(run: RunDir) -> RunError:

@@ -48,11 +48,10 @@ JOURNAL_NAME = re.compile(r"shard-(\d{5,})\.([^.]+)\.jsonl")
 
 @dataclass(frozen=True)
 class RunDir:
-    """Names in one run directory. Remembers where it saw parts (they keep their places) and records (`replaced`)."""
+    """Names in one run directory. Remembers where it saw parts: they keep their places."""
 
     root: Path
     _seen: dict[int, Path] = field(default_factory=dict, init=False, repr=False, compare=False)
-    known_records: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def staged(self) -> RunDir:
@@ -210,11 +209,11 @@ class RunDir:
         return self.journal / f"shard-{shard:05d}.{attempt}.jsonl"
 
     def journals_of(self, shard: int) -> list[Path]:
-        return [path for path in _beginning(self.journal, f"shard-{shard:05d}.") if path.suffix == ".jsonl"]
+        return [path for path in _beginning(self.journal, f"shard-{shard:05d}.") if JOURNAL_NAME.fullmatch(path.name)]
 
     def attempts_at(self, shard: int) -> set[str]:
         """The attempts that have a journal of the shard: the ids of workers."""
-        return {path.name.split(".")[1] for path in self.journals_of(shard)}
+        return set(map(attempt_of, self.journals_of(shard)))
 
     def journaled_shards(self) -> set[int]:
         """Shards with a journal: the open ones, and what a late worker or a kill left of committed ones."""
@@ -251,6 +250,13 @@ class RunDir:
 
     def planned_shards(self) -> set[int]:
         return _numbers(self.plan, _SHARD)
+
+
+def attempt_of(journal: Path) -> str:
+    """Who wrote a journal: the id of a worker."""
+    match = JOURNAL_NAME.fullmatch(journal.name)
+    assert match, "one that was found as a journal"
+    return match[2]
 
 
 def _numbers(folder: Path, pattern: re.Pattern[str]) -> set[int]:

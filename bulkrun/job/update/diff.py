@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 
 from bulkrun.data.duck import interruptible, locked_connection, no_glob, quoted
 from bulkrun.data.parts import read_part_columns, read_part_schema
+from bulkrun.data.row_groups import RowGroupWriter
 from bulkrun.data.subset import PICK_SCHEMA
 from bulkrun.errors import InputError
 from bulkrun.job.plan.duplicates import places_of
@@ -131,50 +131,22 @@ def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, sa
         ids = id_texts(values if like is None else values.cast(like), id_column)
         columns = [rows["row"], pa.array(ids, pa.string()), pa.array(row_keys(rows, salt), pa.string())]
         columns += [rows["error_code"], rows["error_message"]]
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_TODAY))
+        writer.write(pa.RecordBatch.from_arrays(columns, schema=_TODAY))
 
-    with _writer(path, _TODAY) as writer:
+    with RowGroupWriter(path, _TODAY, _ROWS_PER_GROUP) as writer:
         for _ in source.windows(keep):
             pass  # `keep` has written its rows
 
 
 def _write_results(parts: Sequence[Path], id_column: str, path: Path) -> None:
     told = [ROW_KEY, "error_code", "error_message"]
-    with _writer(path, _RESULTS) as writer:
+    with RowGroupWriter(path, _RESULTS, _ROWS_PER_GROUP) as writer:
         for part in parts:
             for table in read_part_columns(part, ["row", id_column, *told]):
                 for batch in table.combine_chunks().to_batches():
                     ids = pa.array(id_texts(batch[id_column], id_column), pa.string())
                     columns = [batch["row"], ids, *(batch[name] for name in told)]
-                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_RESULTS))
-
-
-@contextmanager
-def _writer(path: Path, schema: pa.Schema) -> Iterator[_Batches]:
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        batches = _Batches(writer)
-        yield batches
-        batches.flush()
-
-
-class _Batches:
-    """Small batches into large row groups."""
-
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer = writer
-        self._waiting: list[pa.RecordBatch] = []
-        self._rows = 0
-
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
-        self._rows += batch.num_rows
-        if self._rows >= _ROWS_PER_GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._waiting:
-            self._writer.write_table(pa.Table.from_batches(self._waiting))
-        self._waiting, self._rows = [], 0
+                    writer.write(pa.RecordBatch.from_arrays(columns, schema=_RESULTS))
 
 
 def _load(connection: duckdb.DuckDBPyConnection, today: Path, results: Path) -> None:

@@ -16,6 +16,7 @@ from bulkrun.data.parts import read_part_columns, read_part_info
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.journal_files import journals_by_shard
+from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.compatibility import only_the_input_changed
@@ -65,9 +66,9 @@ def _is_settling(run: RunDir) -> bool:
 
 def _commit_answered(run: RunDir, record: RunRecord) -> None:
     identity = RunIdentity.of(record, JobSpec.model_validate(record.job))
-    journals = journals_by_shard(run)
+    journals, own = journals_by_shard(run), OwnRun(run, record.run_id)
     for shard in sorted(run.planned_shards() - run.committed_shards()):
-        commit_answered(run, shard, identity, journals.get(shard, []))
+        commit_answered(run, shard, identity, journals.get(shard, []), own.check)
 
 
 def _rows_used(run: RunDir) -> int:

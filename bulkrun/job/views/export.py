@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulkrun.data.durable import disk_errors, read_json
-from bulkrun.data.export_files import CsvSink, JsonlSink, ParquetSink, RowSink, json_line, readable_rows
+from bulkrun.data.export_files import CsvSink, JsonlSink, RowSink, json_line, readable_rows
 from bulkrun.data.in_order import in_row_order
 from bulkrun.data.partitions import partition_columns
 from bulkrun.data.parts import read_part_columns, read_part_info
+from bulkrun.data.row_groups import RowGroupWriter
 from bulkrun.errors import RunError
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.store.run_dir import RunDir
@@ -31,6 +32,7 @@ from bulkrun.job.views.export_target import STDOUT, ExportOptions, check_targets
 from bulkrun.job.views.openai_lines import BatchLines, LineMaker
 from bulkrun.job.work.finish import RunTotals, read_totals
 
+_ROWS_PER_GROUP = 65536
 # What the lines of the format openai are made of, where a run has it; never the bodies.
 _LINE_COLUMNS = ("url", "reasoning", "logprobs")
 _RESULT_COLUMNS = ("row", "sample", "response", "finish_reason", "prompt_tokens", "completion_tokens")
@@ -138,7 +140,7 @@ def _write_table(rows: _Rows, options: ExportOptions, stream: IO[bytes], report:
 def _sink(options: ExportOptions, stream: IO[bytes], schema: pa.Schema) -> RowSink:
     if options.format == "jsonl":
         return JsonlSink(stream)
-    return CsvSink(stream, schema) if options.format == "csv" else ParquetSink(stream, schema)
+    return CsvSink(stream, schema) if options.format == "csv" else RowGroupWriter(stream, schema, _ROWS_PER_GROUP)
 
 
 def _write_lines(

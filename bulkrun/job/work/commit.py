@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,10 +26,11 @@ from bulkrun.job.plan.result_columns import extra_fields
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
-from bulkrun.job.store.replaced import check_not_replaced
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
+
+CheckOurs = Callable[[], None]
 
 _COPIED_BYTES = 64 * 2**20  # of a column's values, repeated for the samples
 
@@ -67,9 +68,10 @@ class RunIdentity:
         return self.best_of or self.samples
 
 
-def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
+def commit_shard(run: RunDir, shard: int, identity: RunIdentity, check_ours: CheckOurs) -> PartInfo:
     """Publish the part of a shard whose every row is journaled, or return the one that is there.
 
+    `check_ours` raises when the directory no longer holds this run (`OwnRun.check`); asked before the part appears.
     Raises RunError when an outcome is missing (a journal was damaged after it was written) or the disk fails;
     the same command then redoes what is missing.
     """
@@ -79,16 +81,19 @@ def commit_shard(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
         _, rows = read_shard(run.shard(shard))
         outcomes = _outcomes(run, planned, rows, identity)
         if outcomes is not None:
-            _publish(run, planned, identity, _part_table(rows, identity, outcomes), spent(outcomes))
+            table = _part_table(rows, identity, outcomes)
+            _publish(run, planned, identity, table, spent(outcomes), check_ours)
     info = _committed(final, identity)
     clear_shard_state(run, shard)
     return info
 
 
-def commit_answered(run: RunDir, shard: int, identity: RunIdentity, journals: Sequence[Path]) -> None:
+def commit_answered(
+    run: RunDir, shard: int, identity: RunIdentity, journals: Sequence[Path], check_ours: CheckOurs
+) -> None:
     """Publish a part of those rows of a shard that are journaled, for a run whose plan is given up.
 
-    `journals` are those of the shard: nobody else is at work in such a run.
+    `journals` are those of the shard: nobody else is at work in such a run. `check_ours` is that of `commit_shard`.
     """
     planned, rows = read_shard(run.shard(shard))
     answered = read_outcomes(journals).answered
@@ -97,7 +102,7 @@ def commit_answered(run: RunDir, shard: int, identity: RunIdentity, journals: Se
     if any(whole) and not run.part(shard, planned.folder).exists():
         outcomes = {key: answered[key] for of_row, done in zip(keys, whole, strict=True) if done for key in of_row}
         table = _part_table(rows.filter(pa.array(whole)), identity, outcomes)
-        _publish(run, planned, identity, table, spent(outcomes))
+        _publish(run, planned, identity, table, spent(outcomes), check_ours)
     clear_shard_state(run, shard)
 
 
@@ -162,7 +167,9 @@ def _repeated(column: pa.Array, samples: int) -> pa.Array | pa.ChunkedArray:
     return pa.chunked_array([column.slice(row, 1) for row in range(len(column)) for _ in range(samples)], column.type)
 
 
-def _publish(run: RunDir, planned: ShardInfo, identity: RunIdentity, table: pa.Table, cost: Spent) -> None:
+def _publish(
+    run: RunDir, planned: ShardInfo, identity: RunIdentity, table: pa.Table, cost: Spent, check_ours: CheckOurs
+) -> None:
     """Write the part and give it its name, in its partition's folder; partition columns are not in the file."""
     attempt = secrets.token_hex(8)
     tmp = run.tmp / f"part-{planned.shard:05d}.{attempt}.tmp"
@@ -183,7 +190,7 @@ def _publish(run: RunDir, planned: ShardInfo, identity: RunIdentity, table: pa.T
     )
     with disk_errors("writing a part", tmp):
         write_part(tmp, table.drop_columns(list(types)), info, compression=identity.compression)
-    check_not_replaced(run, identity.run_id)  # if replaced after this, tmp moved with the old run: publishing fails
+    check_ours()  # if replaced after this, tmp moved with the old run: publishing fails
     final = run.part(planned.shard, planned.folder)
     make_dirs(final.parent)
     publish_new(tmp, final)

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from bulkrun.data.durable import read_json, replace_json
 from bulkrun.data.parts import read_part_info
+from bulkrun.data.patience import Patience
 from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.bucket_owner import SUCCESS
 from bulkrun.job.store.events import log_event
@@ -29,7 +30,7 @@ from bulkrun.job.store.object_store import ObjectPrefix, is_transient
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+LONGEST_PAUSE_S = 60.0
 _PATIENCE_S = 300.0  # with a store that fails, before the command gives up (nothing is lost then)
 
 ShouldStop = Callable[[], bool]
@@ -126,7 +127,7 @@ class _Delivery:
 
     def _try(self, request: Callable[[], _T]) -> _T:
         """The request, again and again with growing pauses while the store fails for a time."""
-        pause, give_up = FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
+        patience = Patience(LONGEST_PAUSE_S, _PATIENCE_S)
         while True:
             if self._should_stop():
                 raise Interrupted(
@@ -136,10 +137,9 @@ class _Delivery:
             try:
                 return request()
             except RunError as error:
-                if not is_transient(error) or time.monotonic() + pause > give_up:
+                if not is_transient(error) or patience.is_over:
                     raise
-            self._wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            patience.pause(self._wait)
 
     def _wait(self, pause: float) -> None:
         until = time.monotonic() + pause

@@ -47,6 +47,11 @@ class Isolation:
         """Whether generations that crashed the engine on their own wait for their conviction."""
         return bool(self._unproven)
 
+    @property
+    def has_suspects(self) -> bool:
+        """Whether suspects run, wait for their turn or wait for their conviction."""
+        return self.active or self.undecided
+
     def suspect(self, groups: list[list[Generation]]) -> None:
         """Generations that must not run with others, in groups, in the order to run them: before those that wait."""
         self._groups.extendleft(reversed(groups))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from bulkrun.data.parts import PartInfo
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
 from bulkrun.job.store.open_journals import OpenJournals
-from bulkrun.job.store.replaced import check_not_replaced
+from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.commit import RunIdentity, commit_shard
@@ -26,43 +26,6 @@ from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.shard_work import Generation, ShardWork
 
 _QUEUE_STEPS = 32  # engine steps whose results may wait for the disk before the engine waits too
-
-
-@dataclass(frozen=True)
-class _Saved:
-    shard: int
-    partial: PartialRecord
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A shard of which this worker journals something."""
-
-    shard: int
-    journal: JournalWriter
-
-
-@dataclass(frozen=True)
-class _Owned:
-    """A shard that is whole when this worker has journaled so many outcomes."""
-
-    shard: int
-    outstanding: int
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """A shard on which several workers work: what this one journals does not tell when it is whole."""
-
-    shard: int
-
-
-@dataclass(frozen=True)
-class _Refused:
-    """Outcomes of rows that the plan found unable to run."""
-
-    shard: int
-    records: list[JournalRecord]
 
 
 class Recorded(NamedTuple):
@@ -75,13 +38,37 @@ class Recorded(NamedTuple):
 
 
 @dataclass(frozen=True)
+class _Opened:
+    """A shard of which this worker journals something."""
+
+    shard: int
+    journal: JournalWriter
+
+
+@dataclass(frozen=True)
+class _Outstanding:
+    """A shard is whole when this worker has journaled so many outcomes; None: others journal some of them."""
+
+    shard: int
+    outcomes: int | None
+
+
+@dataclass(frozen=True)
+class _Records:
+    """What is known without an answer: outcomes of rows that cannot run, outputs so far."""
+
+    shard: int
+    records: Sequence[JournalRecord | PartialRecord]
+
+
+@dataclass(frozen=True)
 class _Whole:
     """A shard whose every outcome was seen on disk."""
 
     shard: int
 
 
-_Item = Answer | _Saved | _Opened | _Owned | _Shared | _Refused | _Whole
+_Item = Answer | _Opened | _Outstanding | _Records | _Whole
 
 
 class Recorder:
@@ -90,11 +77,11 @@ class Recorder:
     def __init__(
         self, run: RunDir, identity: RunIdentity, decode: Decode, attempt: str, *, checkpoint_every: float
     ) -> None:
-        self._run, self._identity = run, identity
+        self._run, self._identity, self._own_run = run, identity, OwnRun(run, identity.run_id)
         self._reader = AnswerReader(decode, identity.extra)
         self._attempt, self._checkpoint_every = attempt, checkpoint_every
         self._queue: queue.Queue[Sequence[_Item] | None] = queue.Queue(_QUEUE_STEPS)
-        self._journals = OpenJournals(self._check_ours)
+        self._journals = OpenJournals(self._own_run.check)
         self._outstanding: dict[int, int] = {}
         self._whole: set[int] = set()
         self._unjournaled: deque[Generation] = deque()
@@ -112,17 +99,16 @@ class Recorder:
         Raises RunError when another run took this one's place.
         """
         journal = JournalWriter(self._run.journal_file(work.shard, self._attempt))
-        self._check_ours()  # now that the file exists, it moves with its run
-        self._put(
-            [_Opened(work.shard, journal), _Owned(work.shard, work.outstanding), _Refused(work.shard, work.refused)]
-        )
+        self._own_run.check()  # now that the file exists, it moves with its run
+        whole_after = _Outstanding(work.shard, work.outstanding)
+        self._put([_Opened(work.shard, journal), whole_after, _Records(work.shard, work.refused)])
 
     def help(self, shard: int, refused: list[JournalRecord]) -> None:
         """Journal what this worker does for a shard that others work on too; `commit` says when it is whole."""
         path = self._run.journal_file(shard, self._attempt)
         if not path.exists() and not self._run.part(shard).exists():
             self._put([_Opened(shard, JournalWriter(path))])
-        self._put([_Shared(shard), _Refused(shard, refused)])
+        self._put([_Outstanding(shard, None), _Records(shard, refused)])
 
     def commit(self, shard: int) -> None:
         """Commit a shard of which every outcome was seen on disk."""
@@ -144,7 +130,7 @@ class Recorder:
 
     def save_partials(self, partials: Iterable[tuple[Generation, tuple[int, ...]]]) -> None:
         """Journal the output so far of generations that go on."""
-        self._put([_Saved(gen.shard, PartialRecord(gen.rows, gen.sample, ids)) for gen, ids in partials])
+        self._put([_Records(gen.shard, [PartialRecord(gen.rows, gen.sample, ids)]) for gen, ids in partials])
 
     def take_committed(self) -> list[tuple[int, PartInfo]]:
         """Shards committed since the last call, with their footers."""
@@ -164,9 +150,6 @@ class Recorder:
         self._put(None)
         self._thread.join()
         self.check()
-
-    def _check_ours(self) -> None:
-        check_not_replaced(self._run, self._identity.run_id)
 
     def _put(self, items: Sequence[_Item] | None) -> None:
         while True:
@@ -220,16 +203,14 @@ class Recorder:
             match item:
                 case _Opened(shard, journal):
                     self._journals.add(shard, journal)
-                case _Owned(shard, outstanding):
-                    self._outstanding[shard] = outstanding
-                case _Shared(shard):
+                case _Outstanding(shard, None):
                     self._outstanding.pop(shard, None)
-                case _Refused(shard, refused):
-                    records.setdefault(shard, []).extend(refused)
+                case _Outstanding(shard, int(outcomes)):
+                    self._outstanding[shard] = outcomes
+                case _Records(shard, known):
+                    records.setdefault(shard, []).extend(known)
                 case _Whole(shard):
                     self._whole.add(shard)
-                case _Saved(shard, partial):
-                    records.setdefault(shard, []).append(partial)
         answers = [item for item in items if isinstance(item, Answer)]
         for answer, record in zip(answers, self._reader.records(answers), strict=True):
             shard, failed = answer.generation.shard, record.error_code is not None
@@ -251,4 +232,4 @@ class Recorder:
         for shard in sorted(whole):
             self._outstanding.pop(shard, None)
             self._journals.drop(shard)
-            self._committed.put((shard, commit_shard(self._run, shard, self._identity)))
+            self._committed.put((shard, commit_shard(self._run, shard, self._identity, self._own_run.check)))

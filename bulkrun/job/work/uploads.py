@@ -10,12 +10,13 @@ import queue
 import threading
 from pathlib import Path
 
+from bulkrun.data.patience import Patience
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
-from bulkrun.job.work.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, name_of, put_part
+from bulkrun.job.work.delivery import LONGEST_PAUSE_S, name_of, put_part
 
 _STOP_S = 5.0  # a drain has to end within ten
 
@@ -53,14 +54,13 @@ class Uploads:
             self._insist(self._prefix, part)
 
     def _insist(self, prefix: ObjectPrefix, part: Path | None) -> None:
-        pause = FIRST_PAUSE_S
+        patience = Patience(LONGEST_PAUSE_S)
         while not self._stopping.is_set():
             try:
                 return self._put(prefix, part)
             except RunError as error:
                 self._log_failure(error)
-            self._stopping.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            patience.pause(self._stopping.wait)
 
     def _put(self, prefix: ObjectPrefix, part: Path | None) -> None:
         """One part, or (None) every part whose name is missing. Whether an object is ours is seen at the end."""

@@ -10,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.data.reader import open_input
+from bulkrun.data.reader import Dataset, open_input
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard
+from bulkrun.job.prompts.builder import TextCodec
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import Worker
 
 BOS = 1
 
@@ -69,7 +71,15 @@ def make_plan(
     """Plan into the run directory `root`."""
     with open_input(spec.input.path) as dataset:
         codec = CharacterCodec(chat=chat)
-        return Planner(RunDir(root), spec, dataset, codec, max_model_len, **options).plan()
+        return make_planner(RunDir(root), spec, dataset, codec, max_model_len, **options).plan()
+
+
+def make_planner(
+    run: RunDir, spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: int, **options: Any
+) -> Planner:
+    """A planner that nobody stops, of an input that nobody changes, unless options say more."""
+    usual = {"worker": Worker.this_process(), "should_stop": lambda: False, "check_input": lambda files: None}
+    return Planner(run, spec, dataset, text, max_model_len, **{**usual, **options})
 
 
 def read_shards(root: Path) -> list[tuple[ShardInfo, list[dict[str, Any]]]]:

@@ -19,7 +19,7 @@ from bulkrun.data.files import InputFile, open_stream
 from bulkrun.data.reader import open_input
 from bulkrun.errors import InputError, Interrupted, JobFileError, ResumeError, RunError
 from bulkrun.job.plan.ids import DuplicateIds, find_duplicates
-from bulkrun.job.plan.planner import Planner, dry_plan
+from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport, undeclared_lines
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker
@@ -28,6 +28,7 @@ from tests.job.plan.planning import (
     CharacterCodec,
     job,
     make_plan,
+    make_planner,
     plan_bytes,
     read_rows,
     read_shards,
@@ -516,7 +517,7 @@ def test_all_windows_together_open_each_file_once(tmp_path: Path, monkeypatch: p
     with open_input(list(map(str, paths))) as dataset:
         monkeypatch.setattr("bulkrun.data.jsonl.open_stream", counted)
         spec = job(tmp_path / "*.jsonl", run={"window_rows": 7})
-        Planner(RunDir(tmp_path / "run"), spec, dataset, CharacterCodec(), 10_000).plan()
+        make_planner(RunDir(tmp_path / "run"), spec, dataset, CharacterCodec(), 10_000).plan()
     assert opened == paths
 
 

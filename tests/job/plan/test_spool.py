@@ -36,30 +36,6 @@ def test_each_shard_gets_its_rows_in_input_order_in_as_many_passes_as_it_takes(
     assert all(rows == [row for row in whole if shard_of_row[row["row"]] == shard] for shard, rows in shards.items())
 
 
-def test_a_batch_is_measured_once_however_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measuring all of them for each made thousands of single rows take minutes."""
-
-    class Measured:
-        num_rows, looks = 1, 0
-
-        @property
-        def nbytes(self) -> int:
-            self.looks += 1
-            return 100
-
-    rows = Measured()
-    with Spool(tmp_path, SCHEMA) as spool:
-        for _ in range(50):
-            spool.append(rows)  # type: ignore[arg-type]
-        assert rows.looks == 50
-        flushed: list[int] = []
-        monkeypatch.setattr(spool_module, "CHUNK_BYTES", 5200)
-        monkeypatch.setattr(spool, "_flush", lambda: flushed.append(spool._chunk_bytes))
-        spool.append(rows)  # type: ignore[arg-type]
-        spool.append(rows)  # type: ignore[arg-type]
-        assert flushed == [5200]
-
-
 def test_nothing_lies_in_the_folder_even_while_it_is_used(tmp_path: Path) -> None:
     with Spool(tmp_path, SCHEMA) as spool:
         spool.append(batch(range(10)))

@@ -17,7 +17,7 @@ from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store import replaced
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.fingerprint import differences, fingerprint
-from bulkrun.job.store.replaced import check_not_replaced
+from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import (
     RunRecord,
@@ -239,24 +239,25 @@ def test_a_worker_that_was_away_does_not_write_into_the_run_that_replaced_its_ow
 def test_the_record_is_read_again_only_when_it_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, read, real = RunDir(tmp_path / "out"), list[Path](), replaced.read_json
     record = open_run(run, wanted(run.root))
+    own = OwnRun(run, record.run_id)
     monkeypatch.setattr(replaced, "read_json", lambda path: read.append(path) or real(path))
     for _ in range(3):
-        check_not_replaced(run, record.run_id)
+        own.check()
     assert len(read) == 1
     replace_json(run.run_json, record_document(record))
     times = run.run_json.stat().st_mtime_ns
     for _ in range(2):
-        check_not_replaced(run, record.run_id)
+        own.check()
     assert len(read) == 2
     other = record_document(replace(record, run_id="0" * 16))  # of one size, and of one time where clocks are coarse
     replace_json(run.run_json, other)
     os.utime(run.run_json, ns=(times, times))
     for _ in range(2):
         with pytest.raises(RunError, match="moved aside"):
-            check_not_replaced(run, record.run_id)
+            own.check()
     run.run_json.unlink()
     with pytest.raises(RunError, match="moved aside"):
-        check_not_replaced(run, record.run_id)
+        own.check()
 
 
 def test_fresh_refuses_while_a_worker_lives(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from bulkrun.data.parts import PartInfo, read_part_info
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
+from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.commit import RunIdentity, build_table, commit_shard
@@ -42,7 +43,7 @@ def test_a_part_is_in_input_order_with_the_declared_schema_and_a_footer_that_cou
     run, record, identity = opened(tmp_path, n=2)
     journal_rows(run, 0, "a", [4, 0, 3], samples=2)
     journal_rows(run, 0, "b", [1, 2, 0], samples=2)
-    info = commit_shard(run, 0, identity)
+    info = commit(run, 0, identity)
     table = pq.read_table(run.part(0))
     assert table.schema.remove_metadata() == output_schema(PASSTHROUGH)
     assert list(zip(table["row"].to_pylist(), table["sample"].to_pylist(), strict=True)) == [
@@ -60,7 +61,7 @@ def test_of_two_workers_on_one_shard_exactly_one_publishes_and_both_go_on(tmp_pa
     journal_rows(run, 0, "a", list(range(5)), text="a")
     journal_rows(run, 0, "b", list(range(5)), text="b")
     infos: list[PartInfo] = []
-    threads = [threading.Thread(target=lambda: infos.append(commit_shard(run, 0, identity))) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: infos.append(commit(run, 0, identity))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -72,9 +73,9 @@ def test_of_two_workers_on_one_shard_exactly_one_publishes_and_both_go_on(tmp_pa
 def test_a_late_commit_after_the_journals_are_gone_finds_the_part(tmp_path: Path) -> None:
     run, _, identity = opened(tmp_path)
     journal_rows(run, 0, "a", list(range(5)))
-    first = commit_shard(run, 0, identity)
+    first = commit(run, 0, identity)
     journal_rows(run, 0, "zombie", [1], text="other")
-    assert commit_shard(run, 0, identity) == first
+    assert commit(run, 0, identity) == first
     assert list(run.journal.iterdir()) == [], "a zombie's journal goes too"
 
 
@@ -82,24 +83,28 @@ def test_a_shard_with_a_missing_outcome_is_not_committed(tmp_path: Path) -> None
     run, _, identity = opened(tmp_path)
     journal_rows(run, 0, "a", [0, 1, 2, 4])
     with pytest.raises(RunError, match="1 of 5 outcomes of shard 0 do not read back"):
-        commit_shard(run, 0, identity)
+        commit(run, 0, identity)
     assert not run.part(0).exists()
 
 
 def test_a_part_of_another_run_is_refused(tmp_path: Path) -> None:
     other, _, foreign = opened(tmp_path / "other")
     journal_rows(other, 0, "a", list(range(5)))
-    commit_shard(other, 0, foreign)
+    commit(other, 0, foreign)
     run, _, identity = opened(tmp_path / "out")
     run.part(0).write_bytes(other.part(0).read_bytes())
     with pytest.raises(RunError, match="belongs to another run"):
-        commit_shard(run, 0, identity)
+        commit(run, 0, identity)
+
+
+def commit(run: RunDir, shard: int, identity: RunIdentity) -> PartInfo:
+    return commit_shard(run, shard, identity, OwnRun(run, identity.run_id).check)
 
 
 def commit_all(run: RunDir, identity: RunIdentity) -> None:
     for shard in (0, 1):
         journal_rows(run, shard, "a", list(range(shard * 3, min(5, shard * 3 + 3))))
-        commit_shard(run, shard, identity)
+        commit(run, shard, identity)
 
 
 def test_finish_writes_totals_once(tmp_path: Path) -> None:
@@ -148,7 +153,7 @@ def test_large_values_are_repeated_for_the_samples_without_being_copied(
         monkeypatch.setattr("bulkrun.job.work.commit._COPIED_BYTES", limit)
         run, _, identity = opened(tmp_path / name, n=3)
         journal_rows(run, 0, "a", list(range(5)), samples=3)
-        commit_shard(run, 0, identity)
+        commit(run, 0, identity)
         tables.append(pq.read_table(run.part(0)))
     assert tables[0].equals(tables[1])
     assert tables[0]["doc"].to_pylist() == [f"text {row}" for row in range(5) for _ in range(3)]

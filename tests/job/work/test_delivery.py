@@ -12,6 +12,7 @@ import pyarrow.dataset
 import pyarrow.fs
 import pytest
 
+from bulkrun.data import patience
 from bulkrun.data.parts import read_part_info, write_part
 from bulkrun.errors import Interrupted, ResumeError, RunError, UsageError
 from bulkrun.job.store.object_store import ObjectPrefix, is_transient
@@ -31,8 +32,7 @@ WHOLE = sorted(["out/_SUCCESS", "out/_bulkrun.json", *PARTS])
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("delivery", "uploads"):
-        monkeypatch.setattr(f"bulkrun.job.work.{module}.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.01)
 
 
 def forget(folder: Path) -> None:
@@ -470,7 +470,7 @@ def test_pauses_between_tries_grow_and_end(bucket: Bucket, tmp_path: Path, monke
     def fail(self: ObjectPrefix) -> dict[str, str]:
         raise RunError("no answer") from refused("SlowDown")
 
-    monkeypatch.setattr(delivery, "FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 1.0)
     monkeypatch.setattr(delivery.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(delivery._Delivery, "_wait", wait)
     monkeypatch.setattr(ObjectPrefix, "list", fail)

@@ -14,10 +14,9 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.feed import Feed
-from bulkrun.job.work.runner import JobRunner
 from bulkrun.job.work.shard_work import open_shard, row_seed
-from tests.job.fake_engine import FakeEngine, decode
-from tests.job.small_runs import Row, enter, job, make_rows, oracle, results, start, write_plan
+from tests.job.fake_engine import FakeEngine
+from tests.job.small_runs import Row, enter, job, make_rows, make_runner, oracle, results, start, write_plan
 from tests.job.store.test_claims import worker
 from tests.job.store.test_workers import Clock, beat
 
@@ -135,7 +134,7 @@ def run_together(path: Path, rows: list[Row], spec: Any, workers: int) -> None:
     def work(number: int) -> None:
         engine = FakeEngine(3 + number, step_s=0.001)
         try:
-            JobRunner(run, record, spec, engine, decode, rebuild_engine=lambda: engine).run()
+            make_runner(run, record, spec, engine).run()
         except BaseException as failure:
             failures.append(failure)
             raise

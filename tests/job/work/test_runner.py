@@ -16,10 +16,10 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.flight import read_flight
-from bulkrun.job.work.runner import JobRunner, RunOutcome
+from bulkrun.job.work.runner import RunOutcome
 from bulkrun.request import Request
-from tests.job.fake_engine import FakeEngine, decode, expected_tokens
-from tests.job.small_runs import Row, enter, job, make_rows, oracle, results, start, write_plan
+from tests.job.fake_engine import FakeEngine, expected_tokens
+from tests.job.small_runs import Row, enter, job, make_rows, make_runner, oracle, results, start, write_plan
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 16])
@@ -177,7 +177,7 @@ def test_an_engine_that_broke_is_gone_before_the_next_one_is_loaded(tmp_path: Pa
 
     run, record = enter(tmp_path / "out", spec)
     write_plan(run, rows, 10)
-    JobRunner(run, record, spec, make(), decode, rebuild_engine=make).run()
+    make_runner(run, record, spec, make(), rebuild_engine=make).run()
     assert [row["row"] for row in results(tmp_path / "out") if row["error_code"] == "engine_error"] == [4]
     assert len(made) > 2
 
@@ -274,15 +274,7 @@ def test_work_starts_before_the_plan_is_complete(tmp_path: Path) -> None:
             write_plan(run, rows, 10)
         return False
 
-    runner = JobRunner(
-        run,
-        record,
-        spec,
-        FakeEngine(),
-        decode,
-        rebuild_engine=FakeEngine,
-        should_stop=plan_the_rest_after_the_first_part,
-    )
+    runner = make_runner(run, record, spec, FakeEngine(), should_stop=plan_the_rest_after_the_first_part)
     assert runner.run().state == "completed_with_errors"
     assert results(tmp_path / "out") == oracle(rows, spec)
 

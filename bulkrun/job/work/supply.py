@@ -1,0 +1,123 @@
+"""What a worker runs next: generations of the shards that it claims and opens, at the end those of others' shards.
+
+Opening a shard begins its journal and its progress. What was in the engine of a process that died is set aside, to run
+alone. Knows no engine's steps and no end of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.plan_view import PlanView
+from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.events import log_event
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.workers import LifeWatch, Worker
+from bulkrun.job.work.answers import Answer
+from bulkrun.job.work.deadline import Deadline
+from bulkrun.job.work.engine_runner import EngineRunner, engine_error
+from bulkrun.job.work.feed import Feed
+from bulkrun.job.work.flight import Key, SetAside, key_of, set_aside, suspicion
+from bulkrun.job.work.progress import WorkerProgress
+from bulkrun.job.work.recorder import Recorder
+from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
+from bulkrun.job.work.tail import Tail
+
+_HELP_EVERY_S = 1.0
+
+
+class Supply:
+    """One worker's supply. Those whom a death convicts never run: `record_answers` gets their errors."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: JobSpec,
+        worker: Worker,
+        life: LifeWatch,
+        plan: PlanView,
+        recorder: Recorder,
+        engine: EngineRunner,
+        progress: WorkerProgress,
+        deadline: Deadline,
+        record_answers: Callable[[list[Answer]], None],
+    ) -> None:
+        self._run, self._spec, self._life, self._plan = run, spec, life, plan
+        self._recorder, self._engine, self._progress, self._deadline = recorder, engine, progress, deadline
+        self._record_answers, self._log = record_answers, partial(log_event, run, worker.id)
+        self._feed = Feed(plan, Claims(run, worker, life))
+        self._tail = Tail(run, worker.id, life, self._read_shard)
+        self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
+        self._next_help = 0.0
+
+    def next(self, places: int) -> list[Generation]:
+        """At most so many generations to run now; none while there are none, or before suspects that run first."""
+        generations = self._take(places)
+        if not generations and len(self._engine.in_flight) < self._engine.max_num_seqs:
+            generations = self._help(places)
+        return generations
+
+    def note_taken(self) -> None:
+        """See which generations of the shard at hand others have taken: they are left to them."""
+        self._elsewhere |= self._tail.elsewhere(self._feed.shard)
+
+    def _take(self, places: int) -> list[Generation]:
+        """The next generations of this worker's shards; none after one with suspects was opened, which run first."""
+        taken: list[Generation] = []
+        while len(taken) < places and not self._engine.isolation.active:
+            if (generation := self._feed.next()) is None:
+                if (shard := self._feed.claim()) is None:
+                    break
+                self._open_shard(shard)
+            elif key_of(generation) not in self._elsewhere and self._fits(generation):
+                taken.append(generation)
+        return taken
+
+    def _help(self, places: int) -> list[Generation]:
+        """Nothing is left to claim: what others will not get to for a while, about once a second."""
+        now = time.monotonic()
+        if now < self._next_help or self._engine.isolation.undecided or not self._recorder.idle:
+            return []
+        self._next_help = now + _HELP_EVERY_S
+        found = self._tail.look(self._plan.open_shards, set(map(key_of, self._engine.in_flight.values())), places)
+        if found is None:
+            return []
+        if found.whole:
+            self._recorder.commit(found.shard)
+            return []
+        self._feed.leave(found.shard)
+        self._recorder.help(found.shard, found.refused)
+        self._progress.helps(found.shard)
+        if found.aside is not None:
+            self._reclaim_from_dead(found.shard, found.aside)
+        return [generation for generation in found.generations if self._fits(generation)]
+
+    def _fits(self, generation: Generation) -> bool:
+        """Whether it can finish before this worker's end; if not, the next start finds it as it is."""
+        tokens = min(generation.request.sampling.max_tokens, self._progress.mean_output)
+        return self._deadline.fits(tokens - len(generation.request.output_token_ids))
+
+    def _read_shard(self, shard: int) -> ShardWork:
+        return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
+
+    def _open_shard(self, shard: int) -> None:
+        work = self._read_shard(shard)
+        rows = self._plan.shards[shard].rows * self._spec.sampling.generations
+        self._progress.opened(shard, already_done=rows - work.outstanding, refused=len(work.refused))
+        for journal, lines in work.damaged.items():
+            self._log("journal_damaged", journal=journal, lines=len(lines))
+        self._recorder.open(work)
+        aside = set_aside(work, suspicion(self._run, shard, self._life))
+        self._reclaim_from_dead(shard, aside)
+        self._feed.give(aside.work)
+
+    def _reclaim_from_dead(self, shard: int, aside: SetAside) -> None:
+        """Run what was in the engine of a dead process alone, or not at all if it is known to be the cause."""
+        self._engine.isolation.suspect(aside.groups)
+        answers = [engine_error(generation, "died", how) for generation, how in aside.convicted]
+        if answers:
+            self._log("rows_convicted", shard=shard, rows=len(answers))
+            self._record_answers(answers)
