@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from bulkrun.engine.batching import ContinuousBatching
 from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from bulkrun.engine.finishing import append_token
@@ -79,7 +80,13 @@ class Step(NamedTuple):
 def steps_of(work: Seq[Work], *, num_seqs: int, num_tokens: int, num_blocks: int) -> list[Step]:
     """The steps of an engine with asynchronous scheduling, which learns a step's tokens once the next is under way."""
     blocks = BlockManager(num_blocks, BLOCK_SIZE)
-    scheduler = Scheduler(blocks, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, enable_prefix_caching=False)
+    scheduler = Scheduler(
+        blocks,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+        enable_prefix_caching=False,
+        policy=ContinuousBatching(num_seqs),
+    )
     for arrival, (prompt, num_output) in enumerate(work):
         sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
         request = Request(str(arrival), prompt, sampling)
