@@ -36,6 +36,7 @@ JOB_COLUMN = {"data", "job", "executors"}
 CONTRACT = {"request", "sampling_params", "errors"}
 # Where names and bytes are made durable; the journal appends, doctor measures.
 MAKES_DURABLE = {"data/durable.py", "data/exchange.py", "data/new_name.py", "job/store/journal.py", "launch/doctor.py"}
+RENAMES = {"data/durable.py", "ops/cpu/library.py"}  # the library is one that was compiled here, and can be again
 DURABLE_CALL = re.compile(
     r"os\.(?:fsync|fdatasync|link|rename|renames|replace)\(|\.(?:rename|hardlink_to)\(|\brenameat2\("
 )
@@ -86,6 +87,18 @@ def test_imports_go_down_and_never_across(path: Path) -> None:
 def test_files_get_their_names_and_are_synced_in_one_place() -> None:
     calling = {str(path.relative_to(PACKAGE)) for path in modules() if DURABLE_CALL.search(path.read_text())}
     assert calling == MAKES_DURABLE, "bulkrun.data.durable has a verb for it"
+
+
+def test_files_take_the_place_of_others_in_one_place() -> None:
+    renaming = {str(path.relative_to(PACKAGE)) for path in modules() if renames_a_path(path)}
+    assert renaming == RENAMES, "bulkrun.data.durable has a verb for it"
+
+
+def renames_a_path(path: Path) -> bool:
+    """Whether `Path.replace` is called: with one argument, where those of text and dataclasses have others."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    named = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "replace"]
+    return any(len(call.args) == 1 and not call.keywords for call in named)
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

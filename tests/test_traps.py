@@ -24,6 +24,7 @@ from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import Row, job, make_rows, oracle, results, start
 from tests.job.work.test_runner import StopAfter
+from tests.launch.one_process import one_process
 
 ROOT = Path(__file__).parents[1]
 
@@ -165,7 +166,8 @@ def test_status_completed_with_all_failed_and_exit_0(
         "{name: all, model: 'bundled:tiny', input: {path: rows.jsonl}, prompt: {column: text}, "
         "sampling: {max_tokens: 2}, output: {path: out}, run: {max_error_rate: 1.0}}"
     )
-    assert CliRunner().invoke(main, ["submit", "job.yaml"]).exit_code == exit_code
+    with one_process():
+        assert CliRunner().invoke(main, ["submit", "job.yaml"]).exit_code == exit_code
     status = json.loads(CliRunner().invoke(main, ["status", "out", "--json"]).stdout)
     assert status["state"] == (state or "completed_with_errors")
     assert (status["rows_done"], status["error_rows"]) == (4, 4 - good)

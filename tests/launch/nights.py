@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import duckdb
 import pytest
 
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.verify import verify_run
-from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch import retry as retry_module
 from bulkrun.launch import submit as submit_module
-from bulkrun.launch import update as update_module
 from bulkrun.launch.prepare import PreparedJob, prepare
 from bulkrun.launch.run import Submitted
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine, decode, expected_tokens
-from tests.job.plan.planning import make_planner
-from tests.job.small_runs import make_runner
+from tests.launch.one_process import Decode, one_process
 
 
 class Silent:
@@ -86,23 +81,17 @@ class Nights:
 
     @contextmanager
     def one_process(self) -> Iterator[None]:
-        """Planning and running happen here, on a fake engine, instead of in child processes on a model."""
-        self.ran = 0
-        with ExitStack() as stack:
-            for module in (submit_module, update_module):
-                stack.enter_context(mock.patch.object(module, "run_to_end", self._run))
-            yield
+        """No child processes and no model."""
+        engines: list[Any] = []
 
-    def _run(self, prepared: PreparedJob, record: RunRecord, view: object, drain: object) -> Submitted:
-        spec, run = JobSpec.model_validate(record.job), prepared.run
-        with prepared.open_dataset(run.sql_snapshot) as dataset:
-            make_planner(run, spec, dataset, prepared.tokenizer, prepared.max_model_len).plan()
-        engine = self.make_engine() if self.make_engine else FakeEngine(4, refuse=self.refuse)
-        make_runner(run, record, spec, engine).run()
-        self.ran += len(engine.seen)
-        totals = read_totals(run)
-        assert totals is not None, "it ran to its end"
-        return Submitted(run, totals, worked=True)
+        def load(prepared: PreparedJob) -> tuple[Any, Decode]:
+            engines.append(self.make_engine() if self.make_engine else FakeEngine(4, refuse=self.refuse))
+            return engines[-1], decode
+
+        self.ran = 0
+        with one_process(load):
+            yield
+        self.ran = sum(len(engine.seen) for engine in engines)
 
     def results(self) -> dict[Any, dict[str, Any]]:
         """id -> its row, by a plain glob; fails where an id is there twice. For jobs with one sample."""

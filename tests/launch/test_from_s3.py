@@ -18,6 +18,7 @@ from bulkrun.errors import InputError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.input_files import check_unchanged, facts_of
 from bulkrun.launch.prepare import PreparedJob
+from tests.launch.one_process import one_process
 from tests.s3_server import SECRET, Bucket, Requests
 
 JOB = Path(__file__).parent.parent.parent / "jobs" / "from_s3.yaml"
@@ -54,6 +55,12 @@ def bulkrun(*arguments: str) -> Result:
 
 
 def submit(store: Bucket, *changes: str) -> Result:
+    """The command with all of its work in this process, on a fake engine."""
+    with one_process():
+        return submit_with_processes(store, *changes)
+
+
+def submit_with_processes(store: Bucket, *changes: str) -> Result:
     given = [f"input.path={store.url('functions/*.parquet')}", f"output.path={store.url('summaries')}"]
     options = [part for change in (*given, "engine.dtype=float32", *changes) for part in ("--set", change)]
     return bulkrun("submit", str(JOB), *options)
@@ -65,7 +72,7 @@ def rows_in_bucket(store: Bucket) -> list[dict[str, object]]:
 
 
 def test_from_s3_runs_into_a_bucket_and_its_url_is_the_run(store: Bucket) -> None:
-    done = submit(store)
+    done = submit_with_processes(store)
     assert done.exit_code == 0, done.stderr
     assert f"results  {store.url('summaries')}/*.parquet" in done.stderr and SECRET not in done.stderr
     rows = rows_in_bucket(store)

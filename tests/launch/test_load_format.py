@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
 from bulkrun.launch.prepare import BUNDLED_ROOT
+from tests.launch.one_process import one_process, own_engine
 
 JOB = """\
 name: try
@@ -38,7 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def submit(*settings: str) -> Result:
     options = [part for setting in settings for part in ("--set", setting)]
-    return CliRunner().invoke(main, ["submit", "job.yaml", *options], catch_exceptions=False)
+    with one_process(own_engine):
+        return CliRunner().invoke(main, ["submit", "job.yaml", *options], catch_exceptions=False)
 
 
 def test_random_weights_are_another_run_than_the_models_own(folder: Path) -> None:

@@ -19,11 +19,10 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.status import read_status
-from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.delivery import _Delivery, is_delivered
 from bulkrun.request import Request
 from tests.full_disk import file_size_limit
-from tests.launch.nights import Nights, after
+from tests.launch.nights import Nights, after, whole
 from tests.s3_server import Bucket
 
 LONG = "x " * 400
@@ -36,11 +35,6 @@ def nights(tmp_path: Path) -> Nights:
 
 def rows_of(count: int) -> list[dict[str, Any]]:
     return [{"id": f"r{number}", "text": f"text {number}"} for number in range(count)]
-
-
-def whole(nights: Nights) -> None:
-    report = verify_run(RunDir(nights.out))
-    assert report.ok, report.problems
 
 
 def fail_requests(nights: Nights, *request_ids: str) -> None:
@@ -215,7 +209,7 @@ def test_the_plan_of_a_retry_is_that_of_the_run_where_it_lies_now(
         nights.refuse = lambda request: True
         nights.submit()
         with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-            killed.setattr(Nights, "_run", interrupted)
+            killed.setattr("tests.launch.one_process.plan_run", interrupted)
             nights.retry()
 
     def interrupted(*_: object) -> None:

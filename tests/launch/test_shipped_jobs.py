@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from bulkrun.cli import main
 from bulkrun.launch.prepare import BUNDLED_ROOT
+from tests.launch.one_process import one_process, own_engine
 
 ROOT = Path(__file__).parent.parent.parent
 FUNCTIONS = {
@@ -40,7 +41,8 @@ def run(job: str, folder: Path, *more: str, documented: bool) -> list[dict[str, 
     out = folder / "out"
     changes = [f"input.path={folder}/rows.jsonl", f"output.path={out}", "engine.dtype=float32", *more]
     options = [part for change in changes for part in ("--set", change)]
-    result = CliRunner().invoke(main, ["submit", str(ROOT / "jobs" / job), *options], catch_exceptions=False)
+    with one_process(own_engine):
+        result = CliRunner().invoke(main, ["submit", str(ROOT / "jobs" / job), *options], catch_exceptions=False)
     assert result.exit_code in (0, 3), result.stderr
     table = duckdb.sql(f"SELECT * FROM '{out}/*.parquet' ORDER BY row, sample").to_arrow_table()
     found: list[dict[str, Any]] = table.to_pylist()

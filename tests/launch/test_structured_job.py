@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from bulkrun.cli import main
+from tests.launch.one_process import one_process, own_engine
 
 EXAMPLE = Path(__file__).parents[2] / "jobs" / "extract_json.yaml"
 SOURCE = "def read_{i}(path):\n    with open(path) as file:\n        return file.read()[{i}:]\n"
@@ -21,7 +22,8 @@ SOURCE = "def read_{i}(path):\n    with open(path) as file:\n        return file
 
 def submit(folder: Path, job: Path, *settings: str) -> int:
     options = [part for setting in settings for part in ("--set", setting)]
-    return CliRunner().invoke(main, ["submit", str(job), *options], catch_exceptions=False).exit_code
+    with one_process(own_engine):
+        return CliRunner().invoke(main, ["submit", str(job), *options], catch_exceptions=False).exit_code
 
 
 def results(folder: Path, columns: str) -> list[tuple[Any, ...]]:

@@ -28,6 +28,7 @@ from bulkrun.job.store.workers import Worker, read_workers
 from bulkrun.job.views.listing import statuses
 from bulkrun.launch.planner import PlannerProcess, plan_run
 from bulkrun.launch.prepare import prepare
+from tests.launch.one_process import one_process
 from tests.signalled import LONG_SELECT
 
 JOB = """\
@@ -51,16 +52,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(*settings: str, flags: tuple[str, ...] = ()) -> Result:
+    """The command with all of its work in this process, on a fake engine."""
+    with one_process():
+        return submit_with_processes(*settings, flags=flags)
+
+
+def submit_with_processes(*settings: str, flags: tuple[str, ...] = ()) -> Result:
     options = [part for setting in settings for part in ("--set", setting)]
     return CliRunner().invoke(main, ["submit", "job.yaml", *options, *flags], catch_exceptions=False)
 
 
 def test_an_unknown_column_ends_the_start_and_the_mended_job_runs(folder: Path) -> None:
-    result = submit("prompt.template='{{ sorce }}'")
+    result = submit_with_processes("prompt.template='{{ sorce }}'")
     assert result.exit_code == 2
     assert "sorce" in result.stderr
     assert "source" in result.stderr
-    assert submit().exit_code == 0
+    assert submit_with_processes().exit_code == 0
 
 
 def aside_of(folder: Path) -> list[Path]:
@@ -86,9 +93,9 @@ def test_a_fresh_start_of_a_wrong_job_leaves_the_old_results_where_they_are(
 
 
 def test_old_results_come_back_when_only_the_whole_input_shows_what_is_wrong(folder: Path) -> None:
-    assert submit().exit_code == 0
+    assert submit_with_processes().exit_code == 0
     before = ids(folder / "out")
-    refused = submit("input.on_duplicate=fail", flags=("--fresh",))
+    refused = submit_with_processes("input.on_duplicate=fail", flags=("--fresh",))
     assert refused.exit_code == 2 and "the old results are back in out" in refused.stderr
     assert ids(folder / "out") == before and not aside_of(folder)
 
@@ -131,7 +138,7 @@ def test_a_refusal_names_the_input_files_that_changed(folder: Path) -> None:
 
 
 def test_a_walltime_that_ends_before_the_first_step_is_said(folder: Path) -> None:
-    result = submit("run.walltime=1")
+    result = submit_with_processes("run.walltime=1")
     assert (
         result.exit_code == 75
         and "0 rows are done and saved; run.walltime, 1 s, leaves no time after start" in result.stderr
@@ -282,7 +289,7 @@ def test_a_torn_parquet_file_is_named_before_anything_runs(folder: Path) -> None
 
 def test_hopeless_rows_stop_the_job_at_max_error_rate(folder: Path) -> None:
     (folder / "rows.jsonl").write_text('{"name": 1, "source": "x"}\n' + "{torn\n" * 300)
-    result = submit("input.id=null")
+    result = submit_with_processes("input.id=null")
     assert result.exit_code == 1
     assert "max_error_rate" in result.stderr
 

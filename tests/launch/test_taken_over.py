@@ -17,6 +17,7 @@ from bulkrun.job.update import merge, settle
 from bulkrun.job.update.compact import _Rewrite, compact
 from bulkrun.launch import nightly
 from tests.job.store.test_workers import ELSEWHERE
+from tests.launch import one_process as in_one_process
 from tests.launch.nights import Nights, rows_of, stop_at, whole
 
 TAKEN = "another process took over while this one was frozen.*run the same command again"
@@ -114,7 +115,7 @@ def test_a_retry_that_wakes_up_late_does_not_merge_what_is_another_changes(
     nights.refuse = lambda request: request.request_id == "3:0"
     nights.submit()
     nights.refuse = lambda request: False
-    Takeover(nights, nights, "_run")(monkeypatch, nights.retry)
+    Takeover(nights, in_one_process, "read_totals")(monkeypatch, nights.retry)
     assert nights.retry().totals.errors == {} and nights.ran == 0
     whole(nights)
 

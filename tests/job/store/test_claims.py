@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +11,6 @@ from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker
 from tests.job.store.test_workers import Clock, beat
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    run = RunDir(tmp_path)
-    run.workers.mkdir(parents=True)
-    run.claims.mkdir()
-    return run
 
 
 def worker(name: str) -> Worker:

@@ -15,14 +15,6 @@ from bulkrun.job.update.update_claim import hold
 from tests.job.store.test_workers import ELSEWHERE, Clock, beat
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    run = RunDir(tmp_path)
-    run.workers.mkdir(parents=True)
-    run.claims.mkdir()
-    return run
-
-
 def claim(run: RunDir, worker: Worker = ELSEWHERE) -> None:
     write_new_json(run.claims / "update.1", asdict(worker))
 

@@ -1,0 +1,54 @@
+"""The real `submit` and `retry` on real files, with all that their child processes do in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.store.workers import Worker
+from bulkrun.job.work.finish import read_totals
+from bulkrun.launch import submit as submit_module
+from bulkrun.launch import update as update_module
+from bulkrun.launch.engine import engine_factory
+from bulkrun.launch.planner import plan_run
+from bulkrun.launch.prepare import PreparedJob, prepare_as_of
+from bulkrun.launch.run import Submitted
+from tests.job.fake_engine import FakeEngine, decode
+from tests.job.small_runs import make_runner
+
+Decode = Callable[..., list[str]]
+
+
+def fake_engine(prepared: PreparedJob) -> tuple[Any, Decode]:
+    """No model: for tests that look at anything but the answers."""
+    return FakeEngine(), decode
+
+
+def own_engine(prepared: PreparedJob) -> tuple[Any, Decode]:
+    """The job's own model."""
+    return engine_factory(prepared)(), prepared.tokenizer.decode_batch
+
+
+@contextmanager
+def one_process(load: Callable[[PreparedJob], tuple[Any, Decode]] = fake_engine) -> Iterator[None]:
+    """Commands plan and work in this process, on the engine that `load` gives them."""
+
+    def run_here(prepared: PreparedJob, record: RunRecord, view: object, drain: object) -> Submitted:
+        run, spec = prepared.run, JobSpec.model_validate(record.job)
+        prepared = prepare_as_of(record, spec, run.root)
+        prepared.check_input(record)
+        plan_run(run, record, prepared, Worker.this_process())
+        engine, decode = load(prepared)
+        make_runner(run, record, spec, engine, decode=decode).run()
+        totals = read_totals(run)
+        assert totals is not None, "it ran to its end"
+        return Submitted(run, totals, worked=True)
+
+    with ExitStack() as stack:
+        for module in (submit_module, update_module):
+            stack.enter_context(mock.patch.object(module, "run_to_end", run_here))
+        yield
