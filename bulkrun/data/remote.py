@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import io
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -19,6 +20,8 @@ from bulkrun.data.store_errors import STAYS, endpoint, error_code, fails_for_a_t
 from bulkrun.errors import BulkrunError, InputError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from _typeshed import WriteableBuffer
 
 SCHEME = "s3://"
@@ -43,7 +46,15 @@ def connect(**config: Any) -> Any:
     except ImportError as error:
         raise InputError("s3:// paths need s3fs: pip install 's3fs>=2025.2'") from error
     endpoint()
-    return s3fs.S3FileSystem(use_listings_cache=False, config_kwargs=config)
+    files = s3fs.S3FileSystem(use_listings_cache=False, config_kwargs=config)
+    files.loop.set_exception_handler(_tell)
+    return files
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio says on stderr, but not when Python ends: then it is about a request that a signal broke off."""
+    if not sys.is_finalizing():
+        loop.default_exception_handler(context)
 
 
 def patiently(request: Callable[[], _T], doing: str, url: str, passes: Callable[[BaseException], bool]) -> _T:

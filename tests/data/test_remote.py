@@ -287,6 +287,15 @@ def test_a_signal_ends_a_pause_at_once(
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_request_that_is_broken_off_says_nothing_when_python_ends(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    monkeypatch.setattr(sys, "is_finalizing", lambda: ends)
+    remote.connect().loop.call_exception_handler({"message": "Task was destroyed but it is pending!"})
+    assert bool(caplog.records) is not ends
+
+
 def test_reading_an_object_asks_for_it_twice_each_time(bucket: Bucket, requests_made: Requests) -> None:
     for number in range(5):
         bucket.put(f"in/{number}.jsonl", lines(ROWS[number : number + 1]))
