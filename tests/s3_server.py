@@ -79,20 +79,24 @@ class Bucket:
 
 
 class Requests:
-    """What this process asks of the store. `failing`: methods, and how often each is refused with a 503 from now on."""
+    """What this process asks of the store.
+
+    `failing`: methods, and how often each is refused from now on, with `refusal` or a 503.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import s3fs
 
         self.asked: Counter[str] = Counter()
         self.failing: Counter[str] = Counter()
+        self.refusal: Exception | None = None
         real = s3fs.S3FileSystem._call_s3
 
         async def call(files: Any, method: str, *arguments: Any, **options: Any) -> Any:
             self.asked[method] += 1
             if self.failing[method] > 0:
                 self.failing[method] -= 1
-                raise OSError("busy") from self._no_time(method)
+                raise self.refusal or OSError("busy") from self._no_time(method)
             return await real(files, method, *arguments, **options)
 
         monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call)

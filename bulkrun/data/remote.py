@@ -1,4 +1,4 @@
-"""Objects in S3 and stores like it: one connection, what a pattern means, bytes by range, errors in plain words.
+"""Objects in S3 and stores like it: one connection, what a pattern means, bytes by range.
 
 Endpoint, region and keys are those of the usual AWS environment variables and files; nothing of them is ever shown.
 An object that is read is pinned to the ETag it was found with: one that changes meanwhile is an error, never a mixture.
@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import glob
 import io
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
-from urllib.parse import urlsplit
 
 from bulkrun.data.patience import Patience
-from bulkrun.errors import BulkrunError, InputError, RunError
+from bulkrun.data.store_errors import STAYS, endpoint, error_code, fails_for_a_time, has_no_time, plain_errors
+from bulkrun.errors import BulkrunError, InputError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from _typeshed import WriteableBuffer
 
 SCHEME = "s3://"
 READ_AHEAD_BYTES = 8 * 2**20
 _LONGEST_PAUSE_S = 20.0
 _PATIENCE_S = 300.0  # as with uploads; s3fs's own patience with a request is some seconds
-_STAY = "give the run an input that does not change"
 _T = TypeVar("_T")
-_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 def is_remote(path: str) -> bool:
@@ -37,97 +36,50 @@ def is_remote(path: str) -> bool:
     return path.startswith(SCHEME)
 
 
-def connect() -> Any:
-    """An s3fs file system that remembers no listings, one for each thread. Raises InputError without s3fs."""
+def connect(**config: Any) -> Any:
+    """An s3fs file system that remembers no listings, one for each thread; `config` is botocore's.
+
+    Raises InputError without s3fs, and for an endpoint that is no URL.
+    """
     try:
         import s3fs
     except ImportError as error:
         raise InputError("s3:// paths need s3fs: pip install 's3fs>=2025.2'") from error
-    return s3fs.S3FileSystem(use_listings_cache=False)
+    endpoint()
+    files = s3fs.S3FileSystem(use_listings_cache=False, config_kwargs=config)
+    files.loop.set_exception_handler(_tell)
+    return files
 
 
-def endpoint() -> str:
-    """Which store is asked, without any user or password in it; "" is Amazon's own."""
-    url = urlsplit(next((os.environ[name] for name in _ENDPOINT_VARIABLES if os.environ.get(name)), ""))
-    port = f":{url.port}" if url.port else ""
-    return f"{url.scheme}://{url.hostname}{port}" if url.hostname else ""
-
-
-@contextmanager
-def plain_errors(doing: str, url: str, kind: type[BulkrunError] = InputError) -> Iterator[None]:
-    """Turn what s3fs and its libraries raise into one line: the object, what failed, why, what to do.
-
-    Raises RunError in place of `kind` where the store had no time: nothing that the user gave is wrong then.
-    """
-    from botocore.exceptions import BotoCoreError
-
-    try:
-        yield
-    except (OSError, BotoCoreError) as error:
-        raise (RunError if overloaded(error) else kind)(f"{url}: {doing} failed: {reason(error)}") from error
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio says on stderr, but not when Python ends: then it is about a request that a signal broke off."""
+    if not sys.is_finalizing():
+        loop.default_exception_handler(context)
 
 
 def patiently(request: Callable[[], _T], doing: str, url: str, passes: Callable[[BaseException], bool]) -> _T:
-    """`request`, again and again with growing pauses while it fails with what `passes`; its errors as `plain_errors`.
+    """`request`, again and again while it fails with what `passes`; its errors as `plain_errors`."""
+
+    def asked() -> _T:
+        with plain_errors(doing, url):
+            return request()
+
+    return insist(asked, passes)
+
+
+def insist(request: Callable[[], _T], passes: Callable[[BaseException], bool] = fails_for_a_time) -> _T:
+    """`request`, again and again with growing pauses while it raises a BulkrunError whose cause `passes`.
 
     A pause ends at once where the handler of a signal raises, as while a command starts.
     """
     patience = Patience(_LONGEST_PAUSE_S, _PATIENCE_S)
     while True:
         try:
-            with plain_errors(doing, url):
-                return request()
+            return request()
         except BulkrunError as error:
             if error.__cause__ is None or not passes(error.__cause__) or patience.is_over:
                 raise
         patience.pause()
-
-
-def reason(error: BaseException) -> str:
-    """Why a request failed and what to do. Made of codes and names alone: a server's words may hold a key."""
-    code, name = error_code(error), type(error).__name__
-    where = endpoint() or "the store"
-    if code == "NoSuchBucket":
-        return f"there is no such bucket in {where}; check its name, and AWS_ENDPOINT_URL"
-    if code in ("PreconditionFailed", "412") or name == "FileExpired":
-        return f"it was changed or removed since the run looked at it; {_STAY}"
-    if isinstance(error, FileNotFoundError):
-        return "there is no such object; check the path"
-    if isinstance(error, PermissionError):
-        return f"{where} refuses ({code or 'access denied'}); check the keys (AWS_ACCESS_KEY_ID...) and their policy"
-    if name in ("NoCredentialsError", "PartialCredentialsError"):
-        return "no keys were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    if not_reached(error):
-        return f"{where} does not answer; check AWS_ENDPOINT_URL and the network"
-    return f"{code or name}; run the same command again"
-
-
-def not_reached(error: BaseException) -> bool:
-    """Whether a request got no answer at all."""
-    return bool(
-        {"HTTPClientError", "ConnectionError", "TimeoutError"} & {kind.__name__ for kind in type(error).__mro__}
-    )
-
-
-def error_code(error: BaseException) -> str | None:
-    """The store's own code of a failed request (`NoSuchBucket`, `SlowDown`...), if it sent one."""
-    response = _response(error)
-    return response["Error"].get("Code") if response else None
-
-
-def overloaded(error: BaseException) -> bool:
-    """Whether the store said that it cannot answer just now: HTTP's 429 and 5xx, but for 501, which it never can."""
-    status = int((_response(error) or {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    return status == 429 or (status >= 500 and status != 501)
-
-
-def has_no_time(error: BaseException) -> bool:
-    """Whether the same request to a store that answered before may well succeed later."""
-    return overloaded(error) or not_reached(error)
-
-
-def _response(error: BaseException) -> dict[str, Any] | None:
-    return getattr(error, "response", None) or getattr(error.__cause__, "response", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +108,7 @@ class RemotePath:
         """Raise InputError when `etag`, None where there is no such object any more, is not that of the one found."""
         if etag != self.etag:
             what = "removed" if etag is None else "changed"
-            raise InputError(f"{self.url}: it was {what} since the run looked at it; {_STAY}")
+            raise InputError(f"{self.url}: it was {what} since the run looked at it; {STAYS}")
 
     def ask(self, doing: str, request: Callable[[], _T]) -> _T:
         """What `request`, about this object, brings in the end. Raises InputError and RunError as `patiently` does."""
@@ -167,7 +119,7 @@ class RemotePath:
             except FileNotFoundError as error:
                 if error_code(error) == "NoSuchBucket":
                     raise
-                raise InputError(f"{self.url}: it was removed since the run looked at it; {_STAY}") from error
+                raise InputError(f"{self.url}: it was removed since the run looked at it; {STAYS}") from error
 
         return patiently(asked, doing, self.url, has_no_time)
 
@@ -216,7 +168,7 @@ def find_objects(pattern: str) -> tuple[list[RemotePath], bool]:
     bucket, no access, and a path that is none of these.
     """
     _check(pattern)
-    return patiently(lambda: _found(connect(), pattern), "listing", pattern, overloaded)
+    return patiently(lambda: _found(connect(), pattern), "listing", pattern, fails_for_a_time)
 
 
 def _found(files: Any, pattern: str) -> tuple[list[RemotePath], bool]:
@@ -239,6 +191,9 @@ def _check(pattern: str) -> None:
     bucket = pattern.removeprefix(SCHEME).split("/", 1)[0]
     if "@" in bucket or ":" in bucket:
         raise InputError("input.path: credentials do not belong in an s3:// path; set AWS_ACCESS_KEY_ID... instead")
+    if "?versionId=" in pattern:
+        what = "names a version, and only the latest is read; copy that version to a key of its own"
+        raise InputError(f"input.path: {pattern!r} {what}")
     if not bucket or glob.has_magic(bucket):
         raise InputError(f"input.path: {pattern!r} names no bucket; write s3://BUCKET/PATH")
 

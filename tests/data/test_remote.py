@@ -18,8 +18,7 @@ from bulkrun.data import patience, remote
 from bulkrun.data.batch import Position
 from bulkrun.data.files import find_files
 from bulkrun.data.reader import open_input
-from bulkrun.data.remote import plain_errors
-from bulkrun.errors import BulkrunError, InputError, RunError
+from bulkrun.errors import InputError, RunError
 from tests.data.reading import read, read_all
 from tests.s3_server import KEY, SECRET, Bucket, Requests
 
@@ -183,6 +182,7 @@ def test_sql_over_an_object_can_read_no_other_object(bucket: Bucket) -> None:
         ("s3://{bucket}/a.txt", "unknown kind of input file '.txt'"),
         ("s3:///a.jsonl", "names no bucket"),
         ("s3://*/a.jsonl", "names no bucket"),
+        ("s3://{bucket}/a.txt?versionId=3", "names a version, and only the latest is read"),
         ("gs://bucket/a.jsonl", "neither a local path nor s3://"),
     ],
 )
@@ -227,17 +227,6 @@ def test_without_s3fs_the_message_says_what_to_install(bucket: Bucket, monkeypat
         find_files(bucket.url("a.jsonl"))
 
 
-@pytest.mark.parametrize(("status", "exit_code"), [(503, 1), (429, 1), (501, 2), (403, 2)])
-def test_an_input_is_not_to_blame_for_a_store_that_has_no_time(bucket: Bucket, status: int, exit_code: int) -> None:
-    from botocore.exceptions import ClientError
-
-    answer = {"Error": {"Code": "Any"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    said = "reading failed: Any; run the same command again"
-    with pytest.raises(BulkrunError, match=said) as raised, plain_errors("reading", bucket.url("rows.jsonl")):
-        raise OSError("sorry") from ClientError(answer, "GetObject")
-    assert raised.value.exit_code == exit_code
-
-
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
 def test_a_store_that_has_no_time_for_a_while_is_asked_again(
     bucket: Bucket, requests_made: Requests, monkeypatch: pytest.MonkeyPatch, name: str
@@ -249,6 +238,19 @@ def test_a_store_that_has_no_time_for_a_while_is_asked_again(
         requests_made.failing.update(head_object=3, get_object=3)
         rows, errors = read_all(dataset)
     assert rows == ROWS and not errors and not +requests_made.failing
+
+
+def test_a_body_that_is_cut_off_is_asked_for_again(
+    bucket: Bucket, requests_made: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aiohttp import ClientPayloadError
+
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    (file,) = find_files(bucket.put("a.jsonl", lines(ROWS)))
+    requests_made.failing.update(get_object=3)
+    requests_made.refusal = ClientPayloadError("cut")
+    assert file.path.open("rb").read(10) == lines(ROWS)[:10] and not +requests_made.failing
 
 
 def test_a_store_that_has_no_time_for_long_is_given_up(
@@ -283,6 +285,15 @@ def test_a_signal_ends_a_pause_at_once(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_request_that_is_broken_off_says_nothing_when_python_ends(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    monkeypatch.setattr(sys, "is_finalizing", lambda: ends)
+    remote.connect().loop.call_exception_handler({"message": "Task was destroyed but it is pending!"})
+    assert bool(caplog.records) is not ends
 
 
 def test_reading_an_object_asks_for_it_twice_each_time(bucket: Bucket, requests_made: Requests) -> None:

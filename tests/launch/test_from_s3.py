@@ -173,6 +173,8 @@ def test_a_url_finds_a_state_that_is_not_at_the_usual_place(store: Bucket, tmp_p
     [
         ("output.path=gs://bucket/x", "output.path: a directory or s3://BUCKET/PREFIX"),
         ("output.path=s3://key:secret@bucket/x", "without keys"),
+        ("output.path=s3://bucket//a/b", "output.path: no name between two slashes"),
+        ("output.path='s3://bucket/a?versionId=3'", "no ?versionId="),
         ("output={path: out, state: st}", "state: only with path: s3://"),
     ],
 )

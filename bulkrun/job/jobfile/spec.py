@@ -164,6 +164,8 @@ class OutputSpec(Section):
     def _place(self) -> OutputSpec:
         if "://" in self.path and not re.match(r"s3://[^/@:*?\[]+(/|$)", self.path):
             raise ValueError("path: a directory or s3://BUCKET/PREFIX, without keys (they come from the environment)")
+        if is_remote(self.path) and ("//" in self.path.removeprefix("s3://") or "?versionId=" in self.path):
+            raise ValueError("path: no name between two slashes, and no ?versionId=, can be in s3://BUCKET/PREFIX")
         if self.state is not None and not is_remote(self.path):
             raise ValueError("state: only with path: s3://...; a result directory holds its own state")
         return self

@@ -1,7 +1,7 @@
 """Objects below one `s3://` prefix, with the few verbs that results are delivered with: list, put, put if absent.
 
 A put is whole or not at all: an upload in several pieces cannot be seen until its last request (a kill before that
-leaves pieces that only a lifecycle rule of the bucket removes). `put_new` is exclusive, as `publish_new` is for files:
+leaves pieces until `end_uploads`). `put_new` is exclusive, as `publish_new` is for files:
 of any number of writers one wins, and content decides who, not the reply, which may be lost. Knows no runs and no
 parts. Every failing request is a RunError that names the object, the reason and the way out, never a key.
 """
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from bulkrun.data.durable import encode_json
-from bulkrun.data.remote import SCHEME, connect, error_code, has_no_time, plain_errors
+from bulkrun.data.remote import SCHEME, connect
+from bulkrun.data.store_errors import error_code, has_no_time, plain_errors
 from bulkrun.errors import InputError, RunError
 
 _PIECE_BYTES = 32 * 2**20  # of an upload; two of them are in memory
 _NONCE = "bulkrun-nonce"
-_TRANSIENT = ("RequestTimeout", "OperationAborted", "ConditionalRequestConflict", "409")  # beside HTTP's own
+_ANSWER_S = 60.0  # for a put that a slow store is still writing; botocore asks some times
+_UPLOAD_GONE = "NoSuchUpload"  # complete, where the reply was lost, or ended by somebody
+_TRANSIENT = ("RequestTimeout", "OperationAborted", "ConditionalRequestConflict", "409", _UPLOAD_GONE)
 _EXISTS = ("PreconditionFailed", "412")
 
 
@@ -34,16 +37,18 @@ class ObjectPrefix:
         self._bucket, _, key = self.url.removeprefix(SCHEME).partition("/")
         self._key = f"{key}/" if key else ""
         try:
-            self._files = connect()
+            self._files = connect(read_timeout=_ANSWER_S)
         except InputError as error:
             raise RunError(f"output.path: {error}") from error
+        self._files.retries = 1  # of s3fs, each of which would be all of botocore's
 
     def list(self) -> dict[str, str]:
         """The name of every object -> its ETag. Empty objects that stand for folders are left out."""
         with self._request("listing", ""):
             found = self._files.find(f"{self._bucket}/{self._key}", detail=True)
         start = len(f"{self._bucket}/{self._key}")
-        return {name[start:]: entry["ETag"].strip('"') for name, entry in found.items() if not name.endswith("/")}
+        objects = {name: entry for name, entry in found.items() if entry["type"] == "file" and not name.endswith("/")}
+        return {name[start:]: entry["ETag"].strip('"') for name, entry in objects.items()}
 
     def put(self, path: Path, name: str, nonce: str) -> None:
         """Make the object `name` this file, whatever was there before."""
@@ -58,10 +63,12 @@ class ObjectPrefix:
         try:
             self._put(path, name, nonce, "create")
         except Exception as error:
-            if error_code(error) not in _EXISTS:
-                with self._request("uploading", name):
-                    raise
-            return self.nonce(name) == nonce
+            code = error_code(error)
+            is_there = code in (*_EXISTS, _UPLOAD_GONE) and self.nonce(name) == nonce
+            if is_there or code in _EXISTS:
+                return is_there
+            with self._request("uploading", name):
+                raise
         return True
 
     def _put(self, path: Path, name: str, nonce: str, mode: str) -> None:
@@ -77,9 +84,14 @@ class ObjectPrefix:
         return self.nonce(name) == nonce  # ETags of several pieces, or under encryption, are not digests
 
     def nonce(self, name: str) -> str | None:
-        """The nonce that the object `name` was put with."""
-        with self._request("looking at it", name):
-            head = self._files.call_s3("head_object", Bucket=self._bucket, Key=self._key + name)
+        """The nonce that the object `name` was put with; None without one, and where there is no such object."""
+        try:
+            with self._request("looking at it", name):
+                head = self._files.call_s3("head_object", Bucket=self._bucket, Key=self._key + name)
+        except RunError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
         found: str | None = head.get("Metadata", {}).get(_NONCE)
         return found
 
@@ -112,6 +124,20 @@ class ObjectPrefix:
         """Remove one object, if it exists."""
         with self._request("removing", name):
             self._files.call_s3("delete_object", Bucket=self._bucket, Key=self._key + name)
+
+    def end_uploads(self, names: Collection[str]) -> None:
+        """Remove the pieces of uploads of these objects that were broken off, as far as that is allowed.
+
+        Who is at such an upload just now begins it anew.
+        """
+        keys = {self._key + name for name in names}
+        with suppress(RunError), self._request("listing uploads", ""):
+            listed = self._files.call_s3("list_multipart_uploads", Bucket=self._bucket, Prefix=self._key)
+            for upload in listed.get("Uploads", ()):
+                if upload["Key"] in keys:
+                    self._files.call_s3(
+                        "abort_multipart_upload", Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
 
     @contextmanager
     def _request(self, doing: str, name: str) -> Iterator[None]:

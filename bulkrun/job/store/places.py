@@ -11,10 +11,12 @@ import hashlib
 import os
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bulkrun.data.paths import user_path
-from bulkrun.data.remote import endpoint, is_remote
+from bulkrun.data.remote import insist, is_remote
+from bulkrun.data.store_errors import endpoint
 from bulkrun.errors import JobFileError, RunError, UsageError
 from bulkrun.job.store.bucket_owner import OWNER
 from bulkrun.job.store.object_store import ObjectPrefix
@@ -35,7 +37,7 @@ def find_run(run: str) -> RunDir:
     found = RunDir(_default_state(run))
     if found.run_json.exists():
         return found
-    owner = ObjectPrefix(run).read_json(OWNER)
+    owner = insist(partial(ObjectPrefix(run).read_json, OWNER))
     told = RunDir(Path(str(owner.get("state"))))
     if told.run_json.exists():
         return told

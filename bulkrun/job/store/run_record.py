@@ -11,6 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from bulkrun.data.durable import (
     replace_json,
     write_new_json,
 )
-from bulkrun.data.remote import is_remote
+from bulkrun.data.remote import insist, is_remote
 from bulkrun.errors import ResumeError, RunError, UsageError, shortened
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
@@ -123,7 +124,7 @@ def read_own_record(run: RunDir, run_id: str) -> RunRecord:
 def start_anew(run: RunDir, wanted: RunRecord) -> Path | None:
     """Where an earlier run was moved to, None without one. Raises ResumeError for a bucket, RunError under a worker."""
     if bucket := wanted.bucket():
-        refuse_fresh(bucket)
+        insist(partial(refuse_fresh, bucket))
     return move_aside(run)
 
 
@@ -139,10 +140,10 @@ def open_run(run: RunDir, wanted: RunRecord, *, resume_anyway: bool = False) -> 
     if not run.run_json.exists():
         refuse_foreign_files(run)
         if bucket:
-            refuse_used_prefix(bucket)
+            insist(partial(refuse_used_prefix, bucket))
     record = _create_or_continue(run, wanted, resume_anyway)
     if bucket and not run.success.exists():
-        own_prefix(bucket, record.run_id, run.root)
+        insist(partial(own_prefix, bucket, record.run_id, run.root))
     return record
 
 

@@ -58,6 +58,8 @@ def check_targets(run: RunDir, options: ExportOptions) -> None:
         if path.resolve().is_relative_to(run.root.resolve()):
             raise UsageError(f"{path}: lies in the result directory, among what queries read; choose another place")
         if not path.parent.is_dir():
+            if path.parts[0].endswith(":"):  # what a Path makes of s3://
+                raise UsageError(f"{path}: exports go to local files; copy one there, or pipe it there (-o -)")
             raise UsageError(f"{path}: there is no directory {path.parent}")
         if path.is_dir():
             raise UsageError(f"{path}: is a directory; name a file")

@@ -92,6 +92,7 @@ class _Delivery:
         self._note(delivered)
         if digest is not None:
             self._try(lambda: self._prefix.put(self._run.success, SUCCESS, digest))
+            self._prefix.end_uploads(self._parts.keys() | self._known.keys())
             self._note(delivered, digest)
             log_event(self._run, "-", "delivered", parts=len(delivered))
 

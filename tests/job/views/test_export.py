@@ -230,6 +230,7 @@ def test_a_target_that_cannot_be_is_said_before_anything_is_read(tmp_path: Path)
         (run.root / "all.parquet", "result directory"),
         (tmp_path / "none" / "x.csv", "no directory"),
         (tmp_path, "is a directory"),
+        (Path("s3://bucket/all.csv"), "exports go to local files; .* pipe it there"),
     ]:
         with pytest.raises(UsageError, match=why):
             export(run, "csv", path, force=True)

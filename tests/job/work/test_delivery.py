@@ -438,6 +438,79 @@ def test_a_part_in_several_pieces_is_invisible_until_it_is_whole(
     assert not prefix.put_new(big, "big", "two") and prefix.nonce("big") == "one"
 
 
+def broken_off(bucket: Bucket, key: str) -> None:
+    """An upload of which one piece came."""
+    upload = bucket.files.call_s3("create_multipart_upload", Bucket=bucket.name, Key=key)["UploadId"]
+    bucket.files.call_s3("upload_part", Bucket=bucket.name, Key=key, PartNumber=1, UploadId=upload, Body=b"piece")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_delivery_ends_the_uploads_of_its_parts_that_were_broken_off(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    for key in (PARTS[1], "out/other.bin", "out2/part-00001.parquet"):
+        broken_off(bucket, key)
+    call_s3 = type(bucket.files).call_s3
+
+    def call(files: Any, method: str, **options: Any) -> Any:
+        if method == "abort_multipart_upload" and not allowed:
+            raise PermissionError("no") from refused("AccessDenied")
+        return call_s3(files, method, **options)
+
+    monkeypatch.setattr(type(bucket.files), "call_s3", call)
+    assert start_bucket_run(tmp_path / "s", bucket.url("out")).state == "completed_with_errors"
+    left = bucket.files.call_s3("list_multipart_uploads", Bucket=bucket.name)["Uploads"]
+    assert (PARTS[1] in [upload["Key"] for upload in left]) is not allowed and len(left) == 3 - allowed
+    assert is_delivered(RunDir(tmp_path / "s"))
+
+
+def upload_is_gone() -> Exception:
+    from botocore.exceptions import ClientError
+
+    return ClientError({"Error": {"Code": "NoSuchUpload"}, "ResponseMetadata": {"HTTPStatusCode": 404}}, "Complete")
+
+
+def test_a_lost_reply_to_the_last_request_of_an_upload_is_not_a_failure(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"rows")
+    prefix, put = ObjectPrefix(bucket.url("out")), ObjectPrefix._put
+    completes = iter([False, True])  # one that somebody ended, then one whose reply was lost
+
+    def losing(self: ObjectPrefix, *args: Any) -> None:
+        if next(completes):
+            put(self, *args)
+        raise FileNotFoundError("no upload") from upload_is_gone()
+
+    monkeypatch.setattr(ObjectPrefix, "_put", losing)
+    with pytest.raises(RunError, match="upload was ended") as raised:
+        prefix.put_new(tmp_path / "file", "name", "one")
+    assert is_transient(raised.value)
+    assert prefix.put_new(tmp_path / "file", "name", "one") and bucket.get("out/name") == b"rows"
+
+
+def test_a_store_that_has_no_time_when_a_run_begins_is_asked_again(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures, listed = iter(range(3)), ObjectPrefix.list
+
+    def failing(self: ObjectPrefix) -> dict[str, str]:
+        if next(failures, None) is not None:
+            raise RunError("no time") from refused("SlowDown")
+        return listed(self)
+
+    monkeypatch.setattr(ObjectPrefix, "list", failing)
+    enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
+    assert bucket.list() == ["out/_bulkrun.json"]
+
+
+def test_a_put_may_be_answered_later_than_a_reading() -> None:
+    s3fs = pytest.importorskip("s3fs")
+    puts = ObjectPrefix("s3://bucket/out")._files
+    assert puts.config_kwargs["read_timeout"] > s3fs.S3FileSystem.read_timeout
+    assert puts.retries < s3fs.S3FileSystem.retries  # so that a store that never answers takes no longer than before
+
+
 @pytest.mark.parametrize("name", ["lang=en%20us/part-00000.parquet", "a b+c&d=é/part-00001.parquet", "x/[y]*?.parquet"])
 def test_names_of_partitions_come_back_as_they_are(bucket: Bucket, tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_bytes(b"rows")
