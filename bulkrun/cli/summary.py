@@ -59,7 +59,7 @@ def _said_of_idle(done: Submitted) -> str:
     """What was there to do where no row was to be run."""
     if done.uploaded is not None:
         parts = f"{count(done.uploaded)} of {counted(done.totals.parts, 'part')}"
-        return f"is finished already; {parts} and _SUCCESS were missing in {_results_place(done)} and are there now"
+        return f"is finished already; {parts} and _SUCCESS were uploaded to {_results_place(done)}"
     return "is finished already, nothing to do" if done.changes is None else "has nothing to run"
 
 

@@ -61,8 +61,8 @@ def test_a_finished_run_whose_bucket_lacked_something_says_what_was_brought(
     run = RunDir(tmp_path / "s")
     print_summary(Submitted(run, replace(TOTALS, parts=3), worked=False, uploaded=1), " --fresh runs it again.")
     assert capsys.readouterr().err == (
-        f"{run.root} is finished already; 1 of 3 parts and _SUCCESS were missing in {bucket.url('out')} and are there "
-        "now (completed). --fresh runs it again.\n"
+        f"{run.root} is finished already; 1 of 3 parts and _SUCCESS were uploaded to {bucket.url('out')} "
+        "(completed). --fresh runs it again.\n"
     )
 
 
