@@ -44,15 +44,10 @@ def _differences(run: RunDir, prefix: ObjectPrefix) -> list[str]:
         if name in there and not prefix.holds(path, name, read_part_info(path).attempt, there[name])
     ]
     problems += [f"{prefix.url}/{name}: another program put this; move it away" for name in others]
-    missing = sorted({SUCCESS, *parts} - there.keys())
-    if missing or others:
-        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
-        lacks = (
-            f"{len(missing)} of {len(parts) + 1} objects are gone ({shown})"
-            if missing
-            else "it lacks the parts of these names"
-        )
+    if lacking := sorted([*others, *({SUCCESS, *parts} - there.keys())]):
+        shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
         problems.append(
-            f"{prefix.url}: {lacks}: delete {run.delivered}, then `{upload_command(run)}` uploads them again"
+            f"{prefix.url}: {len(lacking)} of {len(parts) + 1} objects are not there ({shown}): "
+            f"delete {run.delivered}, then `{upload_command(run)}` uploads them again"
         )
     return problems

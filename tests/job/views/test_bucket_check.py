@@ -73,7 +73,7 @@ def test_what_somebody_removed_from_the_bucket_is_found_and_brought_again(run: R
     whole = bucket.list()
     remove(bucket, PART)
     (problem,) = verify_run(run).problems
-    assert "1 of 4 objects are gone (part-00001.parquet): delete" in problem
+    assert "1 of 4 objects are not there (part-00001.parquet): delete" in problem
     follow(run, problem)
     assert bucket.list() == whole and verify_run(run).ok
 
