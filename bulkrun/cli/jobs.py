@@ -179,7 +179,8 @@ def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json
     if not isinstance(done, Submitted):
         _say_where(done, quiet, as_json)
     if as_json:
-        print_json({"run": str(done.run.root), "worked": done.worked, "changes": done.changes, **vars(done.totals)})
+        facts = {"worked": done.worked, "uploaded": done.uploaded, "changes": done.changes}
+        print_json({"run": str(done.run.root), **facts, **vars(done.totals)})
     elif not quiet or done.exit_code:
         print_summary(done, anew)
     sys.exit(done.exit_code)

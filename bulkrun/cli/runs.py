@@ -153,7 +153,7 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, full: bool, as_json: 
 @_run_argument
 @json_option
 def verify(run: RunDir, as_json: bool) -> None:
-    """Check RUN: every checksum, every row exactly once, all totals. Exits 1 if something is wrong."""
+    """Check RUN: every checksum, every row exactly once, all totals, its bucket. Exits 1 if something is wrong."""
     from bulkrun.job.views.verify import verify_run
 
     report = verify_run(run)

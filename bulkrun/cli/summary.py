@@ -25,8 +25,7 @@ def print_summary(done: Submitted, anew: str) -> None:
     if done.changes:
         note(_changes(done.changes))
     if not done.worked:
-        said = "is already finished, nothing to do" if done.changes is None else "has nothing to run"
-        note(f"{root} {said} ({totals.status}).{anew}")
+        note(f"{root} {_said_of_idle(done)} ({totals.status}).{anew}")
         if "unchanged" in (done.changes or {}) and (failed := sum(totals.errors.values())):
             note(f"  {counted(failed, 'failed row')} will run again only when the input changes: bulkrun errors {root}")
         if update_under_way(done.run) is not None:
@@ -54,6 +53,14 @@ def print_summary(done: Submitted, anew: str) -> None:
     deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
     note(f"results  {shlex.quote(_results_place(done))}/{deep}*.parquet ({counted(totals.parts, 'part')})")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def _said_of_idle(done: Submitted) -> str:
+    """What was there to do where no row was to be run."""
+    if done.uploaded is not None:
+        parts = f"{count(done.uploaded)} of {counted(done.totals.parts, 'part')}"
+        return f"is already finished; {parts} and _SUCCESS were uploaded to {_results_place(done)}"
+    return "is already finished, nothing to do" if done.changes is None else "has nothing to run"
 
 
 def _changes(changes: dict[str, int]) -> str:

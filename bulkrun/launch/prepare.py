@@ -121,6 +121,8 @@ class PreparedJob:
         try:
             return open_run(self.run, wanted, resume_anyway=resume_anyway)
         except ResumeError as error:
+            if not self.run.run_json.exists():  # a bucket whose run has its state elsewhere
+                raise
             raise ResumeError(f"{error}{named_others(self.files, known_files(read_record(self.run)))}") from None
 
     def record(self, job_file: Path | None, overrides: Sequence[str] = ()) -> RunRecord:

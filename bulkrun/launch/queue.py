@@ -17,9 +17,9 @@ from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.cause import submit_command
+from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
-from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.prepare import prepare
@@ -64,8 +64,8 @@ def put_into_queue(
         _refuse_night(prepared.run, wanted, full_refresh=full_refresh)
     started = start(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
     if (totals := finished_totals(prepared.run)) is not None:
-        deliver(prepared.run, started.record, cancelled)
-        return Submitted(prepared.run, totals, worked=False)
+        uploaded = deliver_late(prepared.run, started.record, cancelled)
+        return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)
     if queued := queued_jobs(prepared.run):
         return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
     if cancelled.now():
@@ -107,7 +107,7 @@ def wait_for(queued: Queued, view: View) -> Submitted:
                 view.update(snapshot)
             array.check()
             time.sleep(_LOOK_EVERY_S)
-        deliver(run, read_record(run), drain.should_stop)  # the element that should may be slow, or have failed to
+        deliver_late(run, read_record(run), drain.should_stop)  # the element that should may be slow, or have failed to
     return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
 
 

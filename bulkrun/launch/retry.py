@@ -68,9 +68,9 @@ def retry(
         with hold(run):
             totals = _finished(run, codes)
             if not _stage_or_resume(run, totals, asked, view, begin_anew):
-                deliver(run, read_record(run), drain.should_stop)  # a kill may have prevented the delivery
+                uploaded = deliver(run, read_record(run), drain.should_stop)  # a kill may have prevented the delivery
                 merged = read_totals(run) or totals  # of another change, which may just have ended
-                return Submitted(run, merged, worked=False, changes={"failed": 0})
+                return Submitted(run, merged, worked=False, uploaded=uploaded, changes={"failed": 0})
             return finish_update(run, view, drain, workers=workers)
 
 

@@ -22,9 +22,9 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import Worker, present
+from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
-from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.team import TeamProgress
@@ -67,12 +67,16 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Submitted:
-    """A finished run; `worked` is False when it was finished before and nothing was done."""
+    """A finished run; `worked` is False when it was finished before and no row was run.
+
+    `uploaded`: how many parts its bucket still lacked then; None where it was complete.
+    """
 
     run: RunDir
     totals: RunTotals
     worked: bool
     elapsed_s: float = 0.0
+    uploaded: int | None = None
     changes: dict[str, int] | None = None  # of a retry or an incremental night: rows new, changed, failed, ...
 
     @property
@@ -91,8 +95,8 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
     with stoppable(run, view.phase) as drain:
         record = read_record(run)
         if (totals := finished_totals(run)) is not None:
-            deliver(run, record, drain.should_stop)
-            return Submitted(run, totals, worked=False)
+            uploaded = deliver_late(run, record, drain.should_stop)
+            return Submitted(run, totals, worked=False, uploaded=uploaded)
         view.phase("checking the input and the model")
         spec = JobSpec.model_validate(record.job)
         asked = {} if workers is None else {"workers": workers}
@@ -124,7 +128,7 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
         totals = read_totals(run)
         if totals is None:
             raise _interrupted(run, view, drain)
-        deliver(run, record, drain.should_stop)  # a worker that had to be ended may not have done it
+        deliver_late(run, record, drain.should_stop)  # a worker that had to be ended may not have done it
     return Submitted(run, totals, worked=True, elapsed_s=(ended or time.monotonic()) - began)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bulkrun.errors import InputError, UsageError
@@ -11,8 +12,8 @@ from bulkrun.executors.devices import visible_gpus
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.views.finished import finished_totals
-from bulkrun.job.work.delivery import deliver
 from bulkrun.launch.nightly import submit_again
 from bulkrun.launch.prepare import prepare
 from bulkrun.launch.queue import Queued, put_into_queue, wait_for
@@ -73,13 +74,13 @@ def submit(
                 prepared, view, drain, job_file=job_file, overrides=overrides, full_refresh=full_refresh
             )
             if again is not None:
-                deliver(again.run, read_record(again.run), drain.should_stop)
-                return again
+                uploaded = deliver_late(again.run, read_record(again.run), drain.should_stop)
+                return replace(again, uploaded=uploaded)
         wanted = prepared.record(job_file, overrides)
         started = start(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
         if (totals := finished_totals(prepared.run)) is not None:
-            deliver(prepared.run, started.record, drain.should_stop)
-            return Submitted(prepared.run, totals, worked=False)
+            uploaded = deliver_late(prepared.run, started.record, drain.should_stop)
+            return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)
         try:
             return run_to_end(prepared, started.record, view, drain)
         except (InputError, UsageError):

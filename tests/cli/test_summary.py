@@ -15,7 +15,9 @@ from bulkrun.job.update.staging import Update, close_staging, open_staging, stag
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch.run import Submitted
+from tests.job.bucket_runs import start_bucket_run
 from tests.job.small_runs import job, make_rows, start
+from tests.s3_server import Bucket
 
 TOTALS = RunTotals("completed", 9, 1, 9, {}, 90, 9, 1, "run", "then", "now")
 
@@ -50,6 +52,18 @@ def test_whoever_leaves_a_finished_run_alone_hears_of_an_update_under_way(
     print_summary(Submitted(run, TOTALS, worked=False), "")
     command = f"bulkrun retry {run.root} --failed --set 'sampling.stop=a b' --code timeout"
     assert f"next     {command} (of a retry or" in capsys.readouterr().err
+
+
+def test_a_finished_run_whose_bucket_lacked_something_says_what_was_brought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bucket: Bucket
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("out"))
+    run = RunDir(tmp_path / "s")
+    print_summary(Submitted(run, replace(TOTALS, parts=3), worked=False, uploaded=1), " --fresh runs it again.")
+    assert capsys.readouterr().err == (
+        f"{run.root} is finished already; 1 of 3 parts and _SUCCESS were uploaded to {bucket.url('out')} "
+        "(completed). --fresh runs it again.\n"
+    )
 
 
 def test_a_night_with_nothing_to_run_says_so_once_and_names_the_rows_that_wait(

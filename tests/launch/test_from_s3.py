@@ -93,7 +93,7 @@ def test_what_a_slurm_run_could_not_deliver_the_same_command_delivers(store: Buc
     next((tmp_path / "state").glob("bulkrun/runs/*/.bulkrun/delivered.json")).unlink()
     store.files.rm(f"{store.name}/summaries/_SUCCESS")
     again = submit(store, "run.executor=slurm")
-    assert again.exit_code == 0 and "nothing to do" in again.stderr and store.list() == whole
+    assert again.exit_code == 0 and "and _SUCCESS were uploaded to s3://" in again.stderr and store.list() == whole
 
 
 def test_input_that_changed_in_the_bucket_is_noticed_on_resume(store: Bucket) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from bulkrun.errors import InputError, JobFileError, ModelError, UsageError
+from bulkrun.errors import InputError, JobFileError, ModelError, ResumeError, UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.prepare import BUNDLED_ROOT, prepare
+from tests.s3_server import Bucket
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +135,15 @@ def test_a_delimiter_is_one_character_reaches_the_reader_and_is_part_of_what_a_r
     assert plain.record(None).identity["input"]["delimiter"] is None
     with pytest.raises(JobFileError, match=r"input\.delimiter: .*one character"):
         job_of({**job, "input": {"path": "rows.csv", "delimiter": "\\t"}})
+
+
+def test_results_in_a_bucket_whose_state_is_elsewhere_are_refused_with_where_it_is(
+    bucket: Bucket, folder: Path
+) -> None:
+    owner = {"run_id": "x", "state": "/scratch/state", "host": "node7"}
+    bucket.put("out/_bulkrun.json", json.dumps(owner).encode())
+    output = {"path": bucket.url("out"), "state": str(folder / "state")}
+    job = prepare(job_of({"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": output}))
+    with pytest.raises(ResumeError, match=r"another run \(x\), whose state is in /scratch/state on node7"):
+        job.enter(job.record(None), resume_anyway=False)
+    assert not (folder / "state").exists()

@@ -12,7 +12,7 @@ from bulkrun.data.durable import rename_dir
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
+from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState, read_workers
 
 
 def move_aside(run: RunDir) -> Path | None:
@@ -37,14 +37,19 @@ def move_back(run: RunDir, aside: Path) -> None:
 
 
 def refuse_live_workers(
-    run: RunDir, *, life: LifeWatch | None = None, sleep: Callable[[float], None] = time.sleep
+    run: RunDir,
+    *,
+    matters: Callable[[WorkerState], bool] = lambda _: True,
+    life: LifeWatch | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Raise RunError when a worker of the run is alive. Takes up to half a minute if one died on another host; who
-    asks again, or asks more of it, passes the `life` that has watched since.
+    """Raise RunError when a worker of the run that `matters` is alive. Takes up to half a minute if one died on another
+    host; who asks again, or asks more of it, passes the `life` that has watched since.
     """
     life = life or LifeWatch(run)
     here = Worker.this_process().place
-    first = {state.worker.id: state.counter for state in read_workers(run) if life.alive(state.worker)}
+    states = filter(matters, read_workers(run))
+    first = {state.worker.id: state.counter for state in states if life.alive(state.worker)}
     while living := [state for state in read_workers(run) if state.worker.id in first and life.alive(state.worker)]:
         for state in living:
             if state.worker.place == here or state.counter != first[state.worker.id]:

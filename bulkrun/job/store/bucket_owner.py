@@ -1,7 +1,8 @@
 """Whose run an `s3://` prefix belongs to: the gate through which results get into a bucket.
 
 `_bulkrun.json`, put there only if absent before anything runs, names the run and where its state is. A prefix with
-objects and without it is somebody's, and a prefix that names another run is that run's: nothing is put into either.
+objects and without it is somebody's, and a prefix that names another run is that run's, all that is below it too:
+nothing is put into either.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import secrets
 import socket
 from pathlib import Path
+from typing import Any
 
 from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store.events import utc_now
@@ -19,10 +21,19 @@ SUCCESS = "_SUCCESS"
 
 
 def refuse_used_prefix(prefix: ObjectPrefix) -> None:
-    """Raise UsageError when a new run would mix with unknown objects, ResumeError when with another run's."""
+    """Raise UsageError when a new run would mix with unknown objects, or lie in another run's prefix or around it,
+    ResumeError when the prefix is another run's."""
     names = sorted(prefix.list())
     if OWNER in names:
         raise ResumeError(_taken(prefix))
+    inside = next((name for name in names if name.endswith(f"/{OWNER}")), None)
+    around = next((parent for parent in prefix.parents() if parent.has(OWNER)), None)
+    if inside or around:
+        other = around.url if around else f"{prefix.url}/{(inside or '').removesuffix(f'/{OWNER}')}"
+        where = (
+            f"lies in the results of another run ({other})" if around else f"has another run's results in it ({other})"
+        )
+        raise UsageError(f"{prefix.url}: {where}; choose an output.path beside that one")
     if names:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         raise UsageError(
@@ -43,20 +54,24 @@ def refuse_fresh(prefix: ObjectPrefix) -> None:
 def own_prefix(prefix: ObjectPrefix, run_id: str, state: Path) -> None:
     """Make the prefix this run's, or see that it is.
 
-    Raises ResumeError when it is another run's, RunError when the store takes no conditional puts.
+    Raises ResumeError when it is another run's, RunError when the store takes no conditional puts, each time.
     """
-    names = prefix.list()
-    if OWNER not in names:
+    if OWNER not in prefix.list():
         refuse_used_prefix(prefix)
-        _own(prefix, run_id, state)
-    if prefix.read_json(OWNER).get("run_id") != run_id:
+        prefix.put_new_json(OWNER, _owner(run_id, state))
+    owner = prefix.read_json(OWNER)
+    if owner.get("run_id") != run_id:
         raise ResumeError(_taken(prefix))
+    _refuse_unconditional(prefix, owner)
 
 
-def _own(prefix: ObjectPrefix, run_id: str, state: Path) -> None:
-    document = {"run_id": run_id, "state": str(state.resolve()), "host": socket.gethostname(), "created": utc_now()}
-    prefix.put_new_json(OWNER, document)
-    if prefix.put_new_json(OWNER, {**document, "probe": secrets.token_hex(8)}):
+def _owner(run_id: str, state: Path) -> dict[str, Any]:
+    return {"run_id": run_id, "state": str(state.resolve()), "host": socket.gethostname(), "created": utc_now()}
+
+
+def _refuse_unconditional(prefix: ObjectPrefix, owner: dict[str, Any]) -> None:
+    """Raise RunError where a put goes over the owner that is there: such a store would lose a part to another one."""
+    if prefix.put_new_json(OWNER, {**owner, "probe": secrets.token_hex(8)}):
         raise RunError(
             f"{prefix.url}: this store does not support `If-None-Match: *`, which writing results needs; "
             "use one that does, or a local output.path"

@@ -50,6 +50,23 @@ class ObjectPrefix:
         objects = {name: entry for name, entry in found.items() if entry["type"] == "file" and not name.endswith("/")}
         return {name[start:]: entry["ETag"].strip('"') for name, entry in objects.items()}
 
+    def parents(self) -> Iterator[ObjectPrefix]:
+        """The prefixes that this one lies in, the bucket's root last."""
+        url = self.url
+        while "/" in url.removeprefix(SCHEME):
+            url = url.rpartition("/")[0].rstrip("/")
+            yield ObjectPrefix(url)
+
+    def has(self, name: str) -> bool:
+        """Whether there is an object `name`; one that may not be looked at is none."""
+        try:
+            self.nonce(name)
+        except RunError as error:
+            if isinstance(error.__cause__, FileNotFoundError | PermissionError):
+                return False
+            raise
+        return True
+
     def put(self, path: Path, name: str, nonce: str) -> None:
         """Make the object `name` this file, whatever was there before."""
         with self._request("uploading", name):

@@ -70,10 +70,15 @@ class RunRecord:
         """What the row keys of an incremental run have in common; None where rows have no keys."""
         return key_salt(self.identity) if self.job["run"].get("incremental") else None
 
-    def bucket(self) -> ObjectPrefix | None:
+    @property
+    def bucket_url(self) -> str | None:
         """Where the results go beside the run's directory; None for most runs."""
-        url = str(self.job["output"]["path"])
-        return ObjectPrefix(url) if is_remote(url) else None
+        url = str(self.job["output"]["path"]).rstrip("/")
+        return url if is_remote(url) else None
+
+    def bucket(self) -> ObjectPrefix | None:
+        """The objects there. Raises RunError where s3fs is not installed."""
+        return ObjectPrefix(self.bucket_url) if self.bucket_url else None
 
     def id_column(self, columns: Sequence[str]) -> str | None:
         """The one of the results' columns that names rows: the job's own, or that of an OpenAI batch."""

@@ -1,6 +1,7 @@
 """One writer at a time: who changes a finished run holds its `update` claim, and says so with a heartbeat.
 
-Knows nothing of what is changed.
+Who needs it as it is says so with a heartbeat too. Both look for the other after their own is there, so one of them
+sees the other. Knows nothing of what is changed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
-from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, read_workers
+from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, present, read_workers
 
 _CLAIM = "update"
 _LOOK_EVERY_S = 1.0
 _ROLE = "updater"
+_KEEPER = "keeper"
 
 
 @contextmanager
@@ -35,11 +37,21 @@ def hold(
     ended = "failed"
     try:
         heartbeat.start()
+        refuse_live_workers(run, matters=lambda state: state.worker.id != worker.id, life=life, sleep=sleep)
         yield worker
         ended = "completed"
     finally:
         claims.release(_CLAIM)  # before the goodbye: nobody else sees a claim here that is free
         heartbeat.stop(ended)
+
+
+@contextmanager
+def kept_unchanged(run: RunDir, *, sleep: Callable[[float], None] = time.sleep) -> Iterator[None]:
+    """Let nobody begin to change this run while the body runs. Raises RunError, naming the process, if one has."""
+    make_state_dirs(run)
+    with present(run, Worker.this_process(), _KEEPER):
+        refuse_live_workers(run, matters=lambda state: state.role == _ROLE, sleep=sleep)
+        yield
 
 
 def refuse_lost_hold(run: RunDir) -> None:
@@ -73,9 +85,9 @@ def _take(claims: Claims, run: RunDir, life: LifeWatch, sleep: Callable[[float],
 
 
 def _forget_the_dead(run: RunDir, life: LifeWatch) -> None:
-    """Remove the heartbeats of changers before this one, of whom a thousand nights leave a thousand, and of those who
-    died without a goodbye: where that was on another host, everybody after them would wait again."""
+    """Remove the heartbeats of changers and keepers before this one, of whom a thousand nights leave a thousand, and of
+    those who died without a goodbye: where that was on another host, everybody after them would wait again."""
     for state in read_workers(run):
-        if (state.role == _ROLE or state.ended is None) and not life.alive(state.worker):
+        if (state.role in (_ROLE, _KEEPER) or state.ended is None) and not life.alive(state.worker):
             with suppress(OSError):
                 (run.workers / f"{state.worker.id}.json").unlink(missing_ok=True)

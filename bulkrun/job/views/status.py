@@ -23,13 +23,23 @@ from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
 from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.staging import update_under_way
+from bulkrun.job.views.bucket_check import upload_command
 from bulkrun.job.views.finished import lost_rows
+from bulkrun.job.work.delivery import lacks_results
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.team import snapshot_of, sum_snapshots
 
 State = Literal[
-    "queued", "planning", "running", "interrupted", "completed", "completed_with_errors", "failed", "stalled"
+    "queued",
+    "planning",
+    "running",
+    "interrupted",
+    "undelivered",  # finished, but not all results are in the bucket
+    "completed",
+    "completed_with_errors",
+    "failed",
+    "stalled",
 ]
 _AT_WORK = ("queued", "planning", "running")
 
@@ -86,7 +96,7 @@ def read_status(run: RunDir) -> RunStatus:
     parts = [read_part_info(run.part(shard)) for shard in sorted(plan.committed)]
     journaled, failed = _open_rows(run, plan, record) if totals is None else (0, 0)
     workers = [_worker_status(run, state) for state in read_workers(run)]
-    state, message = _state(run, totals, plan, workers)
+    state, message = _state(run, record, totals, plan, workers)
     staged = _read_update(run, record)
     return RunStatus(
         root=run.root,
@@ -157,12 +167,11 @@ def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:
 
 
 def _state(
-    run: RunDir, totals: RunTotals | None, plan: PlanView, workers: list[WorkerStatus]
+    run: RunDir, record: RunRecord, totals: RunTotals | None, plan: PlanView, workers: list[WorkerStatus]
 ) -> tuple[State, str | None]:
     """The state, and why when it is a bad one."""
     if totals is not None:
-        lost = lost_rows(run, totals)
-        return (totals.status, None) if lost is None else ("failed", lost)
+        return _finished_state(run, record, totals, at_work=any(worker.alive for worker in workers))
     if any(worker.alive for worker in workers):
         return ("running" if plan.shards else "planning"), None
     others = [worker for worker in workers if worker.role != "planner"]  # whose failure its parent tells too
@@ -174,6 +183,16 @@ def _state(
     if last.ended is None and _silent_but_there(last):
         return "stalled", f"worker {last.id} (process {last.pid}) has been silent for {last.age_s:.0f} s"
     return "interrupted", None if last.ended else f"worker {last.id} (process {last.pid}) was killed"
+
+
+def _finished_state(run: RunDir, record: RunRecord, totals: RunTotals, *, at_work: bool) -> tuple[State, str | None]:
+    if (lost := lost_rows(run, totals)) is not None:
+        return "failed", lost
+    if not lacks_results(run, record):
+        return totals.status, None
+    if at_work:
+        return "running", f"all rows are done, the results are being uploaded to {record.bucket_url}"
+    return "undelivered", f"all rows are done, but not all results are in {record.bucket_url}"
 
 
 def _silent_but_there(worker: WorkerStatus) -> bool:
@@ -199,6 +218,8 @@ def next_command(run: RunDir, record: RunRecord, state: State) -> str:
     root = shlex.quote(str(run.root))
     if state in _AT_WORK:
         return f"bulkrun {'status' if state == 'queued' else 'watch'} {root}"
+    if state == "undelivered":
+        return upload_command(run)
     if state == "completed":
         return f'bulkrun query {root} "SELECT * FROM results LIMIT 5"'
     if state == "completed_with_errors":

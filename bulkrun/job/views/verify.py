@@ -22,6 +22,7 @@ from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.staging import is_merging
+from bulkrun.job.views.bucket_check import bucket_problems
 from bulkrun.job.views.totals_found import TotalsFound
 from bulkrun.job.views.verify_updated import UpdatedParts
 from bulkrun.job.work.finish import RunTotals, read_totals
@@ -42,11 +43,16 @@ class VerifyReport:
 
 
 def verify_run(run: RunDir) -> VerifyReport:
-    """Check a run, finished or not. Raises RunError only when the directory is not a run at all."""
-    record, report = read_record(run), VerifyReport()
-    if (updated := _updated(run)) is not None:
-        return _verify_updated(run, record, updated)
-    plan = PlanView(run)
+    """Check a run, finished or not, and its bucket. Raises RunError only when the directory is not a run at all."""
+    record, updated = read_record(run), _updated(run)
+    report = _verify_planned(run, record) if updated is None else _verify_updated(run, record, updated)
+    if report.finished:
+        report.problems += bucket_problems(run, record)
+    return report
+
+
+def _verify_planned(run: RunDir, record: RunRecord) -> VerifyReport:
+    report, plan = VerifyReport(), PlanView(run)
     try:
         plan.refresh()
     except RunError as error:

@@ -37,15 +37,20 @@ ShouldStop = Callable[[], bool]
 _T = TypeVar("_T")
 
 
-def deliver(run: RunDir, record: RunRecord, should_stop: ShouldStop = lambda: False) -> None:
+def deliver(run: RunDir, record: RunRecord, should_stop: ShouldStop = lambda: False) -> int | None:
     """Make the bucket of a run hold what its directory holds now; nothing to do for a local run.
 
-    Safe to repeat, and by several processes. Raises Interrupted when told to stop, RunError for an object that is not
-    of this run and when the store refuses, or fails for some minutes; the same command then goes on.
+    Returns how many parts were uploaded, None where the bucket was complete. Safe to repeat, and by several processes
+    of which none changes the run. Raises Interrupted when told to stop, RunError for an object that is not of this run
+    and when the store refuses, or fails for some minutes; the same command then goes on.
     """
     prefix = record.bucket()
-    if prefix is not None and not is_delivered(run):
-        _Delivery(run, prefix, should_stop).put_all()
+    return None if prefix is None or is_delivered(run) else _Delivery(run, prefix, should_stop).put_all()
+
+
+def lacks_results(run: RunDir, record: RunRecord) -> bool:
+    """Whether a finished run has a bucket that is not complete. Asks no store."""
+    return record.bucket_url is not None and run.success.exists() and not is_delivered(run)
 
 
 def is_delivered(run: RunDir) -> bool:
@@ -79,9 +84,10 @@ class _Delivery:
         self._parts = {name_of(run, path): path for path in run.parts().values()}
         self._known: dict[str, str] = (read_json(run.delivered) or {}).get("parts", {})
         self._there = self._try(prefix.list)
+        self._uploaded = 0
 
-    def put_all(self) -> None:
-        """Upload parts, remove obsolete ones, then upload `_SUCCESS` if the run is finished."""
+    def put_all(self) -> int:
+        """Upload parts, remove obsolete ones, then upload `_SUCCESS` if the run is finished; how many parts."""
         self._refuse_foreign()
         digest = _digest(self._run.success) if self._run.success.exists() else None
         self._withdraw_old_success(digest)
@@ -95,6 +101,7 @@ class _Delivery:
             self._prefix.end_uploads(self._parts.keys() | self._known.keys())
             self._note(delivered, digest)
             log_event(self._run, "-", "delivered", parts=len(delivered))
+        return self._uploaded
 
     def _note(self, parts: dict[str, str], success: str | None = None) -> None:
         replace_json(self._run.delivered, {"success": success, "parts": parts})
@@ -114,6 +121,7 @@ class _Delivery:
             return attempt
         if etag is not None and self._try(lambda: self._prefix.holds(path, name, attempt, etag)):
             return attempt
+        self._uploaded += 1
         if self._try(lambda: self._prefix.put_new(path, name, attempt)):
             return attempt
         if not info.generation:

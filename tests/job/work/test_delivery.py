@@ -232,6 +232,43 @@ def test_a_prefix_of_another_run_is_refused_with_where_that_run_is(bucket: Bucke
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize("first", ["pre", "pre/run", ""])
+def test_a_prefix_inside_another_runs_is_refused_with_the_name_of_that_one(
+    bucket: Bucket, tmp_path: Path, first: str
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url(first))
+    before = bucket.list()
+    with pytest.raises(UsageError, match=rf"lies in the results of another run \({bucket.url(first).rstrip('/')}\)"):
+        enter(tmp_path / "t", bucket_job(bucket.url("pre/run/x/y"), tmp_path / "t"))
+    assert not (tmp_path / "t").exists() and bucket.list() == before
+    if first:
+        enter(tmp_path / "t", bucket_job(bucket.url("pre2/run/x/y"), tmp_path / "t"))
+
+
+@pytest.mark.parametrize("outer", ["pre", ""])
+def test_a_prefix_around_another_runs_is_refused_with_the_name_of_that_one(
+    bucket: Bucket, tmp_path: Path, outer: str
+) -> None:
+    start_bucket_run(tmp_path / "s", bucket.url("pre/run"))
+    with pytest.raises(UsageError, match=rf"has another run's results in it \({bucket.url('pre/run')}\)"):
+        enter(tmp_path / "t", bucket_job(bucket.url(outer), tmp_path / "t"))
+
+
+def test_a_parent_that_may_not_be_looked_at_is_nobodys(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = type(bucket.files)._call_s3
+
+    async def call(files: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method == "head_object" and not options["Key"].startswith("mine/"):
+            raise PermissionError("Forbidden")
+        return await real(files, method, *args, **options)
+
+    monkeypatch.setattr(type(bucket.files), "_call_s3", call)
+    enter(tmp_path / "s", bucket_job(bucket.url("mine/out"), tmp_path / "s"))
+    assert bucket.list() == ["mine/out/_bulkrun.json"]
+
+
 def test_the_state_of_one_bucket_is_not_taken_for_another(bucket: Bucket, tmp_path: Path) -> None:
     start_bucket_run(tmp_path / "s", bucket.url("out"))
     with pytest.raises(ResumeError, match="holds the state of the results in"):
@@ -256,7 +293,7 @@ def test_a_missing_bucket_is_named_before_anything_runs(bucket: Bucket, tmp_path
     assert not (tmp_path / "s").exists()
 
 
-def test_a_store_without_conditional_puts_is_refused_before_anything_runs(
+def test_a_store_without_conditional_puts_is_refused_each_time_before_anything_runs(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignoring = type(bucket.files).call_s3
@@ -265,8 +302,9 @@ def test_a_store_without_conditional_puts_is_refused_before_anything_runs(
         return ignoring(self, *args, **options)
 
     monkeypatch.setattr(type(bucket.files), "call_s3", call_s3)
-    with pytest.raises(RunError, match="does not support `If-None-Match"):
-        enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
+    for _ in range(2):
+        with pytest.raises(RunError, match="does not support `If-None-Match"):
+            enter(tmp_path / "s", bucket_job(bucket.url("out"), tmp_path / "s"))
 
 
 def test_anothers_object_under_a_parts_name_is_never_overwritten(
