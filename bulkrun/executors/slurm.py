@@ -38,17 +38,31 @@ class QueuedJob:
 
 
 class QueueEntry(NamedTuple):
-    """A job of the user's: the ids that it goes by (its own, its array's), and the file that it runs."""
+    """A job of the user's: the ids that it goes by (its own, its array's), its name, and the file that it runs."""
 
     ids: set[str]
+    name: str
     script: Path
     job: QueuedJob
+
+
+class Submission(NamedTuple):
+    """An array that was submitted for a run. `name` is the job's, None in records of earlier versions."""
+
+    job_id: str
+    script: str
+    name: str | None
+
+    def may_be(self, entry: QueueEntry) -> bool:
+        """Whether a job of the queue looks like this one. Its id alone says nothing: each cluster begins at 1, and so
+        does one that was set up again."""
+        return self.job_id in entry.ids and (entry.script.name == self.script or entry.name == self.name)
 
 
 def batch_script(run: RunDir, name: str, slurm: SlurmSpec, workers: int, command: Sequence[str]) -> str:
     """The text for sbatch: `workers` array elements, each of which becomes `command` (so that signals arrive)."""
     options = [
-        f"--job-name=bulkrun-{name}",
+        f"--job-name={_job_name(name)}",
         f"--array=0-{workers - 1}",
         f"--output={_pattern(run.logs)}/slurm-%A_%a.log",
         "--open-mode=append",
@@ -63,6 +77,10 @@ def batch_script(run: RunDir, name: str, slurm: SlurmSpec, workers: int, command
     lines = [f"#SBATCH {_quoted(option)}" for option in options] + [f"#SBATCH {line}" for line in slurm.extra]
     body = [*slurm.setup, f"exec {shlex.join(command)}"]
     return "\n".join(["#!/bin/bash", *lines, "", *body]) + "\n"
+
+
+def _job_name(name: str) -> str:
+    return f"bulkrun-{name}"
 
 
 def _quoted(option: str) -> str:
@@ -87,7 +105,8 @@ def submit_array(run: RunDir, spec: JobSpec) -> str:
     text = batch_script(run, spec.name, spec.slurm, spec.slurm.array or spec.run.workers, command)
     write_file(script, text.encode())
     job_id = _job_id(_sbatch(script))
-    append_line(run.slurm_jobs, json.dumps({"job_id": job_id, "script": script.name}).encode())
+    submission = Submission(job_id, script.name, _job_name(spec.name))
+    append_line(run.slurm_jobs, json.dumps(submission._asdict()).encode())
     return job_id
 
 
@@ -120,19 +139,18 @@ def _gpus(slurm: SlurmSpec) -> int:
     return max(1, int(counted[1])) if counted else 1
 
 
-def submitted_jobs(run: RunDir) -> list[str]:
-    """The ids of every array that was submitted for this run, oldest first; torn lines are left out."""
+def submitted_jobs(run: RunDir) -> list[Submission]:
+    """Every array that was submitted for this run, oldest first; torn lines are left out."""
     if not run.slurm_jobs.is_file():
         return []
-    return [job_id for line in run.slurm_jobs.read_bytes().splitlines() if (job_id := _noted_id(line)) is not None]
+    return [noted for line in run.slurm_jobs.read_bytes().splitlines() if (noted := _noted(line)) is not None]
 
 
-def _noted_id(line: bytes) -> str | None:
-    try:
+def _noted(line: bytes) -> Submission | None:
+    with suppress(ValueError, TypeError, KeyError):
         noted = json.loads(line)
-    except ValueError:
-        return None
-    return str(noted["job_id"]) if isinstance(noted, dict) and "job_id" in noted else None
+        return Submission(str(noted["job_id"]), noted["script"], noted.get("name"))
+    return None
 
 
 def may_be_queued(run: RunDir) -> bool:
@@ -150,19 +168,32 @@ def own_queue() -> list[QueueEntry]:
 
     One id that Slurm has forgotten would make squeue fail for all, so it is asked for no ids.
     """
-    lines = slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r|%Z|%o").splitlines()
-    rows = [line.split("|", 7) for line in lines if line.count("|") >= 7]
-    return [QueueEntry({row[0], row[1]}, Path(row[6], row[7]), QueuedJob(*row[2:6])) for row in rows]
+    lines = slurm("squeue", "--me", "--noheader", "--format=%A|%F|%i|%T|%N|%r|%j|%Z|%o").splitlines()
+    rows = [line.split("|", 8) for line in lines if line.count("|") >= 8]
+    return [QueueEntry({row[0], row[1]}, row[6], Path(row[7], row[8]), QueuedJob(*row[2:6])) for row in rows]
 
 
 def jobs_of(run: RunDir, queue: Sequence[QueueEntry]) -> list[QueuedJob]:
-    """The jobs of this run in `queue`, those too that a user put there with the run's script."""
-    ours, scripts = set(submitted_jobs(run)), {path.name for path in run.slurm.glob("*.sh")}
-    return [
-        entry.job
-        for entry in queue
-        if entry.ids & ours or (entry.script.name in scripts and _is_same(entry.script, run.slurm / entry.script.name))
-    ]
+    """The jobs of this run in `queue`, those too that a user put there with the run's script.
+
+    The script decides where it is seen from here. Elsewhere (another mount, a site's sbatch that feeds a copy) a job
+    is this run's that looks like a submitted one.
+    """
+    submitted, scripts = submitted_jobs(run), {path.name for path in run.slurm.glob("*.sh")}
+
+    def is_ours(entry: QueueEntry) -> bool:
+        name = entry.script.name
+        if _is_seen(entry.script):
+            return name in scripts and _is_same(entry.script, run.slurm / name)
+        return any(one.may_be(entry) for one in submitted)
+
+    return [entry.job for entry in queue if is_ours(entry)]
+
+
+def _is_seen(script: Path) -> bool:
+    with suppress(OSError):  # in a folder that may not be entered, say
+        return script.is_file()
+    return False
 
 
 def _is_same(one: Path, other: Path) -> bool:

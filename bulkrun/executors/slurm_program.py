@@ -6,14 +6,14 @@ import subprocess
 
 from bulkrun.errors import ExecutorError
 
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 
 
 class SlurmRefused(ExecutorError):
     """Slurm's program is not there, or ended with an error."""
 
 
-def slurm(program: str, *arguments: str, patience_s: float = _PATIENCE_S) -> str:
+def slurm(program: str, *arguments: str, patience_s: float = PATIENCE_S) -> str:
     """What the program prints. Raises SlurmRefused, and ExecutorError where no answer comes in time."""
     try:
         done = subprocess.run(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bulkrun.errors import ExecutorError, Interrupted
-from bulkrun.executors.slurm import queued_jobs, submit_array
+from bulkrun.executors.slurm import QueuedJob, queued_jobs, submit_array
 from bulkrun.executors.slurm_program import SlurmRefused
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
@@ -23,6 +23,7 @@ from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.prepare import prepare
+from bulkrun.launch.queue_turn import turn_to_queue
 from bulkrun.launch.run import Submitted, View
 from bulkrun.launch.signals import drain_on_signal
 from bulkrun.launch.start import start
@@ -66,15 +67,17 @@ def put_into_queue(
     if (totals := finished_totals(prepared.run)) is not None:
         uploaded = deliver_late(prepared.run, started.record, cancelled)
         return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)
-    if queued := queued_jobs(prepared.run):
-        return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
-    if cancelled.now():
-        raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
-    try:
-        return Queued(prepared.run, submit_array(prepared.run, JobSpec.model_validate(started.record.job)), new=True)
-    except SlurmRefused:
-        started.undo(view)
-        raise
+    with turn_to_queue(prepared.run, cancelled, view.phase):
+        if queued := queued_jobs(prepared.run):
+            return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
+        if cancelled.now():
+            raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
+        try:
+            job_id = submit_array(prepared.run, JobSpec.model_validate(started.record.job))
+        except SlurmRefused:
+            started.undo(view)
+            raise
+    return Queued(prepared.run, job_id, new=True)
 
 
 def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None:
@@ -127,6 +130,7 @@ class _ArrayWatch:
     def __init__(self, queued: Queued, view: View) -> None:
         self._queued, self._view = queued, view
         self._looks = self._gone = 0
+        self._reasons: set[str] = set()
         self._unheard_since: float | None = None
 
     def check(self) -> None:
@@ -135,18 +139,26 @@ class _ArrayWatch:
         if self._looks % _ASK_QUEUE_EVERY:
             return
         try:
-            there = bool(queued_jobs(self._queued.run))
+            jobs = queued_jobs(self._queued.run)
         except ExecutorError as error:
             self._bear(error)
             return
         self._unheard_since = None
-        self._gone = 0 if there else self._gone + 1
+        self._say_why_they_wait(jobs)
+        self._gone = 0 if jobs else self._gone + 1
         if self._gone >= _TIMES_GONE:
             root = self._queued.run.root
             raise ExecutorError(
                 f"{root}: job {self._queued.job_id} left the queue before the run was finished; "
                 f"`bulkrun logs {root}` shows why; the same command continues"
             )
+
+    def _say_why_they_wait(self, jobs: list[QueuedJob]) -> None:
+        """Each reason once: some come and go for hours."""
+        reasons = {job.reason for job in jobs if job.state == "PENDING"} - {"", "None"}
+        for reason in sorted(reasons - self._reasons):
+            self._view.note(f"Slurm job {self._queued.job_id} waits: {reason}")
+        self._reasons |= reasons
 
     def _bear(self, error: ExecutorError) -> None:
         job = f"Slurm job {self._queued.job_id}"

@@ -61,7 +61,7 @@ def test_a_finished_run_whose_bucket_lacked_something_says_what_was_brought(
     run = RunDir(tmp_path / "s")
     print_summary(Submitted(run, replace(TOTALS, parts=3), worked=False, uploaded=1), " --fresh runs it again.")
     assert capsys.readouterr().err == (
-        f"{run.root} is finished already; 1 of 3 parts and _SUCCESS were uploaded to {bucket.url('out')} "
+        f"{run.root} is already finished; 1 of 3 parts and _SUCCESS were uploaded to {bucket.url('out')} "
         "(completed). --fresh runs it again.\n"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -147,17 +148,54 @@ def test_a_copy_of_the_array_that_a_user_put_into_the_queue_is_this_runs_too(
     other.slurm.mkdir(parents=True)
     (other.slurm / script.name).write_text("another run's, of the same second")
     queue = [
-        f"4|4|4_0|RUNNING|n1|None|/|{script}",
-        f"9|8|8_1|RUNNING|n2|None|/|{script}",
-        f"8|8|8_[0]|PENDING||Resources|{run.root}|.bulkrun/slurm/{script.name}",
-        f"10|10|10|RUNNING|n3|None|/|{other.slurm / script.name}",
-        f"11|11|11|RUNNING|n3|None|{tmp_path}|{script.name}",
-        "12|12|12|RUNNING|n3|None|/|(null)",
+        f"4|4|4_0|RUNNING|n1|None|bulkrun-t|/|{script}",
+        f"9|8|8_1|RUNNING|n2|None|bulkrun-t|/|{script}",
+        f"8|8|8_[0]|PENDING||Resources|mine|{run.root}|.bulkrun/slurm/{script.name}",
+        f"10|10|10|RUNNING|n3|None|bulkrun-t|/|{other.slurm / script.name}",
+        f"11|11|11|RUNNING|n3|None|bulkrun-t|{tmp_path}|{script.name}",
+        "12|12|12|RUNNING|n3|None|wrap|/|(null)",
     ]
     (tmp_path / "queue").write_text("\n".join(queue))
     programs(tmp_path / "bin", monkeypatch, squeue=f"cat {tmp_path}/queue", scancel=f'echo "$@" > {tmp_path}/cancelled')
     assert [job.job_id for job in queued_jobs(run)] == ["4_0", "8_1", "8_[0]"]
     assert cancel_jobs(run) == ["4", "8"] and (tmp_path / "cancelled").read_text() == "4 8\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "is_ours"),
+    [
+        ("wrap|/|(null)", False),
+        ("bulkrun-u|/|/gone/train.sh", False),
+        ("bulkrun-t|/|{other}", False),  # another run's of the same job file, on a cluster that shares the file system
+        ("bulkrun-t|/|(null)", True),  # a site's sbatch that feeds the script in
+        ("renamed|/|/mounted/elsewhere/{name}", True),
+    ],
+)
+def test_a_job_that_has_only_the_id_in_common_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, is_ours: bool
+) -> None:
+    run, other = RunDir(tmp_path / "out"), tmp_path / "other.sh"
+    other.touch()
+    (tmp_path / "bin").mkdir()
+    programs(tmp_path / "bin", monkeypatch, sbatch="echo 1", scancel=f"touch {tmp_path}/cancelled")
+    submit_array(run, spec(run.root))
+    (script,) = run.slurm.glob("*.sh")
+    job = job.format(other=other, name=script.name)
+    programs(tmp_path / "bin", monkeypatch, squeue=f"echo '1|1|1|RUNNING|n1|None|{job}'")
+    assert cancel_jobs(run) == (["1"] if is_ours else [])
+    assert (tmp_path / "cancelled").exists() is is_ours
+
+
+def test_a_record_without_the_jobs_name_is_of_the_job_with_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "out")
+    run.slurm.mkdir(parents=True)
+    run.slurm_jobs.write_text(json.dumps({"job_id": "1", "script": "a.sh"}) + "\n")
+    programs(
+        tmp_path, monkeypatch, squeue="echo '1|1|1_0|RUNNING|n1|None|x|/|/mounted/a.sh'; echo '1|1|1_1||||x|/|b.sh'"
+    )
+    assert [job.job_id for job in queued_jobs(run)] == ["1_0"]
 
 
 def test_a_torn_line_among_the_ids_costs_that_id_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +204,7 @@ def test_a_torn_line_among_the_ids_costs_that_id_alone(tmp_path: Path, monkeypat
     run.slurm_jobs.write_bytes(b'{"job_id": "1", "script": "a.sh"}\n[]\n{}\n{"job_id": "2", "scr')
     programs(tmp_path, monkeypatch, sbatch="echo 3")
     submit_array(run, spec(run.root))
-    assert submitted_jobs(run) == ["1", "3"]
+    assert [one.job_id for one in submitted_jobs(run)] == ["1", "3"]
     run.slurm_jobs.write_bytes(b'{"job_id": "2", "scr{"job_id": "3", "script": "b.sh"}\n')  # of an earlier bulkrun
     assert submitted_jobs(run) == []
 
@@ -181,7 +219,7 @@ def test_an_array_whose_id_was_never_noted_is_found_in_the_queue_by_its_script(
         submit_array(run, spec(run.root))
     assert not isinstance(raised.value, SlurmRefused), "a refused array's run is forgotten"
     (script,) = run.slurm.glob("*.sh")
-    programs(tmp_path, monkeypatch, squeue=f"echo '4|4|4_0|PENDING||None|/|{script}'")
+    programs(tmp_path, monkeypatch, squeue=f"echo '4|4|4_0|PENDING||None|bulkrun-t|/|{script}'")
     assert [job.job_id for job in queued_jobs(run)] == ["4_0"]
 
 

@@ -49,7 +49,9 @@ def test_list_tells_queued_runs_and_asks_the_queue_once_for_all(
 ) -> None:
     squeue = tmp_path / "bin" / "squeue"
     squeue.parent.mkdir()
-    squeue.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho '8|7|7_[0-3]|PENDING||Resources|/|/s.sh'\n")
+    squeue.write_text(
+        f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho '8|7|7_[0-3]|PENDING||Resources|bulkrun-q|/|/s.sh'\n"
+    )
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(squeue.parent), prepend=os.pathsep)
     for name, job_id in {"waits": "7", "stopped": "6", "local": None}.items():

@@ -6,18 +6,25 @@ import os
 import shlex
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bulkrun.errors import ExecutorError, Interrupted
+from bulkrun.executors.slurm import QueuedJob
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store import cancel
-from bulkrun.job.store.cancel import request_cancel
+from bulkrun.job.store.cancel import CancelWatch, request_cancel
+from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.launch import queue
+from bulkrun.job.store.workers import LifeWatch, Worker
+from bulkrun.launch import queue, queue_turn
 from bulkrun.launch.preview import check_job
 from bulkrun.launch.run_job import run_job
 from bulkrun.launch.submit import submit_job
@@ -139,6 +146,15 @@ def test_waiting_ends_when_the_bucket_is_complete_not_before(bucket: Bucket, tmp
     assert done.totals.status == "completed_with_errors" and bucket.list() == whole
 
 
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **bodies: str) -> None:
+    """Programs of these names are found first, each a shell script that does this."""
+    folder.mkdir()
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 class Notes(NoView):
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -159,10 +175,10 @@ def test_a_queue_that_cannot_be_asked_for_a_while_ends_no_waiting_and_is_said_on
 ) -> None:
     answers = iter(["there", None, None, None, "there", "gone", None, "gone"])
 
-    def asked(run: RunDir) -> list[str]:
+    def asked(run: RunDir) -> list[QueuedJob]:
         if (answer := next(answers)) is None:
             raise ExecutorError("squeue: Unable to contact slurm controller (connect failure)")
-        return [answer] if answer == "there" else []
+        return [QueuedJob("7_0", "RUNNING", "n1", "None")] if answer == "there" else []
 
     monkeypatch.setattr(queue, "queued_jobs", asked)
     view = Notes()
@@ -173,6 +189,74 @@ def test_a_queue_that_cannot_be_asked_for_a_while_ends_no_waiting_and_is_said_on
         view.notes
         == ["squeue: Unable to contact slurm controller (connect failure); still waiting for Slurm job 7"] * 2
     )  # two outages
+
+
+def test_why_a_job_waits_is_said_once(unfinished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = ["None", "Priority", "Resources", "Priority", "PartitionTimeLimit"]
+    queues = [[QueuedJob("7_[0-1]", "PENDING", "", reason)] for reason in reasons]
+    answers = iter([*queues, [QueuedJob("7_0", "RUNNING", "n1", "x")], [], []])
+    monkeypatch.setattr(queue, "queued_jobs", lambda run: next(answers))
+    view = Notes()
+    with pytest.raises(ExecutorError, match="left the queue"):
+        queue.wait_for(queue.Queued(unfinished, "7", new=True), view)
+    assert view.notes == [f"Slurm job 7 waits: {reason}" for reason in ("Priority", "Resources", "PartitionTimeLimit")]
+
+
+def test_submits_at_the_same_time_put_one_array_into_the_queue(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    slow = f'sleep 1; echo "7|7|7_0|PENDING||None|bulkrun-q|/|$2" >> {tmp_path}/queue; echo 7'
+    programs(tmp_path / "bin", monkeypatch, sbatch=slow, squeue=f"cat {tmp_path}/queue")
+    (tmp_path / "queue").touch()
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: submit_job(spec, NoView()), range(3)))
+    assert sorted((one.job_id, one.new) for one in done if isinstance(one, queue.Queued)) == [
+        ("7", False),
+        ("7", False),
+        ("7", True),
+    ]
+    assert len((tmp_path / "queue").read_text().splitlines()) == 1
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], Iterator[None]]:
+    """Waits for the turn that this worker has."""
+    monkeypatch.setattr(queue_turn, "_LOOK_EVERY_S", 0.01)
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+
+    @contextmanager
+    def wait(owner: Worker) -> Iterator[None]:
+        assert Claims(run, owner, LifeWatch(run)).take("submit")
+        with queue_turn.turn_to_queue(run, CancelWatch(run), lambda _: None):
+            yield
+
+    return wait
+
+
+def test_a_submit_that_died_blocks_no_other_one(
+    waiting: Callable[[Worker], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with waiting(replace(Worker.this_process(), started="before")):
+        pass
+    monkeypatch.setattr(queue_turn, "_TURN_S", 0.1)
+    with waiting(Worker("a", "another host", 1, "1")):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "error"),
+    [
+        (request_cancel, pytest.raises(Interrupted, match="by bulkrun cancel before anything was put into the queue")),
+        (lambda run: run.run_json.unlink(), pytest.raises(ExecutorError, match="that began this run was refused")),
+    ],
+)
+def test_who_waits_for_its_turn_sees_what_becomes_of_the_run(
+    waiting: Callable[[Worker], Any], tmp_path: Path, meanwhile: Callable[[RunDir], None], error: Any
+) -> None:
+    threading.Timer(0.1, meanwhile, [RunDir(tmp_path / "out")]).start()
+    with error, waiting(Worker("a", "another host", 1, "1")):
+        pass
 
 
 def test_a_queue_that_is_never_heard_of_again_ends_the_waiting_and_names_the_job(
