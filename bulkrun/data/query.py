@@ -59,17 +59,17 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
     try:
         return interruptible(connection, ask)
     except (duckdb.Error, NotASelect) as error:
-        if advice := _advice(error):
-            raise RunError(f"query: {error}; {advice}") from error
+        said = str(error).partition("\n")[0]  # before the place in the query
+        if advice := _advice(error, said):
+            raise RunError(f"query: {said}; {advice}") from error
         raise UsageError(f"query: {error}") from error
     finally:
         connection.close()
         spill.cleanup()
 
 
-def _advice(error: Exception) -> str | None:
+def _advice(error: Exception, said: str) -> str | None:
     """What to do about a disk that fails, None for every other error: DuckDB tells the reason in words alone."""
-    reason = str(error).rpartition(": ")[2]
     if not isinstance(error, duckdb.IOException):
         return None
-    return next((advice for number, advice in ADVICE.items() if os.strerror(number) == reason), None)
+    return next((advice for number, advice in ADVICE.items() if said.endswith(f": {os.strerror(number)}")), None)
