@@ -21,6 +21,7 @@ from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.cli.schema import schema
 from bulkrun.cli.streams import drop_stdout, reader_is_gone, settle_streams
+from bulkrun.data.durable import ADVICE
 from bulkrun.errors import BulkrunError, RunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {
@@ -111,7 +112,8 @@ def run() -> None:
         if "--debug" in sys.argv:
             traceback.print_exc()
         drop_stdout()
-        click.echo(f"error: {error.filename or 'stdout'}: {error.strerror or error}{_way_in(error)}", err=True)
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {where}{error.strerror or error}{_way_in(error) or _way_out(error)}", err=True)
         sys.exit(1)
 
 
@@ -124,3 +126,7 @@ def _way_in(error: OSError) -> str:
         "; the state of a run is private, and only its owner can work on it. For the group to look at it once it is "
         f"finished, its owner types: chmod -R g+rX {shlex.quote(str(state))}"
     )
+
+
+def _way_out(error: OSError) -> str:
+    return "" if isinstance(error, PermissionError) or error.errno not in ADVICE else f"; {ADVICE[error.errno]}"

@@ -6,7 +6,7 @@ import io
 import os
 import select
 import sys
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 
 def settle_streams() -> None:
@@ -18,7 +18,9 @@ def settle_streams() -> None:
         _fill(0, os.O_RDONLY)
     if sys.stdout is None:
         _fill(1, os.O_RDONLY)
-        sys.stdout = _writer(io.FileIO(1, "w", closefd=False))
+        sys.stdout = _writer(_Stdout(1, "w", closefd=False))
+    elif type(sys.stdout) is io.TextIOWrapper and sys.stdout.fileno() == 1:
+        sys.stdout = _named(sys.stdout)
     if sys.stderr is None:
         _fill(2, os.O_WRONLY)
     if sys.stderr is None or (type(sys.stderr) is io.TextIOWrapper and sys.stderr.fileno() == 2):
@@ -46,6 +48,29 @@ class _Stderr(io.FileIO):
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(data)
+
+
+class _Stdout(io.FileIO):
+    """Its errors say that it is stdout: a file that is read has none to say for itself, either."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = "stdout"
+            raise
+
+
+def _named(stdout: io.TextIOWrapper) -> io.TextIOWrapper:
+    """As Python makes it, also with `python -u`, which buffers nothing."""
+    file = _Stdout(1, "w", closefd=False)
+    buffered = isinstance(stdout.buffer, io.BufferedWriter)
+    return io.TextIOWrapper(
+        io.BufferedWriter(file) if buffered else cast(BinaryIO, file),
+        stdout.encoding,
+        line_buffering=stdout.line_buffering,
+        write_through=stdout.write_through,
+    )
 
 
 def _writer(file: io.FileIO) -> io.TextIOWrapper:

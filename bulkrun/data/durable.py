@@ -2,7 +2,8 @@
 
 A file's bytes are safe after fsync(file), its name after fsync(directory). `publish_new` is the one exclusive step
 of a run: link() succeeds for exactly one of any number of writers, on local disks and on NFS (`take_name` knows what
-to do where there is none). Knows no runs. A failing call is a RunError that names the file, the reason, the way out.
+to do where there is none). Knows no runs. A failing call is a RunError that names the file, the reason, the way out; of
+`read_bytes` it stays an OSError, which callers tell from a damaged file.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import json
 import os
 import secrets
 import shutil
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,13 +21,14 @@ from typing import IO, Any
 from bulkrun.data.new_name import take_name
 from bulkrun.errors import RunError
 
-_ADVICE = {
+_FAILING = "the disk or network file system reports an error: check it, then run the same command again"
+ADVICE = {
     errno.ENOSPC: "free some space, then run the same command again",
     errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
     errno.EROFS: "the file system is read-only: choose another output.path or remount it",
     errno.EACCES: "check the permissions of the output directory",
     errno.EFBIG: "a file size limit (ulimit -f) is in the way",
-    errno.EIO: "the disk or network file system reports an error: check it, then run the same command again",
+    **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO), _FAILING),
 }
 _TAIL_BYTES = 8192  # holds the nonce of a JSON document and of a Parquet footer
 
@@ -44,8 +45,18 @@ def disk_errors(
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        advice = _ADVICE.get(error.errno or 0, otherwise)
+        advice = ADVICE.get(error.errno or 0, otherwise)
         raise RunError(f"{path}: {doing} failed: {reason}; {advice}") from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError of the body the file's name: one of a file that is open already (a read) has none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def fsync_dir(path: Path) -> None:
@@ -87,7 +98,7 @@ def write_file(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
-            path.unlink(missing_ok=True)  # on a full disk half a file takes space
+            discard(path)  # on a full disk half a file takes space
             raise
 
 
@@ -108,8 +119,14 @@ def new_file(path: Path, shown: Path | None = None) -> Iterator[IO[bytes]]:
     except BaseException:
         with suppress(OSError):  # closing writes what is left once more: its error would take the place of the first
             file.close()
-        path.unlink(missing_ok=True)
+        discard(path)
         raise
+
+
+def discard(path: Path) -> None:
+    """Remove a file that is wanted no more, as far as one may: the error that made it so is the one to tell."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def publish_new(tmp: Path, final: Path) -> bool:
@@ -205,8 +222,7 @@ def write_new_json(path: Path, document: dict[str, Any]) -> bool:
     try:
         return publish_new(tmp, path)
     except RunError:
-        with suppress(OSError):  # the first error is the one to tell
-            tmp.unlink(missing_ok=True)
+        discard(tmp)
         raise
 
 
@@ -221,16 +237,25 @@ def replace_json(path: Path, document: dict[str, Any], *, sync: bool = True) -> 
                 tmp.write_bytes(encode_json(document))
             tmp.replace(path)
         except OSError:
-            tmp.unlink(missing_ok=True)
+            discard(tmp)
             raise
         if sync:
             fsync_dir(path.parent)
 
 
+def read_bytes(path: Path) -> bytes:
+    """What is in a file. Raises OSError with the file's name."""
+    with naming(path):
+        return path.read_bytes()
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, None when there is no such file. Raises RunError when it does not read as one."""
+    """A JSON object, None when there is no such file.
+
+    Raises RunError when it does not read as one, OSError with the file's name when the disk fails.
+    """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
@@ -259,18 +284,3 @@ def append_line(path: Path, line: bytes) -> None:
                 left = left[os.write(fd, left) :]
         finally:
             os.close(fd)
-
-
-def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool] = lambda path: True) -> None:
-    """A durable copy of a directory tree that shares its files (hard links); `wanted` says what comes along.
-
-    Files that are only ever replaced by rename stay as they are in the copy; what is appended to is appended to both.
-    """
-    make_dirs(target, stat.S_IMODE(source.stat().st_mode))
-    with disk_errors("linking", target):
-        for entry in filter(wanted, sorted(source.iterdir())):
-            if entry.is_dir() and not entry.is_symlink():
-                link_tree(entry, target / entry.name, wanted)
-            else:
-                os.link(entry, target / entry.name, follow_symlinks=False)
-        fsync_dir(target)

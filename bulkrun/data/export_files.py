@@ -26,11 +26,9 @@ _TICKS_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class RowSink(Protocol):
-    """Where rows go; all tables have one schema. `close` finishes the format and leaves the stream open."""
+    """Where rows go; all tables have one schema."""
 
     def write(self, table: pa.Table) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class JsonlSink:
@@ -41,8 +39,6 @@ class JsonlSink:
 
     def write(self, table: pa.Table) -> None:
         self._stream.writelines(json_line(row) for row in readable_rows(table))
-
-    def close(self) -> None: ...
 
 
 class CsvSink:
@@ -59,8 +55,6 @@ class CsvSink:
         text = io.StringIO()
         csv.writer(text).writerows(rows)
         self._stream.write(text.getvalue().encode())
-
-    def close(self) -> None: ...
 
 
 def readable_rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bulkrun.data.arrow_errors import is_disk_error
 from bulkrun.data.batch import MAX_BATCH_BYTES, InputBatch, Position, blank_rows, joined, record_batch
 from bulkrun.data.casts import cast_each
 from bulkrun.data.files import InputFile
@@ -104,7 +105,8 @@ class ParquetSource:
                     yield row + unread, rows.slice(unread)
                 row += rows.num_rows
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{file.path}: row group {group} cannot be read: {error}; get a good copy") from error
+            way_out = "" if is_disk_error(error) else "; get a good copy"
+            raise InputError(f"{file.path}: row group {group} cannot be read: {error}{way_out}") from error
         if row != footer.group_rows[group]:
             raise InputError(
                 f"{file.path}: row group {group} has {row} rows, and its footer says {footer.group_rows[group]}; "
@@ -205,6 +207,8 @@ def _open(file: InputFile, columns: int = 1) -> Iterator[pq.ParquetFile]:
             coerce_int96_timestamp_unit="us",  # in nanoseconds the year 9999 would be 1816
         )
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if is_disk_error(error):
+            raise InputError(f"{file.path}: cannot be read: {error}") from error
         raise InputError(
             f"{file.path}: not a whole Parquet file ({error}); it was cut off while it was written or is something else"
         ) from error

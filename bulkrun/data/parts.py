@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bulkrun.data.arrow_errors import read_errors
 from bulkrun.data.documents import from_document
 from bulkrun.data.durable import new_file
 from bulkrun.errors import RunError
@@ -90,7 +91,8 @@ def read_part_info(path: Path) -> PartInfo:
 
 def _metadata(path: Path) -> pq.FileMetaData:
     try:
-        return pq.read_metadata(path)
+        with read_errors(path):
+            return pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
         raise RunError(f"{path}: not a whole Parquet file ({error}); the disk or another program damaged it") from error
 
@@ -141,7 +143,7 @@ def read_part_columns(path: Path, columns: list[str] | None = None) -> Iterator[
     """The rows of a part in row groups, every page's checksum verified. Raises RunError on a flipped bit."""
     _metadata(path)
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with read_errors(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns=columns)
     except (pa.ArrowException, OSError) as error:

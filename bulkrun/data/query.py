@@ -6,6 +6,7 @@ reach nothing outside the run's directory.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from bulkrun.data.duck import NotASelect, interruptible, locked_connection, single_select, view_of_parquet
+from bulkrun.data.durable import ADVICE
 from bulkrun.data.partitions import find_parts, sql_type
 from bulkrun.data.parts import partition_types
 from bulkrun.errors import RunError, UsageError
@@ -33,7 +35,8 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
     """The result of `sql` (at most `limit` rows) over the parts that are committed now.
 
     With no part yet, `results` is an empty table of `schema` (the run's declared output), if the caller knows it.
-    Raises RunError where there is nothing to query and UsageError, with DuckDB's message, for a query that fails.
+    Raises RunError where there is nothing to query or the disk fails, and UsageError, with DuckDB's message, for any
+    other query that fails.
     """
     root = run_root.resolve()
     if not root.is_dir():
@@ -56,7 +59,17 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
     try:
         return interruptible(connection, ask)
     except (duckdb.Error, NotASelect) as error:
+        said = str(error).partition("\n")[0]  # before the place in the query
+        if advice := _advice(error, said):
+            raise RunError(f"query: {said}; {advice}") from error
         raise UsageError(f"query: {error}") from error
     finally:
         connection.close()
         spill.cleanup()
+
+
+def _advice(error: Exception, said: str) -> str | None:
+    """What to do about a disk that fails, None for every other error: DuckDB tells the reason in words alone."""
+    if not isinstance(error, duckdb.IOException):
+        return None
+    return next((advice for number, advice in ADVICE.items() if said.endswith(f": {os.strerror(number)}")), None)

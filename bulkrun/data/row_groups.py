@@ -70,7 +70,8 @@ class RowGroupWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self.close() if error is None else self._writer.close()
+        except (OSError, pa.ArrowException):
+            self._writer.is_open = False  # else it tries again when it is collected, where nobody can catch that
             if error is None:
-                self._buffer.flush()
-        finally:
-            self._writer.close()
+                raise

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bulkrun.data.durable import disk_errors, make_dirs
+from bulkrun.data.durable import disk_errors, make_dirs, read_bytes
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted, RunError
 from bulkrun.executors.child_errors import received
 from bulkrun.executors.frozen import SILENT_S, FrozenWatch
@@ -155,7 +155,7 @@ class LocalWorkers:
         log = self._log_of(worker)
         if not log.exists():
             return "it left nothing on stderr"
-        lines = log.read_text(errors="replace").splitlines()
+        lines = read_bytes(log).decode(errors="replace").splitlines()
         return "\n".join([f"{log} ends with:", *(f"  {line}" for line in lines[-_STDERR_LINES:])])
 
     def _log_of(self, worker: str) -> Path:

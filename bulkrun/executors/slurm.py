@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from bulkrun.data.durable import append_line, make_dirs, write_file
+from bulkrun.data.durable import append_line, make_dirs, read_bytes, write_file
 from bulkrun.errors import ExecutorError
 from bulkrun.executors.slurm_program import SlurmRefused, slurm
 from bulkrun.job.jobfile.cluster import SlurmSpec
@@ -143,7 +143,7 @@ def submitted_jobs(run: RunDir) -> list[Submission]:
     """Every array that was submitted for this run, oldest first; torn lines are left out."""
     if not run.slurm_jobs.is_file():
         return []
-    return [noted for line in run.slurm_jobs.read_bytes().splitlines() if (noted := _noted(line)) is not None]
+    return [noted for line in read_bytes(run.slurm_jobs).splitlines() if (noted := _noted(line)) is not None]
 
 
 def _noted(line: bytes) -> Submission | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -13,6 +14,7 @@ import bulkrun
 from bulkrun import cli
 from bulkrun.cli import main
 from bulkrun.errors import BulkrunError, Interrupted, JobFileError, ResumeError
+from tests.failing_disk import unreadable
 
 COMMANDS = sorted(main.commands)
 
@@ -109,3 +111,17 @@ def test_a_colleagues_run_is_said_to_be_private_and_how_to_look_at_it(
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.startswith("error: /runs/of ada/.bulkrun/run.json: Permission denied; ")
     assert said.endswith("its owner types: chmod -R g+rX '/runs/of ada/.bulkrun'\n")
+
+
+def test_a_file_that_cannot_be_read_is_named_and_is_not_called_stdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".bulkrun").mkdir()
+    record = unreadable(tmp_path / ".bulkrun" / "run.json")
+    monkeypatch.setattr(sys, "argv", ["bulkrun", "status", str(tmp_path)])
+    monkeypatch.setattr(cli, "settle_streams", lambda: None)
+    monkeypatch.setattr(cli, "drop_stdout", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.run()
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and said.startswith(f"error: {record}: Input/output error; the disk or network file")

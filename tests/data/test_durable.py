@@ -14,6 +14,7 @@ from bulkrun.data import durable, new_name
 from bulkrun.data.durable import (
     append_line,
     make_dirs,
+    new_file,
     publish_new,
     read_json,
     remove_tree,
@@ -23,6 +24,7 @@ from bulkrun.data.durable import (
     write_new_json,
 )
 from bulkrun.errors import RunError
+from tests.failing_disk import unreadable
 
 
 def test_exactly_one_of_many_rivals_publishes(tmp_path: Path) -> None:
@@ -238,3 +240,23 @@ def test_remove_tree_takes_all_and_may_be_repeated(tmp_path: Path) -> None:
     for _ in range(2):
         remove_tree(tmp_path / "tree")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_read_is_named_and_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=rf"Input/output error: '{tmp_path}/run.json'"):
+        read_json(unreadable(tmp_path / "run.json"))
+
+
+def test_the_first_error_is_told_though_the_half_file_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    said = r"x: writing failed: Read-only.*output.path"
+    with pytest.raises(RunError, match=said), new_file(tmp_path / "tmp", tmp_path / "x") as file:
+        file.write(b"x")
+    with pytest.raises(RunError, match=said):
+        write_file(tmp_path / "x", b"x")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bulkrun.data import exchange
-from bulkrun.data.durable import link_tree
-from bulkrun.data.exchange import can_exchange, exchange_dirs
+from bulkrun.data.exchange import can_exchange, exchange_dirs, link_tree
 from bulkrun.errors import RunError
 
 
@@ -46,6 +48,21 @@ def test_the_probe_tells_what_the_file_system_can_and_leaves_nothing(
     assert can_exchange(tmp_path)
     monkeypatch.setattr(exchange, "_RENAME_EXCHANGE", 1 << 20)  # as a kernel that does not know the flag
     assert not can_exchange(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT, errno.ENOSPC])
+def test_a_disk_that_fails_is_not_a_file_system_that_cannot(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(
+        RunError, match=f"trying what the file system can do failed: {os.strerror(number)}; .*same comm"
+    ):
+        can_exchange(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

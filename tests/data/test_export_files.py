@@ -34,7 +34,6 @@ def written(sink: type[RowSink], *schema: pa.Schema) -> bytes:
     made = sink(stream, *schema)
     for start in range(TABLE.num_rows):
         made.write(TABLE.slice(start, 1))
-    made.close()
     return stream.getvalue()
 
 
@@ -71,7 +70,7 @@ def test_a_csv_cell_is_never_a_formula(text: str) -> None:
 
 def test_a_csv_header_is_there_without_rows() -> None:
     stream = io.BytesIO()
-    CsvSink(stream, TABLE.schema).close()
+    CsvSink(stream, TABLE.schema)
     assert stream.getvalue().decode().strip() == ",".join(TABLE.column_names)
 
 

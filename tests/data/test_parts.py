@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -57,7 +59,7 @@ def test_every_flipped_bit_of_the_data_is_found(tmp_path: Path) -> None:
         try:
             same = pa.concat_tables(read_part_columns(tmp_path / "bad")) == TABLE
         except RunError as error:
-            assert "bad" in str(error)
+            assert "bad: damaged" in str(error)
             found += 1
         else:
             assert same, f"byte {at}: other data without an error"
@@ -89,3 +91,18 @@ def test_a_failed_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(RunError, match="No space left"):
         write_part(tmp_path / "p", TABLE, INFO)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("call", ["read_metadata", "ParquetFile"])
+def test_a_disk_that_fails_is_not_a_damaged_part(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_part(tmp_path / "p", TABLE, INFO)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, "Error reading bytes from file")  # as Arrow has it: with an errno, without a name
+
+    monkeypatch.setattr(pq, call, fail)
+    with pytest.raises(RunError, match=rf"/p: reading failed: {os.strerror(number)}; .*run the same command again$"):
+        list(read_part_columns(tmp_path / "p"))

@@ -5,10 +5,12 @@ import threading
 import time
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data import query
 from bulkrun.data.query import run_query
 from bulkrun.data.schema import output_schema
 from bulkrun.errors import RunError, UsageError
@@ -131,3 +133,18 @@ def test_a_signal_ends_a_query_with_what_its_handler_raises(run: Path) -> None:
     with signalled_after(0.3):
         run_query(run, LONG_SELECT)
     assert time.monotonic() - began < 2, "DuckDB was to be interrupted, in all of its threads"
+
+
+def test_a_disk_that_fails_is_not_the_querys_mistake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise duckdb.IOException(
+            'IO Error: Could not read from file "part-00000.parquet": Stale file handle\n\nLINE 1: CREATE'
+        )
+
+    monkeypatch.setattr(query, "view_of_parts", fail)
+    with pytest.raises(RunError, match=r"query: .*part-00000.*Stale file handle; .*run the same command again$"):
+        run_query(run, "SELECT 1")
+    monkeypatch.undo()
+    nowhere = str(run / "none.parquet").replace("'", "''")
+    with pytest.raises(UsageError, match="No files found"):
+        run_query(run, f"SELECT * FROM '{nowhere}'")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import io
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -47,6 +50,24 @@ def test_an_error_adds_nothing_of_what_waits_and_closes_the_file() -> None:
         writer.write(TABLE)
         raise ZeroDivisionError
     assert pq.read_table(stream).num_rows == 0
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # what a finalizer could not say
+def test_an_error_stays_the_first_where_the_file_cannot_be_closed_either() -> None:
+    class FullDisk(io.BytesIO):
+        full = False
+
+        def write(self, data: Any, /) -> int:
+            if self.full:
+                raise OSError(errno.ENOSPC, "full")
+            return super().write(data)
+
+    stream = FullDisk()
+    with pytest.raises(ZeroDivisionError), RowGroupWriter(stream, TABLE.schema, 1) as writer:
+        stream.full = True
+        raise ZeroDivisionError
+    del writer
+    gc.collect()
 
 
 def test_a_batch_is_measured_once_however_many_wait() -> None:

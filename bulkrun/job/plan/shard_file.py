@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from bulkrun.data.arrow_errors import read_errors
 from bulkrun.data.documents import from_document
 from bulkrun.errors import RunError
 
@@ -83,7 +84,8 @@ def _info(path: Path, schema: pa.Schema) -> ShardInfo:
 @contextmanager
 def _opened(path: Path) -> Iterator[pa.ipc.RecordBatchFileReader]:
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        # Not mapped: a disk that fails while a map of it is read kills the process.
+        with read_errors(path), pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
             yield reader
     except (pa.ArrowException, OSError) as error:
         raise RunError(

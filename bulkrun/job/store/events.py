@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from bulkrun.data.durable import append_line
+from bulkrun.data.durable import append_line, naming
+from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 
 Scalar = str | int | float | bool | None
@@ -22,16 +24,20 @@ def utc_now() -> str:
 
 
 def log_event(run: RunDir, worker: str, event: str, **numbers: Scalar) -> None:
-    """Append one event with one write, so that lines of several processes do not mix."""
+    """Append one event with one write, so that lines of several processes do not mix.
+
+    Where the disk does not take it there is none: it ends no work that it is only about.
+    """
     record = {"time": utc_now(), "event": event, "worker": worker, **numbers}
-    append_line(run.events, json.dumps(record, ensure_ascii=False).encode())
+    with suppress(RunError):  # of the disk
+        append_line(run.events, json.dumps(record, ensure_ascii=False).encode())
 
 
 def read_events(run: RunDir) -> Iterator[dict[str, Any]]:
     """The events in file order; lines that a crash tore are left out."""
     if not run.events.is_file():
         return
-    with run.events.open("rb") as file:
+    with naming(run.events), run.events.open("rb") as file:
         for line in file:
             try:
                 record = json.loads(line)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bulkrun.data.documents import from_document
-from bulkrun.data.durable import disk_errors, fsync_dir
+from bulkrun.data.durable import disk_errors, fsync_dir, read_bytes
 from bulkrun.errors import RunError
 
 
@@ -141,7 +141,7 @@ def read_journal(path: Path) -> JournalContents:
     """All good records of a journal, in order; none when there is no such file."""
     contents = JournalContents()
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         return contents
     lines = data.split(b"\n")

@@ -22,13 +22,12 @@ from bulkrun.data.durable import (
     disk_errors,
     encode_json,
     fsync_dir,
-    link_tree,
     make_dirs,
     publish_new,
     remove_tree,
     write_file,
 )
-from bulkrun.data.exchange import can_exchange, exchange_dirs
+from bulkrun.data.exchange import can_exchange, exchange_dirs, link_tree
 from bulkrun.data.in_order import in_row_order
 from bulkrun.data.leftovers import remove_old
 from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds

@@ -128,19 +128,16 @@ class _Rows:
 
 
 def _write_table(rows: _Rows, options: ExportOptions, stream: IO[bytes], report: ExportReport) -> None:
-    sink = _sink(options, stream, rows.schema)
-    for table in rows.tables():
-        with _writing(options.path):
+    with _writing(options.path), _sink(options, stream, rows.schema) as sink:
+        for table in rows.tables():
             sink.write(table)
-        report.rows += table.num_rows
-    with _writing(options.path):
-        sink.close()
+            report.rows += table.num_rows
 
 
-def _sink(options: ExportOptions, stream: IO[bytes], schema: pa.Schema) -> RowSink:
-    if options.format == "jsonl":
-        return JsonlSink(stream)
-    return CsvSink(stream, schema) if options.format == "csv" else RowGroupWriter(stream, schema, _ROWS_PER_GROUP)
+def _sink(options: ExportOptions, stream: IO[bytes], schema: pa.Schema) -> AbstractContextManager[RowSink]:
+    if options.format == "parquet":
+        return RowGroupWriter(stream, schema, _ROWS_PER_GROUP)
+    return nullcontext(JsonlSink(stream) if options.format == "jsonl" else CsvSink(stream, schema))
 
 
 def _write_lines(

@@ -12,7 +12,7 @@ from glob import escape
 from pathlib import Path
 from typing import IO, Literal
 
-from bulkrun.data.durable import new_file, swap_in, temporary
+from bulkrun.data.durable import discard, new_file, swap_in, temporary
 from bulkrun.data.leftovers import remove_old
 from bulkrun.errors import UsageError
 from bulkrun.job.store.run_dir import RunDir
@@ -73,8 +73,25 @@ def open_targets(options: ExportOptions, stdout: IO[bytes]) -> Iterator[dict[Pat
     named = {path: temporary(path) for path in options.targets}
     for path in named:
         remove_old(path.parent, f".{escape(path.name)}.{'[0-9a-f]' * 16}.tmp")  # of exports that were killed
-    with ExitStack() as stack:
-        streams = {path: stack.enter_context(new_file(tmp, path)) for path, tmp in named.items()}
-        yield {STDOUT: stdout, **streams}
-    for path, tmp in named.items():
-        swap_in(tmp, path)
+    with ExitStack() as temporaries:
+        for tmp in named.values():
+            temporaries.callback(discard, tmp)
+        with ExitStack() as stack:
+            streams = {path: stack.enter_context(new_file(tmp, path)) for path, tmp in named.items()}
+            yield {STDOUT: stdout, **streams}
+        _give_names(named, options.force)
+
+
+def _give_names(named: dict[Path, Path], force: bool) -> None:
+    """Where one fails, the others lose theirs again: without --force they would be in the way of the next try."""
+    with ExitStack() as given:
+        for path, tmp in named.items():
+            if not force:
+                given.callback(_take_back, path, tmp)
+            swap_in(tmp, path)
+        given.pop_all()
+
+
+def _take_back(path: Path, tmp: Path) -> None:
+    if not tmp.exists():  # else the file at `path`, if any, is another's
+        discard(path)

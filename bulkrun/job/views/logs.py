@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bulkrun.data.durable import naming
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 
@@ -32,7 +33,7 @@ def worker_logs(run: RunDir, lines: int) -> Iterator[tuple[str, list[str]]]:
     """Name and last lines of each log that has any, the oldest first."""
     logs = [path for path in run.logs.glob("*.log") if path.stat().st_size] if run.logs.is_dir() else []
     for path in sorted(logs, key=lambda path: path.stat().st_mtime_ns):
-        with path.open(errors="replace") as file:
+        with naming(path), path.open(errors="replace") as file:
             yield path.name, [line.rstrip("\n") for line in deque(file, maxlen=lines)]
 
 

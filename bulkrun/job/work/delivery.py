@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bulkrun.data.durable import read_json, replace_json
+from bulkrun.data.durable import read_bytes, read_json, replace_json
 from bulkrun.data.parts import read_part_info
 from bulkrun.data.patience import Patience
 from bulkrun.errors import Interrupted, RunError
@@ -70,7 +70,7 @@ def name_of(run: RunDir, part: Path) -> str:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
 
 
 class _Delivery:

@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.durable import append_line, disk_errors, make_dirs
+from bulkrun.data.durable import append_line, disk_errors, make_dirs, read_bytes
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
@@ -99,7 +99,7 @@ def read_flight(path: Path) -> Flight:
     """An empty flight when there is no such file; torn lines are left out."""
     flight = Flight()
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path).splitlines()
     except FileNotFoundError:
         return flight
     for line in lines:
