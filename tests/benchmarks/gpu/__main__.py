@@ -5,13 +5,13 @@
     python -m tests.benchmarks.gpu --smoke --out DIR                # every stage, tiny, on a CPU: does the script work?
 
 Stages, in the order of their worth: `correct` (pytest -m gpu, in eight processes where pytest-xdist is there, then
-alone what fills the card), `targets` (the issue's: 1024/256, 512/512 and 2048/128 with the 3,000 requests that it
-asks for, then others with fewer, fp8 KV, shared prefix, 0.6B), `vllm` (the peer in turn with ours; only with
-`--vllm`), `ablations`, `ops` (each Triton op alone), `load` (a 16 GB checkpoint against the disk, first token). Each result is a JSON line in
-DIR/results.jsonl (default: $OUT) with the prediction beside it, written when it is there, and all that was printed is
-in DIR/log.txt. What an earlier call's file (`--earlier`) or this one holds is not measured again; what does not fit
-into the time is not begun, and a line says so. The report, asked for by name, adds what 3,000 requests would have given
-where fewer ran: it simulates, a minute on any CPU, so make it here.
+alone what fills the card), `targets` (the issue's: 1024/256, 512/512 and 2048/128 with the 3,000 requests that it asks
+for, then others with fewer, fp8 KV, shared prefix, 0.6B), `vllm` (the peer in turn with ours; only with `--vllm`),
+`ablations`, `ops` (each Triton op alone), `load` (a 16 GB checkpoint against the disk, first token). Each result is a
+JSON line in DIR/results.jsonl (default: $OUT) with the prediction beside it, written when it is there, and all that was
+printed is in DIR/log.txt. What an earlier call's file (`--earlier`) or this one holds is not measured again; what does
+not fit into the time is not begun, and a line says so. The report, asked for by name, adds what 3,000 requests would
+have given where fewer ran: it simulates, a minute on any CPU, so make it here.
 
 On a lent device machine (ten minutes a call, thirty in all, a start takes one or two of them; the machine goes back
 after 30 idle seconds) nothing is installed. Once, here, in the repository's root:

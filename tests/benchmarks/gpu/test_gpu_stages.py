@@ -22,6 +22,7 @@ from tests.benchmarks.gpu.session import Session
 from tests.benchmarks.gpu.simulated import at_asked_requests
 from tests.benchmarks.gpu.stages import ops, vllm
 from tests.benchmarks.gpu.throughput import _by_engine, last_object, measure_items
+from tests.benchmarks.gpu_ops import CASES, TINY
 
 
 def canonical(name: str) -> str:
@@ -211,6 +212,14 @@ def test_fewer_requests_are_told_with_what_as_many_as_asked_would_have_given() -
     (row,) = [line for line in at_asked_requests(lines).splitlines() if line.startswith(("| a |", "| b |"))]
     faster, speed = (float(cell.replace(",", "")) for cell in row.split("|")[-3:-1])
     assert row.startswith("| a | 20 | 100 | 0.5 |") and faster > 1 and speed == pytest.approx(100 * faster, rel=0.01)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_every_op_that_is_timed_alone_runs_beside_its_rival(family: str) -> None:
+    for case in CASES[family](TINY, "cpu"):
+        assert case.run() is not None or case.name.startswith(("norm_rotary", "apply_token")), "these work in place"
+        if case.rival is not None:
+            case.rival()
 
 
 def test_of_what_a_peer_prints_the_last_object_counts() -> None:
