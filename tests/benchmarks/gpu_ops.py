@@ -1,11 +1,12 @@
 """Every Triton op on a GPU: time, GB/s and FLOP/s beside its torch reference and beside what the device can do.
 
-    python -m tests.benchmarks.gpu_ops [--only decode] [--head-dim 128] [--tokens 4096]
+    python -m tests.benchmarks.gpu_ops [--only decode] [--head-dim 128] [--tokens 4096] [--smoke]
 
 Prints JSON lines: first the device, its copy bandwidth and bf16 GEMM rate measured in the same run, then for each case
 the median of CUDA-event times with a cold L2, the bytes and FLOPs the op cannot do without (not those it does), and the
 share of the ceiling that binds. Where a case has a rival (the reference, or torch's own attention on contiguous KV),
-its time is there too: compare ratios of one run only. Exits 1 where there is no CUDA device.
+its time is there too: compare ratios of one run only. Exits 1 where there is no CUDA device, except with `--smoke`:
+tiny cases on a CPU, to see that the script works.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import json
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 
 import torch
 import torch.nn.functional as F
-import triton
 
 from bulkrun import ops
 from bulkrun.ops import AttentionMetadata
@@ -226,6 +228,10 @@ def _beside_reference(
     return Case(name, lambda: op(*args, **options), num_bytes, rival=lambda: reference(*args, **options))
 
 
+TINY = Sizes(
+    num_heads=4, num_kv_heads=2, head_dim=64, hidden_size=256, intermediate_size=512, vocab_size=512,
+    num_tokens=64, decode_seqs=4, rows=(4,), contexts=(64,), prompts=(32, 64), prefix_len=128,
+)  # fmt: skip
 CASES = {
     "products": product_cases,
     "elementwise": elementwise_cases,
@@ -237,28 +243,39 @@ CASES = {
 
 
 def median_s(run: Callable[[], object], repeats: int = 30) -> float:
-    """Median seconds of a call between CUDA events, after compiling and with what the L2 holds thrown out."""
+    """Median seconds of a call, after compiling."""
+    if not torch.cuda.is_available():
+        return statistics.median(_seconds(run) for _ in range(3))
     for _ in range(3):
         run()
-    flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")  # long enough for the host to launch what follows it
-    times = []
-    for _ in range(repeats):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+    flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    return statistics.median(_device_seconds(run, flush) for _ in range(repeats))
 
 
-def ceilings() -> tuple[float, float]:
+def _device_seconds(run: Callable[[], object], flush: torch.Tensor) -> float:
+    """Between CUDA events, with what the L2 holds thrown out: long enough for the host to launch what follows it."""
+    flush.zero_()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def ceilings(device: str) -> tuple[float, float]:
     """This device's copy bandwidth in bytes/s and its bf16 GEMM rate in FLOP/s."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    num_bytes, width = (2**30, 8192) if device == "cuda" else (2**20, 256)
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
-    return 2 * source.numel() / median_s(lambda: target.copy_(source)), 2 * 8192**3 / median_s(lambda: a @ b)
+    a, b = torch.randn(2, width, width, device=device, dtype=torch.bfloat16)
+    return 2 * source.numel() / median_s(lambda: target.copy_(source)), 2 * width**3 / median_s(lambda: a @ b)
 
 
 def measure(case: Case, bandwidth: float, gemm_rate: float) -> dict[str, object]:
@@ -282,21 +299,23 @@ def main() -> None:
     parser.add_argument("--only", choices=CASES, help="one family of ops")
     parser.add_argument("--head-dim", type=int, default=Sizes.head_dim)
     parser.add_argument("--tokens", type=int, default=Sizes.num_tokens, help="tokens of an elementwise step")
+    parser.add_argument("--smoke", action="store_true", help="tiny cases on a CPU")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
+    if not (args.smoke or torch.cuda.is_available()):
         sys.exit("gpu_ops measures Triton kernels on a CUDA device, and torch sees none on this machine.")
-    sizes = Sizes(head_dim=args.head_dim, num_tokens=args.tokens)
-    bandwidth, gemm_rate = ceilings()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = TINY if args.smoke else Sizes(head_dim=args.head_dim, num_tokens=args.tokens)
+    bandwidth, gemm_rate = ceilings(device)
     chosen = [CASES[args.only]] if args.only else list(CASES.values())
     facts = {
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "versions": {"torch": torch.__version__, "triton": version("triton"), "python": platform.python_version()},
         "copy_gb_s": round(bandwidth / 1e9, 1),
         "gemm_tflop_s": round(gemm_rate / 1e12, 1),
     }
     print(json.dumps(facts), flush=True)
     for cases in chosen:
-        for case in cases(sizes, "cuda"):
+        for case in cases(sizes, device):
             print(json.dumps(measure(case, bandwidth, gemm_rate)), flush=True)
 
 

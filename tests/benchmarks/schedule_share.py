@@ -146,11 +146,11 @@ def _without(cost: Cost, name: str) -> Cost:
     return replace(cost, **{name: getattr(NO_LOSS, name)})
 
 
-def cost_of_shape(shape: str) -> ModelCost:
-    """What a token costs a model of this shape with a KV cache in bf16."""
+def cost_of_shape(shape: str, kv_itemsize: int = KV_ITEMSIZE) -> ModelCost:
+    """What a token costs a model of this shape with a KV cache of so many bytes a number."""
     with tempfile.TemporaryDirectory() as folder:
         config = ModelConfig.from_dir(write_shape(shape, Path(folder), dtype="bfloat16", max_model_len=8192))
-    return ModelCost.of(config, KV_ITEMSIZE)
+    return ModelCost.of(config, kv_itemsize)
 
 
 def main() -> None:

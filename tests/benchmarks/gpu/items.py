@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen3-0.6b"
-_LOAD_S, _COMPILE_S = {LLAMA: 32.0, QWEN: 25.0}, 20.0  # guesses: a process and its engine, the first one's kernels,
-_AROUND_S, _TRACE_S = 7.0, 25.0  # what a run needs beside its own time, and filling the engine again for a trace
-_LEAST_REQUESTS = 64
-_SHARE = 0.85  # of the time left: what takes longer than guessed must not cost the last item
+ASKED_REQUESTS = 3000  # by the issue, for its targets
+_LOAD_S = {"bulkrun": 52.0, "vllm": 150.0}  # guesses: a process, its engine and the first one's kernels,
+_AROUND_S, TRACE_S = 7.0, 25.0  # what a run needs beside its own time, and filling the engine again for a trace
+_SHARE = 0.9  # of the time left: what takes longer than guessed must not be killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One workload on one engine. `total_tok_s`: the guess by which requests are fitted into the time."""
+    """One workload on one engine. `total_tok_s`: the guess by which requests are fitted into the time.
+
+    `least`: with fewer requests than that it is not measured; 0: it takes all of them.
+    """
 
     name: str
     shape: str
@@ -41,12 +44,12 @@ class Item:
     output_len: str
     total_tok_s: float
     predictions: tuple[Prediction, ...] = ()
-    num_requests: int = 3000
+    num_requests: int = ASKED_REQUESTS
+    least: int = 0
     shared_prefix: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     roofline: bool = True  # with the shares of the ceilings
     trace: bool = False  # and op by op
-    is_fixed: bool = False  # the number of requests is part of what is asked
     engine: str = "bulkrun"
 
     @property
@@ -56,32 +59,27 @@ class Item:
         return self.num_requests * mean / self.total_tok_s
 
 
-def targets_1() -> list[Item]:
-    """Targets of the issue on one engine."""
-    idle = Prediction("idle.between_steps", 0.01, 0.02, at_most=True)
-    return [
-        _against_serial(1024, 512, serial=31_618, expected=0.78, more=(idle,)),
-        _against_serial(1024, 256, serial=39_397, expected=0.80),
-        Item("2048/128", LLAMA, "2048", "128", 0.76 * 49_191, (Prediction("share_of_nanoflow", 0.76, 0.80),)),
-    ]
+def targets() -> list[Item]:
+    """Those of the issue, the worthiest first: three with the requests it asks for, then what fewer can tell.
 
-
-def targets_2() -> list[Item]:
-    """The other targets, one engine after another; fewer than 3,000 requests where ratios are wanted, to fit a call."""
-    idle = Prediction("idle.between_steps", 0.01, 0.02, at_most=True)
+    The fp8 pair fills its pools two and a half times and once; what more requests would give is simulated.
+    """
     long, shared, alone = "1024/1024", "shared 1000, 100/100", "shared 1000, 100/100, no prefix work"
     twice = Prediction("total_tok_s", 2.5, 2.0, over=alone)
     smaller_kv = Prediction("total_tok_s", 1.25, 1.20, over=long)
     return [
-        _against_serial(128, 1024, serial=27_342, expected=0.72, more=(idle,)),
+        _against_serial(1024, 256, serial=39_397, expected=0.80),
         _against_serial(512, 512, serial=32_917, expected=0.77),
-        Item(long, LLAMA, "1024", "1024", 0.75 * 23_572, (Prediction("share_of_serial", 0.75),), 500),
+        Item("2048/128", LLAMA, "2048", "128", 0.76 * 49_191, (Prediction("share_of_nanoflow", 0.76, 0.80),)),
+        _against_serial(1024, 512, serial=31_618, expected=0.78, fewer=True),
+        _against_serial(128, 1024, serial=27_342, expected=0.72, fewer=True),
+        Item(long, LLAMA, "1024", "1024", 0.75 * 23_572, (Prediction("share_of_serial", 0.75),), 1000),
         _shared(shared, 90_000, (twice,)),
-        _shared(alone, 35_000, (), enable_prefix_caching=False),
         Item(
-            "1024/1024, fp8 KV", LLAMA, "1024", "1024", 0.70 * 32_553, (smaller_kv,), 500,
+            "1024/1024, fp8 KV", LLAMA, "1024", "1024", 0.70 * 32_553, (smaller_kv,), 1000,
             settings={"kv_cache_dtype": "fp8"},
         ),
+        _shared(alone, 35_000, (), enable_prefix_caching=False),
         _qwen("qwen3-0.6b, 256 requests", (Prediction("output_tok_s", 14_000, 10_009),), roofline=True),
     ]  # fmt: skip
 
@@ -101,13 +99,15 @@ def ablations() -> list[Item]:
 
 
 def beside_vllm() -> list[Item]:
-    """vLLM and bulkrun in turn, each in a process of its own."""
+    """vLLM and bulkrun in turn, each in a process of its own, without prefix caches: vLLM's script warms up on the
+    very prompts that it then measures."""
     items = []
     for number in (1, 2):
         ours, theirs = f"bulkrun 1024/512, {number}", f"vllm 1024/512, {number}"
         faster = Prediction("total_tok_s", 1.10, over=theirs)
-        item = Item(theirs, LLAMA, "1024", "512", 22_000, (), 600, roofline=False, engine="vllm")
-        items += [item, replace(item, name=ours, predictions=(faster,), engine="bulkrun")]
+        item = Item(theirs, LLAMA, "1024", "512", 22_000, (), 1500, roofline=False, engine="vllm")
+        own_settings = {"enable_prefix_caching": False}
+        items += [item, replace(item, name=ours, predictions=(faster,), engine="bulkrun", settings=own_settings)]
     return items
 
 
@@ -120,6 +120,7 @@ def smoke(items: Sequence[Item]) -> list[Item]:
             input_len="4-12",
             output_len="3-6",
             num_requests=6,
+            least=0,
             shared_prefix=min(item.shared_prefix, 32),
             settings={**item.settings, "max_model_len": 128, "device": "cpu", "max_num_seqs": 4},
         )
@@ -127,15 +128,22 @@ def smoke(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def fitted(items: Sequence[Item], seconds: float) -> list[Item]:
-    """As many requests as fit: what does not is cut by the same share everywhere, and the result says how many ran."""
-    loads = [item for i, item in enumerate(items) if i == 0 or not same_engine(item, items[i - 1])]
-    left = seconds - _COMPILE_S - sum(_LOAD_S.get(item.shape, 0.0) for item in loads) - len(items) * _AROUND_S
-    left -= _TRACE_S * sum(item.trace for item in items)
-    fixed = sum(item.seconds for item in items if item.is_fixed)
-    elastic = sum(item.seconds for item in items if not item.is_fixed)
-    share = min(1.0, max(0.0, _SHARE * left - fixed) / elastic) if elastic else 1.0
-    return [item if item.is_fixed else replace(item, num_requests=_cut(item.num_requests, share)) for item in items]
+def fitted(items: Sequence[Item], seconds: float, *, pace: float = 1.0, is_loaded: bool = False) -> list[Item]:
+    """Those of one engine's items that fit, in their order, with as many of their requests as fit.
+
+    `pace`: how many times as long as guessed runs take here. `is_loaded`: the engine is there already.
+    """
+    chosen: list[Item] = []
+    for item in items:
+        seconds_around = _AROUND_S + item.trace * TRACE_S
+        if not is_loaded and not chosen:
+            seconds_around += _LOAD_S[item.engine]
+        share = min(1.0, _SHARE * (seconds - seconds_around) / (pace * item.seconds))
+        num_requests = int(item.num_requests * share)
+        if num_requests >= (item.least or item.num_requests):
+            chosen.append(replace(item, num_requests=num_requests))
+            seconds -= seconds_around + pace * chosen[-1].seconds
+    return chosen
 
 
 def same_engine(one: Item, other: Item) -> bool:
@@ -143,31 +151,33 @@ def same_engine(one: Item, other: Item) -> bool:
     return one.engine == other.engine == "bulkrun" and (one.shape, one.settings) == (other.shape, other.settings)
 
 
-def _against_serial(
-    num_input: int, num_output: int, *, serial: float, expected: float, more: tuple[Prediction, ...] = ()
-) -> Item:
-    name = f"{num_input}/{num_output}"
-    predictions = (Prediction("share_of_serial", expected, 0.85), *more)
-    return Item(name, LLAMA, str(num_input), str(num_output), expected * serial, predictions, trace=bool(more))
+def _against_serial(num_input: int, num_output: int, *, serial: float, expected: float, fewer: bool = False) -> Item:
+    """`fewer`: half of the requests, and op by op where the time goes."""
+    predictions = [Prediction("share_of_serial", expected, 0.85)]
+    if fewer:
+        predictions.append(Prediction("idle.between_steps", 0.01, 0.02, at_most=True))
+    return Item(
+        f"{num_input}/{num_output}", LLAMA, str(num_input), str(num_output), expected * serial, tuple(predictions),
+        ASKED_REQUESTS // 2 if fewer else ASKED_REQUESTS, least=700 if fewer else 0, trace=fewer,
+    )  # fmt: skip
 
 
 def _shared(name: str, total_tok_s: float, predictions: tuple[Prediction, ...], **settings: Any) -> Item:
-    return Item(name, LLAMA, "100", "100", total_tok_s, predictions, 1500, 1000, settings, roofline=False)
+    return Item(
+        name, LLAMA, "100", "100", total_tok_s, predictions, 1500,
+        shared_prefix=1000, settings=settings, roofline=False,
+    )  # fmt: skip
 
 
 def _qwen(name: str, predictions: tuple[Prediction, ...], roofline: bool = False, **settings: Any) -> Item:
     return Item(
         name, QWEN, "100-1024", "100-1024", 25_000, predictions, 256,
-        settings=settings, roofline=roofline, trace=roofline, is_fixed=True,
+        settings=settings, roofline=roofline, trace=roofline,
     )  # fmt: skip
 
 
 def _small(name: str, predictions: tuple[Prediction, ...], **settings: Any) -> Item:
     return Item(name, LLAMA, "1024", "256", 28_000, predictions, 400, settings=settings, roofline=False)
-
-
-def _cut(num_requests: int, share: float) -> int:
-    return max(min(num_requests, _LEAST_REQUESTS), int(num_requests * share))
 
 
 def _mean(length: str) -> float:

@@ -7,17 +7,30 @@ from typing import Any
 
 from tests.benchmarks.gpu.results import Line
 
+_ERROR = 300  # characters of a traceback, whose end says what happened
 _HEADER = ("what", "requests", "figure", "target", "predicted", "measured", "total tok/s", "output tok/s", "idle")
 
 
 def report(lines: Sequence[Line]) -> str:
-    """A table per stage, a row per prediction; and op by op where the time went, for what was traced."""
+    """What it was measured on; a table per stage, a row per prediction; and op by op where the time went, for what was
+    traced."""
     stages = list(dict.fromkeys(line["stage"] for line in lines))
-    parts = [f"## {stage}\n\n{_table(_HEADER, _rows(stage, lines))}" for stage in stages]
+    parts = [f"## measured on\n\n{_hardware(lines)}"]
+    parts += [f"## {stage}\n\n{table(_HEADER, _rows(stage, lines))}" for stage in stages]
     for line in lines:
         if ops := line.get("facts", {}).get("ops"):
-            parts.append(f"## ops of {line['name']}\n\n{_table(tuple(ops[0]), (tuple(op.values()) for op in ops))}")
+            parts.append(f"## ops of {line['name']}\n\n{table(tuple(ops[0]), (tuple(op.values()) for op in ops))}")
     return "\n\n".join(parts)
+
+
+def _hardware(lines: Sequence[Line]) -> str:
+    """One line per machine and commit, with the stages measured there: compare times within one."""
+    stages: dict[str, list[str]] = {}
+    for line in lines:
+        told = ", ".join(f"{name} {value}" for name, value in line["hardware"].items())
+        if "facts" in line and line["stage"] not in stages.setdefault(told, []):
+            stages[told].append(line["stage"])
+    return "\n".join(f"- {told or 'unknown'}: {', '.join(names)}" for told, names in stages.items() if names)
 
 
 def _rows(stage: str, lines: Sequence[Line]) -> Iterator[tuple[Any, ...]]:
@@ -26,7 +39,7 @@ def _rows(stage: str, lines: Sequence[Line]) -> Iterator[tuple[Any, ...]]:
         facts = line.get("facts", {})
         speeds = facts.get("total_tok_s"), facts.get("output_tok_s"), (facts.get("idle") or {}).get("share")
         if "facts" not in line:
-            yield line["name"], None, line.get("skipped") or f"failed: {line.get('error', '')}"
+            yield line["name"], None, line.get("skipped") or f"failed: {line.get('error', '')[-_ERROR:]}"
         elif not line["predictions"]:
             yield line["name"], facts.get("requests"), facts.get("summary"), None, None, None, *speeds
         for one in line["predictions"] if facts else ():
@@ -54,7 +67,7 @@ def _figure(facts: dict[str, Any], dotted: str) -> float | None:
     return value if value is None else float(value)
 
 
-def _table(header: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> str:
     lines = [header, ("---",) * len(header), *(row + (None,) * (len(header) - len(row)) for row in rows)]
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
 

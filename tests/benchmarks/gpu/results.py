@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tests.benchmarks.gpu.items import Item, Prediction
@@ -16,10 +17,14 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A file that grows, and files of earlier calls whose items need not be measured again."""
+    """A file that grows, and files of earlier calls whose items need not be measured again.
+
+    `hardware` stands in every line: what it was measured on.
+    """
 
     path: Path
     earlier: tuple[Path, ...] = ()
+    hardware: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[Line]:
         """All there are, the earliest first; of two of one item the later one counts."""
@@ -34,10 +39,25 @@ class Results:
         """Whether an item has been measured."""
         return any((line["stage"], line["name"]) == (stage, name) and "facts" in line for line in self.lines())
 
+    def size(self) -> int:
+        """Bytes of this call's file."""
+        return self.path.stat().st_size if self.path.is_file() else 0
+
+    def names_since(self, size: int) -> set[str]:
+        """What lines were added for after the file had this size."""
+        text = self.path.read_bytes()[size:].decode() if self.path.is_file() else ""
+        return {json.loads(line)["name"] for line in text.splitlines()}
+
+    def pace(self, shape: str) -> float:
+        """How many times as long as guessed the runs of this shape took."""
+        facts = [line["facts"] for line in self.lines() if line.get("facts", {}).get("guessed_s")]
+        return median([one["wall_s"] / one["guessed_s"] for one in facts if one["shape"] == shape] or [1.0])
+
     def add(self, stage: str, name: str, predictions: Iterable[Prediction] = (), **outcome: Any) -> None:
         """`outcome`: facts, or error or skipped with the reason."""
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        line = {"stage": stage, "name": name, "at": at, "predictions": [asdict(one) for one in predictions], **outcome}
+        told = {"hardware": self.hardware, "predictions": [asdict(one) for one in predictions]}
+        line = {"stage": stage, "name": name, "at": at, **told, **outcome}
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 

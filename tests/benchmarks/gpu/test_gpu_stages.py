@@ -5,39 +5,61 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks.gpu import __main__ as gpu_script
-from tests.benchmarks.gpu import checkpoint
-from tests.benchmarks.gpu.items import Item, Prediction, ablations, beside_vllm, fitted, smoke, targets_1, targets_2
+from tests.benchmarks.gpu import checkpoint, fake_peer, processes, throughput, workloads
+from tests.benchmarks.gpu.__main__ import call_seconds
+from tests.benchmarks.gpu.items import Item, Prediction, ablations, beside_vllm, fitted, smoke, targets
 from tests.benchmarks.gpu.processes import python
 from tests.benchmarks.gpu.report import measured_value, report
 from tests.benchmarks.gpu.results import Results
-from tests.benchmarks.gpu.stages import Session, _measure, vllm
+from tests.benchmarks.gpu.session import Session
+from tests.benchmarks.gpu.simulated import at_asked_requests
+from tests.benchmarks.gpu.stages import ops, vllm
+from tests.benchmarks.gpu.throughput import _by_engine, last_object, measure_items
+from tests.benchmarks.gpu_ops import CASES, TINY
 
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_what_fits_runs_whole_and_what_does_not_is_cut_by_the_same_share() -> None:
-    items = targets_1()
-    assert fitted(items, 3600.0) == items
-    cut = fitted(items, 300.0)
-    shares = [one.num_requests / whole.num_requests for one, whole in zip(cut, items, strict=True)]
-    assert max(shares) - min(shares) < 0.01 and shares[0] < 0.9
-    assert sum(item.seconds for item in cut) < 300.0
-    assert [item.num_requests for item in fitted(ablations(), 1.0) if item.is_fixed] == [256] * 4
+def session(folder: Path, seconds: float = 120.0, peer: Path | None = None) -> Session:
+    return Session(Results(folder / "results.jsonl"), time.monotonic() + seconds, is_smoke=True, vllm=peer)
 
 
-def test_two_calls_of_the_device_hold_the_targets_with_more_requests_than_run_at_once() -> None:
-    """Nine minutes each, the first beside two minutes of tests."""
-    big = [item for item in (*fitted(targets_1(), 420.0), *fitted(targets_2(), 540.0)) if item.num_requests > 1024]
-    assert {item.name for item in big} == {"1024/512", "1024/256", "2048/128", "128/1024", "512/512"}
-    assert min(item.num_requests for item in big) > 1400
+def test_what_fits_runs_whole_and_what_does_not_waits_or_is_cut_as_far_as_it_may() -> None:
+    whole, small = Item("a", "s", "600", "400", 10_000.0), Item("b", "s", "600", "400", 10_000.0, (), 400, least=100)
+    assert whole.seconds == 300 and fitted([whole, small], 3600.0) == [whole, small]
+    (cut,) = fitted([whole, small], 90.0)
+    assert cut.name == "b" and 100 <= cut.num_requests < 400
+    assert fitted([whole, small], 60.0) == [] and fitted([small], 60.0, is_loaded=True) == [small]
+    assert fitted([whole], 400.0) == [whole] and fitted([whole], 400.0, pace=1.3) == []
+
+
+def test_the_calls_that_share_the_lease_end_before_it_does_and_hold_the_targets() -> None:
+    """The guesses' way through three calls: pessimistic with a start each, then one machine held throughout."""
+    for start_s, least in ((120, 8), (0, 10)):
+        left, done = 1800.0 - (120 - start_s), dict[str, Item]()
+        for calls in (3, 2, 1):
+            is_warm = start_s == 0
+            seconds = call_seconds(left, calls, is_warm=is_warm) - (100 if calls == 3 else 0)  # the tests
+            assert seconds + 40 <= 600
+            end = left - start_s - 40 - call_seconds(left, calls, is_warm=is_warm)
+            for group in _by_engine([item for item in targets() if item.name not in done]):
+                for item in (chosen := fitted(group, seconds)):
+                    done[item.name] = item
+                    seconds -= item.seconds + 7 + 25 * item.trace
+                seconds -= 52 * bool(chosen)
+            left = end
+        assert left >= 0 and len(done) >= least
+        asked = [name for name, item in done.items() if item.num_requests == 3000]
+        assert asked == ["1024/256", "512/512", "2048/128"]
 
 
 def test_the_carried_wheels_bring_what_they_need() -> None:
@@ -54,7 +76,7 @@ def test_the_carried_wheels_bring_what_they_need() -> None:
 
 
 def test_names_and_what_is_divided_by_belong_to_one_stage() -> None:
-    for items in (targets_1(), targets_2(), ablations(), beside_vllm()):
+    for items in (targets(), ablations(), beside_vllm()):
         names = [item.name for item in items]
         assert len(set(names)) == len(names)
         assert {one.over for item in items for one in item.predictions} <= {None, *names}
@@ -98,35 +120,129 @@ def test_a_command_that_outlives_its_limit_ends_with_all_it_started() -> None:
 
 
 def test_a_stage_measures_what_it_can_and_leaves_out_what_was_there(tmp_path: Path) -> None:
-    session = Session(Results(tmp_path / "results.jsonl"), stage_s=120.0, is_smoke=True, vllm=None)
+    call = session(tmp_path)
     done, new, unknown, wrong = (Item(name, "llama-20m", "4", "2", 1000.0, roofline=False) for name in "abcd")
     unknown.settings["no_such_key"], wrong.settings["max_num_batched_tokens"] = 1, 1
-    session.results.add("s", done.name, facts={"wall_s": 1.0})
-    _measure(session, "s", [done, new, unknown, wrong])
-    lines = {line["name"]: line for line in session.results.lines()}
+    call.results.add("s", done.name, facts={"wall_s": 1.0})
+    measure_items(call, "s", [done, new, unknown, wrong])
+    lines = {line["name"]: line for line in call.results.lines()}
     assert lines["a"]["facts"] == {"wall_s": 1.0}
     assert lines["b"]["facts"]["requests"] == 6 and lines["b"]["facts"]["settings"]["device"] == "cpu"
     assert "no key engine.no_such_key" in lines["c"]["skipped"]
     assert "max_num_batched_tokens: 1 is below" in lines["d"]["error"]
+    assert {"pool_blocks", "preemptions", "captured_graphs", "max_num_seqs"} <= lines["b"]["facts"].keys()
+    assert "max_num_batched_tokens: 1 is below" in (tmp_path / "log.txt").read_text()
 
 
-def test_vllm_is_asked_for_the_same_lengths_as_bulkrun_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "bench_vllm.py").write_text(
-        "import json, sys\nprint(json.dumps({'total_tok_s': 5.0, 'arguments': sys.argv[1:]}))\n"
-    )
-    session = Session(Results(tmp_path / "results.jsonl"), stage_s=120.0, is_smoke=True, vllm=tmp_path)
-    _measure(session, "vllm", beside_vllm()[:2])
-    lines = {line["name"]: line["facts"] for line in session.results.lines()}
-    asked = dict(zip(*2 * [iter(lines["vllm 1024/512, 1"]["arguments"])], strict=True))
-    ours = lines["bulkrun 1024/512, 1"]
+def test_what_fails_ends_its_process_and_the_next_items_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def process(call: Session, stage: str, items: list[Item]) -> str | None:
+        calls.append([item.name for item in items])
+        if items[0].name == "killed":
+            return "exit -9: "
+        call.results.add_item(stage, items[0], facts={"wall_s": 1.0})
+        if len(items) == 1:
+            return None
+        call.results.add_item(stage, items[1], error="Traceback")
+        return "exit 1: Traceback"
+
+    monkeypatch.setattr(throughput, "_run_ours", process)
+    call = session(tmp_path)
+    measure_items(call, "s", [Item(name, "s", "4", "2", 1000.0) for name in ("good", "bad", "killed", "last")])
+    assert calls == [["good", "bad", "killed", "last"], ["killed", "last"], ["last"]]
+    assert {line["name"]: "facts" in line for line in call.results.lines()} == {
+        "good": True, "bad": False, "killed": False, "last": True,
+    }  # fmt: skip
+
+
+def test_a_result_is_written_before_its_trace_and_a_failure_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no profiler")
+
+    results = Results(tmp_path / "results.jsonl")
+    (traced,) = smoke([Item("traced", "s", "4", "2", 1000.0, trace=True)])
+    monkeypatch.setattr(workloads, "_traced", broken)
+    with pytest.raises(RuntimeError):
+        workloads.measure("s", [traced], results, 600.0)
+    (line,) = results.lines()
+    assert line["facts"]["total_tok_s"] > 0 and "broken" in line["facts"]["trace_error"]
+    monkeypatch.setattr(workloads, "_facts", broken)
+    with pytest.raises(RuntimeError):
+        workloads.measure("s", [traced], results, 600.0)
+    assert "no profiler" in results.lines()[0]["error"]
+
+
+def test_what_there_is_no_time_for_is_not_begun_and_a_line_says_so(tmp_path: Path) -> None:
+    call = session(tmp_path, seconds=30.0)
+    measure_items(call, "targets", targets()[:1])
+    ops(call)
+    assert ["unmeasured" in line["skipped"] for line in call.results.lines()] == [True, True]
+
+
+def test_runs_that_took_longer_than_guessed_make_the_next_ones_guesses_longer(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    assert results.pace("a") == 1.0
+    results.add("s", "1", facts={"shape": "a", "wall_s": 30.0, "guessed_s": 20.0})
+    assert results.pace("a") == 1.5 and results.pace("b") == 1.0
+
+
+def test_the_log_has_all_that_was_printed_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LOG_CHARACTERS", 1000)
+    log = tmp_path / "log.txt"
+    done = python(["-c", "import sys; sys.stderr.write('first' + 5000 * '.' + 'last'); print('out')"], 60.0, log=log)
+    assert len(done.stderr) == 5009 and done.stdout == "out\n"
+    python(["-c", "import sys; print('second', file=sys.stderr)"], 60.0, log=log)
+    text = log.read_text()
+    assert len(text) < 1500
+    assert {text.count(word) for word in ("first", "last", "second")} == {2}, "each command and what it printed"
+
+
+def test_fewer_requests_are_told_with_what_as_many_as_asked_would_have_given() -> None:
+    facts = {
+        "requests": 20, "input_len": "8", "output_len": "4", "shared_prefix": 0, "shape": "llama-20m", "kv": "bfloat16",
+        "total_tok_s": 100.0, "share_of_serial": 0.5, "pool_blocks": 500, "max_num_seqs": 64,
+        "max_num_batched_tokens": 512,
+    }  # fmt: skip
+    lines = [
+        {"stage": "targets", "name": name, "facts": facts | {"requests": n}} for name, n in (("a", 20), ("b", 3000))
+    ]
+    (row,) = [line for line in at_asked_requests(lines).splitlines() if line.startswith(("| a |", "| b |"))]
+    faster, speed = (float(cell.replace(",", "")) for cell in row.split("|")[-3:-1])
+    assert row.startswith("| a | 20 | 100 | 0.5 |") and faster > 1 and speed == pytest.approx(100 * faster, rel=0.01)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_every_op_that_is_timed_alone_runs_beside_its_rival(family: str) -> None:
+    for case in CASES[family](TINY, "cpu"):
+        assert case.run() is not None or case.name.startswith(("norm_rotary", "apply_token")), "these work in place"
+        if case.rival is not None:
+            case.rival()
+
+
+def test_of_what_a_peer_prints_the_last_object_counts() -> None:
+    assert last_object('{"a": 1}\n{"a": 2}\nWARNING: 3\n4\n') == {"a": 2}
+    assert last_object("nothing\n") is None
+
+
+def test_vllm_is_asked_for_the_same_lengths_as_ours_and_neither_has_a_prefix_cache(tmp_path: Path) -> None:
+    fake_peer.write(tmp_path)
+    call = session(tmp_path, seconds=300.0, peer=tmp_path)
+    measure_items(call, "vllm", beside_vllm()[:2])
+    lines = {line["name"]: line["facts"] for line in call.results.lines()}
+    theirs, ours = lines["vllm 1024/512, 1"], lines["bulkrun 1024/512, 1"]
+    asked = dict(zip(*2 * [iter(theirs["arguments"])], strict=True))
     names = {"--shape": "shape", "--input-len": "input_len", "--output-len": "output_len", "--num-requests": "requests"}
     assert {option: str(ours[name]) for option, name in names.items()}.items() <= asked.items()
+    assert theirs["prefix_caching"] is ours["settings"]["enable_prefix_caching"] is False
 
 
 def test_without_its_wheels_the_peer_is_left_out_by_name(tmp_path: Path) -> None:
-    session = Session(Results(tmp_path / "results.jsonl"), stage_s=120.0, is_smoke=True, vllm=None)
-    vllm(session)
-    assert [line["skipped"] for line in session.results.lines()] == ["no --vllm: its wheels were not carried"]
+    call = replace(session(tmp_path), is_smoke=False)
+    vllm(call)
+    assert [line["skipped"] for line in call.results.lines()] == ["no --vllm: its wheels were not carried"]
 
 
 def test_a_written_checkpoint_loads_and_its_bytes_are_those_of_its_weights(tmp_path: Path) -> None:
@@ -139,7 +255,7 @@ def test_a_written_checkpoint_loads_and_its_bytes_are_those_of_its_weights(tmp_p
     assert 0 < facts["load_s"] < facts["first_token_s"]
 
 
-@pytest.mark.parametrize("items", [targets_1(), targets_2(), ablations(), beside_vllm()])
+@pytest.mark.parametrize("items", [targets(), ablations(), beside_vllm()])
 def test_smoke_keeps_every_item_and_makes_it_tiny(items: list[Item]) -> None:
     small = smoke(items)
     assert [item.name for item in small] == [item.name for item in items]
