@@ -72,31 +72,38 @@ def test_throughput_of_a_shape_needs_no_weights_and_has_the_names_of_the_vllm_sc
 
 
 def test_batching_compares_the_policies_on_the_same_requests(model: str) -> None:
-    facts = facts_of("batching", "--model", model, "--num-requests", "12", "--max-num-seqs", "3")
+    facts = facts_of("batching", "--model", model, "--num-requests", "12", "--max-num-seqs", "3", "--rounds", "2")
     policies = facts["policies"]
-    assert list(policies) == ["padded", "static", "dynamic", "continuous"]
+    assert list(policies) == list(facts["positions"]) == ["padded", "padded_outputs", "static", "dynamic", "continuous"]
+    assert facts["rounds"] == 2
+    for shares in facts["positions"].values():
+        causes = ("needed", "prompt_padding", "ended_sequences", "empty_seats", "recomputed")
+        assert sum(shares[cause] for cause in causes) == pytest.approx(1, abs=1e-3)
+    assert facts["positions"]["padded"]["prompt_padding"] > facts["positions"]["padded_outputs"]["prompt_padding"] == 0
     assert policies["continuous"]["padding_share"] == 0
     assert 0 < policies["static"]["padding_share"] < 1
     assert policies["continuous"]["slot_use"] > policies["static"]["slot_use"]
     assert policies["continuous"]["steps"] < policies["static"]["steps"] <= policies["padded"]["steps"]
     assert all(one["latency_p50_s"] <= one["latency_p99_s"] <= one["wall_s"] for one in policies.values())
     speedup = facts["speedup"]
-    assert speedup["total"] == pytest.approx(speedup["no_padding"] * speedup["refilling"], rel=0.01)
+    product = speedup["no_prompt_padding"] * speedup["no_output_padding"] * speedup["refilling"]
+    assert speedup["total"] == pytest.approx(product, rel=0.01)
+    assert speedup["total_min"] <= speedup["total_max"]
     assert {len(shares) for shares in facts["timeline"].values()} == {60}
 
 
 def test_batching_as_a_table_has_a_row_and_a_line_of_the_plot_for_each_policy(model: str) -> None:
-    done = bench("batching", "--model", model, "--num-requests", "8", "--max-num-seqs", "2", *SMALL)
+    done = bench("batching", "--model", model, "--num-requests", "8", "--max-num-seqs", "2", "--rounds", "1", *SMALL)
     assert done.exit_code == 0
-    for policy in ("padded", "static", "dynamic", "continuous"):
-        assert sum(line.split()[:1] == [policy] for line in done.stdout.splitlines()) >= 2
-    assert "by not padding" in done.stdout
+    for policy in ("padded", "padded_outputs", "static", "dynamic", "continuous"):
+        assert sum(line.split()[:1] == [policy] for line in done.stdout.splitlines()) >= 3
+    assert "by not padding prompts" in done.stdout
 
 
 def test_batching_with_requests_that_come_one_by_one(model: str) -> None:
     facts = facts_of(
         *("batching", "--model", model, "--num-requests", "6", "--max-num-seqs", "2"),
-        *("--arrival", "poisson", "--rate", "100", "--window", "0.01"),
+        *("--arrival", "poisson", "--rate", "100", "--window", "0.01", "--rounds", "1"),
     )
     assert list(facts["policies"]) == ["static", "dynamic", "continuous"]
     assert (facts["arrival"], facts["rate"], facts["speedup"]) == ("poisson", 100, None)
@@ -146,6 +153,10 @@ def test_roofline_as_a_table_has_a_row_for_an_op_and_says_the_idle_share(model: 
         (["batching", "--model", "bundled:tiny", "--arrival", "poisson"], "needs --rate"),
         (["batching", "--model", "bundled:tiny", "--num-requests", "4"], "all fit into one batch"),
         (["batching", "--model", "bundled:tiny", "--arrival", "poisson", "--rate", "nan"], "--rate nan"),
+        (
+            ["batching", "--model", "bundled:tiny", "--arrival", "poisson", "--rate", "1e-300"],
+            "less than one request a",
+        ),
         (["batching", "--model", "bundled:tiny", "--window", "nan"], "engine.batching_window_s: NaN is not a finite"),
         (["batching", "--model", "bundled:tiny", "--window", "inf"], "engine.batching_window_s"),
     ],

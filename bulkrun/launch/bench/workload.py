@@ -82,9 +82,9 @@ def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:
     return arrivals
 
 
-def padded(work: Sequence[Work], batch_size: int, seed: int = 0) -> list[Work]:
-    """The requests as an engine that pads computes them: in each batch of `batch_size`, in order, every prompt and
-    every output is as long as the longest one."""
+def padded(work: Sequence[Work], batch_size: int, *, prompts: bool = True, seed: int = 0) -> list[Work]:
+    """The requests as an engine that pads computes them: in each batch of `batch_size`, in order, every output and,
+    with `prompts`, every prompt is as long as the longest one."""
     rng, all_tokens = random.Random(seed), [token for one in work for token in one.prompt_token_ids]
     longer = []
     for first in range(0, len(work), batch_size):
@@ -92,7 +92,7 @@ def padded(work: Sequence[Work], batch_size: int, seed: int = 0) -> list[Work]:
         num_input = max(len(one.prompt_token_ids) for one in batch)
         num_output = max(one.num_output_tokens for one in batch)
         for one in batch:
-            filler = rng.choices(all_tokens, k=num_input - len(one.prompt_token_ids))
+            filler = rng.choices(all_tokens, k=num_input - len(one.prompt_token_ids)) if prompts else []
             longer.append(Work(filler + one.prompt_token_ids, num_output))
     return longer
 

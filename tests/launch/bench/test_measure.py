@@ -10,7 +10,6 @@ import pytest
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.errors import UsageError
-from bulkrun.launch.bench.batching import timeline
 from bulkrun.launch.bench.measure import Measured, check_lengths, run_workload
 from bulkrun.launch.bench.workload import Work, heavy_tailed_work
 from tests.models.tiny_models import save_tiny_model
@@ -110,9 +109,3 @@ def test_percentiles_are_latencies_of_the_nearest_rank(count: int, half: float, 
 def test_a_request_that_would_be_cut_short_is_refused_before_anything_runs() -> None:
     with pytest.raises(UsageError, match=r"request 1: 9 \+ 4 tokens are above max_model_len 12"):
         check_lengths([Work([1] * 8, 4), Work([1] * 9, 4)], 12)
-
-
-def test_the_timeline_spreads_each_step_over_its_own_time() -> None:
-    bins = timeline([(30.0, 2), (60.0, 1)], 60.0, 4)
-    assert bins == [0.5] * 30 + [0.25] * 30
-    assert timeline([(30.0, 4)], 60.0, 4) == [1.0] * 30 + [0.0] * 30
