@@ -107,7 +107,8 @@ def roofline(as_json: bool, **options: Any) -> None:
 
     After the run a few steps are traced: for each op its FLOP/s and bytes/s, and how much of its time the ceiling that
     binds it explains (above 100% where the processor's caches hold what it reads); and the share of time in which the
-    device sat idle. Tracing slows a CPU's small ops down.
+    device sat idle. Tracing slows a CPU's small ops down, and runs layers one by one that otherwise run in one call:
+    there no idle share is told, as it would not be the run's.
     """
     from bulkrun.launch.bench.roofline import bench_roofline
 
