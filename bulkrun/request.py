@@ -143,6 +143,9 @@ class EngineStats:
     num_waiting: int = 0
     kv_cache_usage: float = 0.0
     num_steps: int = 0
+    num_scheduled_seqs: int = 0  # sequences in a step, summed over the steps
+    num_scheduled_tokens: int = 0  # positions computed, of prompts and outputs
+    num_admitted: int = 0  # times that a sequence was given a row (again after a preemption)
     num_prompt_tokens: int = 0  # prompt tokens computed (cached ones not counted)
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_output_tokens: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bulkrun.cli.output import json_option, print_facts, print_json, print_table
+from bulkrun.cli.output import counted, json_option, print_facts, print_json, print_table
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.shapes import SHAPE_NAMES
 
@@ -117,7 +117,8 @@ def roofline(as_json: bool, **options: Any) -> None:
 
     After the run a few steps are traced: for each op its FLOP/s and bytes/s, and how much of its time the ceiling that
     binds it explains (above 100% where the processor's caches hold what it reads); and the share of time in which the
-    device sat idle. Tracing slows a CPU's small ops down.
+    device sat idle. Tracing slows a CPU's small ops down, and runs layers one by one that otherwise run in one call:
+    there no idle share is told, as it would not be the run's.
     """
     from bulkrun.launch.bench.roofline import bench_roofline
 
@@ -142,6 +143,9 @@ def roofline(as_json: bool, **options: Any) -> None:
 @click.option(
     "--window", type=click.FloatRange(0), help="Seconds that the dynamic policy waits for a full batch. Default: 0.05."
 )
+@click.option(
+    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often each runs, in turns: medians."
+)
 @json_option
 def batching(
     as_json: bool,
@@ -149,20 +153,29 @@ def batching(
     arrival: str,
     rate: float | None,
     window: float | None,
+    rounds: int,
     **options: Any,
 ) -> None:
     """Batching policies on the same heavy-tailed requests.
 
-    Padding is the share of held seats whose sequence had ended; slot use is the share of all --max-num-seqs seats that
-    computed a wanted token. Offline, a batch that pads is measured too, so that the gain of continuous batching falls
-    into two factors: not padding, and refilling.
+    padding_share is the share of held seats whose sequence had ended; slot_use is the share of all --max-num-seqs seats
+    that computed a wanted token. Percentiles are those of the nearest rank.
+
+    The second table says where positions went, those computed and those that a seat sat out; its shares add up to 1.
+    needed: the requests' own. prompt_padding: prompts filled up to the longest of their batch. ended_sequences:
+    computed for, or held by, a sequence that had ended. empty_seats: nobody's. recomputed: after a preemption.
+    computed_padding: the share of padding in the computed positions alone.
+
+    Offline, batches that pad everything or outputs alone are measured too, so that the speed-up of continuous batching
+    is a product: not padding prompts, not padding outputs, refilling. The last is the speed-up over static: fewer
+    steps, times how much less each of static's takes.
     """
     from bulkrun.launch.bench.batching import BatchingAsked, bench_batching
 
     if (arrival == "poisson") != (rate is not None):
         raise UsageError("--rate goes with --arrival poisson, and --arrival poisson needs --rate (requests per second)")
     choice = _choice({**options, "batching_window_s": window})
-    facts = bench_batching(choice, BatchingAsked(num_requests, rate))
+    facts = bench_batching(choice, BatchingAsked(num_requests, rate, rounds))
     if as_json:
         print_json(facts)
     else:
@@ -202,24 +215,31 @@ def _op_cells(op: dict[str, Any]) -> list[Any]:
 
 
 def _show_batching(facts: dict[str, Any]) -> None:
-    policies = facts.pop("policies")
+    policies, positions = facts.pop("policies"), facts.pop("positions")
     timeline, speedup = facts.pop("timeline"), facts.pop("speedup")
     print_facts(facts)
-    columns = list(next(iter(policies.values())))
-    click.echo()
-    print_table(["policy", *columns], [[name, *policy.values()] for name, policy in policies.items()])
+    for by_policy in (policies, positions):
+        click.echo()
+        columns = list(next(iter(by_policy.values())))
+        print_table(["policy", *columns], [[name, *one.values()] for name, one in by_policy.items()])
     click.echo("\nslot use over time, the longest run being the full width")
     for name, shares in timeline.items():
-        click.echo(f"{name:<11} {''.join(_bar(share) for share in shares)}")
+        click.echo(f"{name:<15} {''.join(_bar(share) for share in shares)}")
     if speedup is not None:
+        _show_speedup(speedup, facts["rounds"])
+
+
+def _show_speedup(speedup: dict[str, Any], rounds: int) -> None:
+    spread = f"{speedup['total_min']} to {speedup['total_max']} in {counted(rounds, 'round')}"
+    click.echo(
+        f"\ncontinuous over padded: {speedup['total']}x ({spread}) = {speedup['no_prompt_padding']}x by not padding "
+        f"prompts * {speedup['no_output_padding']}x by not padding outputs * {speedup['refilling']}x by refilling\n"
+        f"refilling, static over continuous: {speedup['fewer_steps']}x in steps * {speedup['step_time']}x in their time"
+    )
+    if speedup["share_refilling"] is not None:
         click.echo(
-            f"\ncontinuous over padded: {speedup['total']}x = {speedup['no_padding']}x by not padding "
-            f"* {speedup['refilling']}x by refilling"
-        )
-    if speedup is not None and speedup["share_refilling"] is not None:
-        click.echo(
-            f"of the speed-up (as a logarithm) {speedup['share_no_padding']:.0%} is not padding, "
-            f"{speedup['share_refilling']:.0%} refilling"
+            f"of the speed-up (as a logarithm) {speedup['share_no_prompt_padding']:.0%} is not padding prompts, "
+            f"{speedup['share_no_output_padding']:.0%} not padding outputs, {speedup['share_refilling']:.0%} refilling"
         )
 
 

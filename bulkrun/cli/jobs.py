@@ -13,7 +13,7 @@ import click
 
 from bulkrun.cli.output import cell_text, count, counted, json_option, note, print_facts, print_json, print_table
 from bulkrun.cli.run_path import RunPath
-from bulkrun.cli.summary import counted_changes, print_summary, warn_of_undeclared
+from bulkrun.cli.summary import RANDOM_WEIGHTS, counted_changes, print_summary, warn_of_undeclared
 from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -204,8 +204,11 @@ def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from bulkrun.launch.preview import check_job
 
     with _located(job, overrides):
-        facts = check_job(_load(job, overrides))
+        spec = _load(job, overrides)
+        facts = check_job(spec)
     print_json({"ok": True, **facts}) if as_json else print_facts(facts)
+    if spec.engine.load_format == "dummy":
+        note(f"warning: {RANDOM_WEIGHTS}")
     note(f"{job}: ok")
 
 

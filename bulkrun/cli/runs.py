@@ -26,6 +26,7 @@ from bulkrun.cli.output import (
     takes_unicode,
 )
 from bulkrun.cli.run_path import RunPath
+from bulkrun.cli.summary import RANDOM_WEIGHTS
 from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
         "shards": f"{found.shards_committed} of {shards} committed",
         "tokens": f"{count(found.prompt_tokens)} in, {count(found.completion_tokens)} out (committed)",
     }
+    if found.random_weights:
+        facts["model"] = RANDOM_WEIGHTS
     if found.cut:
         facts["cut"] = f"{counted(found.cut, 'output')} cut at max_tokens"
     if found.duplicate_ids:

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 from bulkrun.cli.output import count, counted, duration, note
 
 if TYPE_CHECKING:
+    from bulkrun.job.store.run_record import RunRecord
     from bulkrun.job.work.finish import RunTotals
     from bulkrun.launch.run import Submitted
+
+
+RANDOM_WEIGHTS = "random weights (engine.load_format: dummy): the text is noise, only speed can be measured"
 
 
 def print_summary(done: Submitted, anew: str) -> None:
@@ -18,6 +22,7 @@ def print_summary(done: Submitted, anew: str) -> None:
     `anew` says how this command runs a finished run again, where it can.
     """
     from bulkrun.data.durable import read_json
+    from bulkrun.job.store.run_record import read_record
     from bulkrun.job.update.staging import update_under_way
     from bulkrun.job.views.status import read_status
 
@@ -36,6 +41,9 @@ def print_summary(done: Submitted, anew: str) -> None:
     note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
     if not totals.rows:
         note("  the input has no rows")
+    record = read_record(done.run)
+    if record.has_random_weights:
+        note(f"  warning: {RANDOM_WEIGHTS}")
     if what := saved(totals):
         note(f"  {what}")
     if totals.cut:
@@ -51,7 +59,7 @@ def print_summary(done: Submitted, anew: str) -> None:
         warn_of_duplicates(planned.get("duplicate_ids", {}))
         warn_of_undeclared(planned.get("undeclared_columns", {}))
     deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
-    note(f"results  {shlex.quote(_results_place(done))}/{deep}*.parquet ({counted(totals.parts, 'part')})")
+    note(f"results  {shlex.quote(_results_place(done, record))}/{deep}*.parquet ({counted(totals.parts, 'part')})")
     note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
 
 
@@ -92,11 +100,9 @@ def warn_of_undeclared(columns: dict[str, int]) -> None:
         note(f"  {line}")
 
 
-def _results_place(done: Submitted) -> str:
+def _results_place(done: Submitted, record: RunRecord) -> str:
     """The directory or the bucket that other tools read the results from."""
-    from bulkrun.job.store.run_record import read_record
-
-    path = str(read_record(done.run).job["output"]["path"]).rstrip("/")
+    path = str(record.job["output"]["path"]).rstrip("/")
     return path if path.startswith("s3://") else str(done.run.root)
 
 

@@ -12,6 +12,9 @@ class Counters:
     """Counters of one engine. `num_prompt_tokens`: computed ones (again after a preemption), not cached ones."""
 
     num_steps: int = 0
+    num_scheduled_seqs: int = 0
+    num_scheduled_tokens: int = 0
+    num_admitted: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -19,6 +22,9 @@ class Counters:
     def count(self, batch: ScheduledBatch) -> None:
         """A step was launched."""
         self.num_steps += 1
+        self.num_scheduled_seqs += len(batch.seqs)
+        self.num_scheduled_tokens += batch.num_tokens
+        self.num_admitted += len(batch.new_seqs)
         self.num_cached_tokens += sum(seq.num_cached_tokens for seq in batch.new_seqs if not seq.num_preemptions)
         chunks = zip(batch.seqs, batch.starts, batch.num_scheduled_tokens, strict=True)
         left = [(count, seq.num_prompt_tokens - start) for seq, start, count in chunks if start < seq.num_prompt_tokens]

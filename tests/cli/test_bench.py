@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner, Result
 
+import bulkrun
 from bulkrun.cli import main
+from bulkrun.ops.cpu.library import compiled_ops
 from tests.models.tiny_models import save_tiny_model
 
 SMALL = ("--device", "cpu", "--dtype", "float32")
@@ -23,6 +26,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def _layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where no call runs all layers."""
+    monkeypatch.setattr("bulkrun.models.loader.compile_layers", lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +59,28 @@ def test_throughput_of_a_dataset_counts_its_tokens(model: str, tmp_path: Path) -
     assert (facts["requests"], facts["input_tokens"], facts["output_tokens"]) == (3, 15, 15)
     assert facts["total_tok_s"] == pytest.approx(2 * facts["output_tok_s"], rel=0.01)
     assert facts["wall_s"] > 0 and facts["load_s"] > 0 and facts["dtype"] == "float32"
+    assert facts["bulkrun"] == bulkrun.__version__ and facts["processor"]
+    settings = [facts[name] for name in ("load_format", "deterministic", "async_scheduling", "batching")]
+    assert settings == ["auto", False, False, "continuous"]
+
+
+def test_settings_that_are_no_defaults_are_told(model: str) -> None:
+    lengths = ("--input-len", "9", "--output-len", "2", "--num-requests", "2")
+    keys = ("deterministic=true", "async_scheduling=true", "batching=static")
+    overrides = [part for key in keys for part in ("--set", f"engine.{key}")]
+    facts = facts_of("throughput", "--model", model, "--load-format", "dummy", *lengths, *overrides)
+    settings = [facts[name] for name in ("load_format", "deterministic", "async_scheduling", "batching")]
+    assert settings == ["dummy", True, True, "static"]
+
+
+def test_a_roofline_of_the_general_path_is_refused_before_weights_are_read(
+    tmp_path: Path,
+) -> None:
+    transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused = bench("roofline", "--model", str(tmp_path))
+    assert refused.exit_code == 2 and "its FLOPs are not known" in refused.stderr
 
 
 def test_text_prompts_are_encoded_by_the_models_tokenizer(tmp_path: Path) -> None:
@@ -72,31 +103,38 @@ def test_throughput_of_a_shape_needs_no_weights_and_has_the_names_of_the_vllm_sc
 
 
 def test_batching_compares_the_policies_on_the_same_requests(model: str) -> None:
-    facts = facts_of("batching", "--model", model, "--num-requests", "12", "--max-num-seqs", "3")
+    facts = facts_of("batching", "--model", model, "--num-requests", "12", "--max-num-seqs", "3", "--rounds", "2")
     policies = facts["policies"]
-    assert list(policies) == ["padded", "static", "dynamic", "continuous"]
+    assert list(policies) == list(facts["positions"]) == ["padded", "padded_outputs", "static", "dynamic", "continuous"]
+    assert facts["rounds"] == 2
+    for shares in facts["positions"].values():
+        causes = ("needed", "prompt_padding", "ended_sequences", "empty_seats", "recomputed")
+        assert sum(shares[cause] for cause in causes) == pytest.approx(1, abs=1e-3)
+    assert facts["positions"]["padded"]["prompt_padding"] > facts["positions"]["padded_outputs"]["prompt_padding"] == 0
     assert policies["continuous"]["padding_share"] == 0
     assert 0 < policies["static"]["padding_share"] < 1
     assert policies["continuous"]["slot_use"] > policies["static"]["slot_use"]
     assert policies["continuous"]["steps"] < policies["static"]["steps"] <= policies["padded"]["steps"]
     assert all(one["latency_p50_s"] <= one["latency_p99_s"] <= one["wall_s"] for one in policies.values())
     speedup = facts["speedup"]
-    assert speedup["total"] == pytest.approx(speedup["no_padding"] * speedup["refilling"], rel=0.01)
+    product = speedup["no_prompt_padding"] * speedup["no_output_padding"] * speedup["refilling"]
+    assert speedup["total"] == pytest.approx(product, rel=0.01)
+    assert speedup["total_min"] <= speedup["total_max"]
     assert {len(shares) for shares in facts["timeline"].values()} == {60}
 
 
 def test_batching_as_a_table_has_a_row_and_a_line_of_the_plot_for_each_policy(model: str) -> None:
-    done = bench("batching", "--model", model, "--num-requests", "8", "--max-num-seqs", "2", *SMALL)
+    done = bench("batching", "--model", model, "--num-requests", "8", "--max-num-seqs", "2", "--rounds", "1", *SMALL)
     assert done.exit_code == 0
-    for policy in ("padded", "static", "dynamic", "continuous"):
-        assert sum(line.split()[:1] == [policy] for line in done.stdout.splitlines()) >= 2
-    assert "by not padding" in done.stdout
+    for policy in ("padded", "padded_outputs", "static", "dynamic", "continuous"):
+        assert sum(line.split()[:1] == [policy] for line in done.stdout.splitlines()) >= 3
+    assert "by not padding prompts" in done.stdout
 
 
 def test_batching_with_requests_that_come_one_by_one(model: str) -> None:
     facts = facts_of(
         *("batching", "--model", model, "--num-requests", "6", "--max-num-seqs", "2"),
-        *("--arrival", "poisson", "--rate", "100", "--window", "0.01"),
+        *("--arrival", "poisson", "--rate", "100", "--window", "0.01", "--rounds", "1"),
     )
     assert list(facts["policies"]) == ["static", "dynamic", "continuous"]
     assert (facts["arrival"], facts["rate"], facts["speedup"]) == ("poisson", 100, None)
@@ -114,19 +152,31 @@ def test_roofline_reports_shares_that_follow_from_its_own_rates(roofline: dict[s
     assert roofline["serial_s"] == pytest.approx(roofline["gemm_s"] + roofline["kv_s"], abs=2e-4)
 
 
-def test_roofline_tells_where_the_time_went_and_how_long_the_device_sat_idle(roofline: dict[str, Any]) -> None:
+def test_roofline_tells_where_the_time_went(roofline: dict[str, Any]) -> None:
     ops = {op["op"] for op in roofline["ops"]}
     products = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
     assert ops >= {*products, "attention, decode", "rms_norm", "norm_rotary_store", "silu_mul", "sampling", "other"}
     assert sum(op["share_of_time"] for op in roofline["ops"]) == pytest.approx(1, abs=0.01)
-    idle = roofline["idle"]
+
+
+LENGTHS = ("--input-len", "9", "--output-len", "8", "--num-requests", "6", "--max-num-seqs", "3")
+
+
+@pytest.mark.usefixtures("_layer_by_layer")
+def test_a_roofline_tells_how_long_the_device_sat_idle_in_the_steps_of_the_run(model: str) -> None:
+    idle = facts_of("roofline", "--model", model, *LENGTHS)["idle"]
     assert idle["share"] == pytest.approx(idle["between_steps"] + idle["inside_steps"], abs=2e-4)
     assert 0 < idle["share"] < 1 and idle["slowdown"] > 0
 
 
+@pytest.mark.skipif(compiled_ops().library is None, reason="layers run one by one on this machine")
+def test_no_idle_share_is_told_of_steps_that_tracing_takes_apart(roofline: dict[str, Any]) -> None:
+    assert roofline["idle"] is None
+
+
+@pytest.mark.usefixtures("_layer_by_layer")
 def test_roofline_as_a_table_has_a_row_for_an_op_and_says_the_idle_share(model: str) -> None:
-    arguments = ("--input-len", "9", "--output-len", "8", "--num-requests", "6", "--max-num-seqs", "3")
-    done = bench("roofline", "--model", model, *arguments, *SMALL)
+    done = bench("roofline", "--model", model, *LENGTHS, *SMALL)
     assert done.exit_code == 0
     assert any(line.split()[:2] == ["attention,", "decode"] for line in done.stdout.splitlines())
     assert "between steps" in done.stdout
@@ -146,6 +196,10 @@ def test_roofline_as_a_table_has_a_row_for_an_op_and_says_the_idle_share(model: 
         (["batching", "--model", "bundled:tiny", "--arrival", "poisson"], "needs --rate"),
         (["batching", "--model", "bundled:tiny", "--num-requests", "4"], "all fit into one batch"),
         (["batching", "--model", "bundled:tiny", "--arrival", "poisson", "--rate", "nan"], "--rate nan"),
+        (
+            ["batching", "--model", "bundled:tiny", "--arrival", "poisson", "--rate", "1e-300"],
+            "less than one request a",
+        ),
         (["batching", "--model", "bundled:tiny", "--window", "nan"], "engine.batching_window_s: NaN is not a finite"),
         (["batching", "--model", "bundled:tiny", "--window", "inf"], "engine.batching_window_s"),
     ],

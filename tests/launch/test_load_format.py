@@ -43,6 +43,20 @@ def submit(*settings: str) -> Result:
         return CliRunner().invoke(main, ["submit", "job.yaml", *options], catch_exceptions=False)
 
 
+def test_random_weights_are_told_wherever_the_model_is(folder: Path) -> None:
+    dummy = ("--set", "engine.load_format=dummy")
+    warning = "random weights (engine.load_format: dummy)"
+    for command in ("validate", "submit"):
+        done = CliRunner().invoke(main, [command, "job.yaml", *dummy], catch_exceptions=False)
+        assert done.exit_code == 0 and f"warning: {warning}" in done.stderr
+    assert warning in CliRunner().invoke(main, ["status", "out"]).stdout
+    assert json.loads(CliRunner().invoke(main, ["status", "out", "--json"]).stdout)["random_weights"] is True
+    shutil.copy(BUNDLED_ROOT / "tiny" / "model.safetensors", folder / "model")
+    for told in (CliRunner().invoke(main, ["validate", "job.yaml"]), submit("output.path=real")):
+        assert told.exit_code == 0 and warning not in told.output
+    assert warning not in CliRunner().invoke(main, ["status", "real"]).stdout
+
+
 def test_random_weights_are_another_run_than_the_models_own(folder: Path) -> None:
     assert submit("engine.load_format=dummy").exit_code == 0
     assert sum(pq.read_metadata(path).num_rows for path in (folder / "out").glob("*.parquet")) == 6

@@ -66,6 +66,11 @@ class RunRecord:
         return int(self.job["sampling"]["n"])
 
     @property
+    def has_random_weights(self) -> bool:
+        """Whether its texts are noise."""
+        return bool(self.job["engine"].get("load_format") == "dummy")
+
+    @property
     def key_salt(self) -> str | None:
         """What the row keys of an incremental run have in common; None where rows have no keys."""
         return key_salt(self.identity) if self.job["run"].get("incremental") else None

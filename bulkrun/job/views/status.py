@@ -86,6 +86,7 @@ class RunStatus:
     update: RunStatus | None = None  # of the retry or incremental night under way
     cut: int = 0  # output rows that ended at max_tokens
     duplicate_ids: int = 0
+    random_weights: bool = False
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -121,6 +122,7 @@ def read_status(run: RunDir) -> RunStatus:
         update=staged,
         cut=sum(part.cut for part in parts),
         duplicate_ids=totals.duplicate_ids if totals else plan.duplicate_ids,
+        random_weights=record.has_random_weights,
     )
 
 

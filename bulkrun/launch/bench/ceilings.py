@@ -32,6 +32,16 @@ class DeviceRates(NamedTuple):
     read_bytes_s: float
 
 
+def known_shape(config: ModelConfig) -> DecoderConfig:
+    """The model's, for counting. Raises UsageError for one of the general path, whose weights transformers knows."""
+    if not isinstance(config, DecoderConfig):
+        raise UsageError(
+            f"{config.architecture} runs through transformers' own code, so its FLOPs are not known; "
+            "a roofline needs one of the architectures that `bulkrun models` calls fast"
+        )
+    return config
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCost:
     """What one token costs: weights it is multiplied with, and per layer attention width, window and KV bytes."""
@@ -45,12 +55,8 @@ class ModelCost:
 
     @classmethod
     def of(cls, config: ModelConfig, kv_itemsize: int) -> ModelCost:
-        """Raises UsageError for a model of the general path, whose weights only transformers knows."""
-        if not isinstance(config, DecoderConfig):
-            raise UsageError(
-                f"{config.architecture} runs through transformers' own code, so its FLOPs are not known; "
-                "a roofline needs one of the architectures that `bulkrun models` calls fast"
-            )
+        """Raises UsageError as `known_shape` does."""
+        config = known_shape(config)
         body = sum(_layer_weights(config, layer) for layer in range(config.num_layers))
         lm_head = config.vocab_size * config.hidden_size
         return cls(

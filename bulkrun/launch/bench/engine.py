@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import bulkrun
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
@@ -59,9 +61,11 @@ class LoadedModel:
     model_dir: Path | None
     load_s: float
     quantization: str | None
+    load_format: str = "auto"
+    deterministic: bool = False
 
     @property
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         """What ran, and on which device."""
         import torch
 
@@ -70,11 +74,25 @@ class LoadedModel:
         config = self.engine.config
         return {
             "device": name,
+            "processor": _processor_name(),
+            "bulkrun": bulkrun.__version__,
             "torch": str(torch.__version__),
+            "load_format": self.load_format,
+            "deterministic": self.deterministic,
+            "async_scheduling": config.async_scheduling,
             "dtype": _name_of(config.dtype),
             "kv": "fp8" if config.kv_cache_dtype == torch.float8_e4m3fn else _name_of(config.kv_cache_dtype),
             **({} if self.quantization is None else {"quantization": self.quantization}),
         }
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -92,8 +110,11 @@ def engine_settings(overrides: Sequence[str]) -> dict[str, Any]:
     return override_job(_ANY_JOB, overrides).engine.model_dump(exclude_unset=True)
 
 
-def load_for_bench(choice: ModelChoice) -> LoadedModel:
-    """Load it. Raises ModelError for a model that cannot be used, UsageError for settings that cannot work."""
+def load_for_bench(choice: ModelChoice, check: Callable[[ModelConfig], object] | None = None) -> LoadedModel:
+    """Load it. Raises ModelError for a model that cannot be used, UsageError for settings that cannot work.
+
+    `check` refuses by raising, before any weights are read.
+    """
     settle_threads()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of every start and stop on stderr
     from bulkrun.engine.llm_engine import LLMEngine
@@ -109,9 +130,19 @@ def load_for_bench(choice: ModelChoice) -> LoadedModel:
             dtype = settings.get("dtype", "auto")
             stored = "bfloat16" if dtype == "auto" else dtype
             model_dir = write_shape(choice.shape, folder, dtype=stored, max_model_len=settings["max_model_len"])
+        config = ModelConfig.from_dir(model_dir)
+        if check is not None:
+            check(config)
         start = time.perf_counter()
         engine = LLMEngine.from_model_dir(model_dir, **settings)
         load_s = time.perf_counter() - start
-        config = ModelConfig.from_dir(model_dir)
     named_dir = model_dir if choice.model is not None else None
-    return LoadedModel(engine, config, named_dir, load_s, settings.get("quantization"))
+    return LoadedModel(
+        engine,
+        config,
+        named_dir,
+        load_s,
+        settings.get("quantization"),
+        settings.get("load_format", "auto"),
+        settings.get("deterministic", False),
+    )

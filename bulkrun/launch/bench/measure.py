@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,20 +17,23 @@ _WARM_UP_REQUESTS, _WARM_UP_TOKENS = 64, 4
 
 @dataclass(slots=True)
 class Measured:
-    """One run. Seats are counted per step: `num_busy` had a sequence, `num_held` could not take another one."""
+    """One run. Seats are counted per step: `num_busy` had a sequence that computed something, `num_held` could not take
+    another one. `num_positions`: tokens computed, of prompts and outputs.
+    """
 
     wall_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
-    widths: list[tuple[float, int]] = field(default_factory=list)  # when a step ended, sequences in it
+    widths: list[tuple[float, int]] = field(default_factory=list)  # when a step was done with, sequences in its batch
     num_busy: int = 0
     num_held: int = 0
+    num_positions: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
 
     def latency_s(self, share: float) -> float:
-        """The latency that this share of the requests did not exceed."""
-        ordered = sorted(self.latencies_s)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        """The least latency that at least this share (0 to 1) of the requests did not exceed: the nearest rank."""
+        rank = math.ceil(share * len(self.latencies_s))
+        return sorted(self.latencies_s)[max(rank, 1) - 1]
 
 
 def run_workload(
@@ -53,7 +57,7 @@ def run_workload(
             continue
         ended = engine.step()
         now = time.perf_counter() - start
-        seats.count(measured, len(ended), now)
+        seats.count(measured, now)
         for completion in ended:
             assert completion.error is None, f"request {completion.request_id}: {completion.error}"
             measured.latencies_s.append(now - arrivals[int(completion.request_id)])
@@ -91,22 +95,28 @@ def _request(number: int, one: Work) -> Request:
 
 
 class _Seats:
-    """Who sits where, step by step, from the engine's counters."""
+    """Who sits where, batch by batch, from the engine's counters of what it launched.
+
+    With asynchronous scheduling sequences end a step after the one that computed their last token, so that who runs
+    now says nothing of the batch that was launched.
+    """
 
     def __init__(self, engine: Engine, holds_seats: bool) -> None:
         self._engine, self._holds_seats = engine, holds_seats
-        self._num_steps = engine.stats().num_steps
-        self._num_left = self._batch_size = 0
+        self._before = engine.stats()
+        self._num_taken = 0  # seats of the batch that holds them
 
-    def count(self, measured: Measured, num_ended: int, now: float) -> None:
-        """Add the step that just ended, if it computed anything."""
-        stats = self._engine.stats()
-        if stats.num_steps == self._num_steps:
+    def count(self, measured: Measured, now: float) -> None:
+        """Add the batch that the last step launched, if it did. To be called after every step."""
+        before, after = self._before, self._engine.stats()
+        self._before = after
+        if after.num_steps == before.num_steps:
             return
-        width = stats.num_running + num_ended
-        num_new = max(0, width - self._num_left)
-        self._batch_size = num_new if self._num_left == 0 else self._batch_size + num_new
+        if before.num_running == 0:  # as the policies have it, this is where a batch begins
+            self._num_taken = 0
+        self._num_taken += after.num_admitted - before.num_admitted
+        width = after.num_scheduled_seqs - before.num_scheduled_seqs
         measured.widths.append((now, width))
         measured.num_busy += width
-        measured.num_held += max(width, self._batch_size) if self._holds_seats else width
-        self._num_steps, self._num_left = stats.num_steps, stats.num_running
+        measured.num_held += self._num_taken if self._holds_seats else width
+        measured.num_positions += after.num_scheduled_tokens - before.num_scheduled_tokens

@@ -40,6 +40,11 @@ class OpRecorder:
         self._step = StepSequences((), (), 0)
         self.calls: list[OpCall] = []
 
+    @property
+    def splits_layers(self) -> bool:
+        """Whether `steps_and_ops` runs layers one by one that run in one call otherwise."""
+        return _decoder(self._engine).layer_stack is not None
+
     @contextmanager
     def steps(self) -> Iterator[None]:
         """Steps are annotated; ops run as they always do."""

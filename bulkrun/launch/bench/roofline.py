@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, count
 from typing import Any
 
-from bulkrun.launch.bench.ceilings import Ceilings, DeviceRates, ModelCost, ceilings
+from bulkrun.launch.bench.ceilings import Ceilings, DeviceRates, ModelCost, ceilings, known_shape
 from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench
 from bulkrun.launch.bench.measure import check_lengths, run_workload, warm_up
 from bulkrun.launch.bench.op_table import idle_shares, op_table
@@ -16,7 +16,7 @@ _SEED_OF_TRACE = 1000  # other tokens than the main run's, which may still be in
 
 def bench_roofline(choice: ModelChoice, asked: Asked) -> dict[str, Any]:
     """The throughput benchmark, its shares of SERIAL, MAX and NanoFlow-optimal on this device, and where time goes."""
-    loaded = load_for_bench(choice)
+    loaded = load_for_bench(choice, known_shape)
     return roofline_of(choice, asked, loaded, device_rates(loaded))
 
 
@@ -55,7 +55,7 @@ def _traced(asked: Asked, loaded: LoadedModel, rates: DeviceRates, width: int, s
 
     more = chain.from_iterable(asked.work(loaded, seed + another) for another in count(_SEED_OF_TRACE))
     traced = trace_steps(loaded.engine, more, width)
-    idle = idle_shares(traced.plain)
+    idle = None if traced.plain is None else idle_shares(traced.plain)
     return {
         "idle": None if idle is None else {**idle, "slowdown": round(traced.slowdown, 3)},
         "ops": op_table(traced.by_op, traced.calls, rates),

@@ -92,6 +92,7 @@ def throughput_facts(choice: ModelChoice, asked: Asked, loaded: LoadedModel, mea
         "engine": "bulkrun",
         **choice.facts,
         **loaded.facts,
+        "batching": loaded.engine.config.batching,
         **asked.facts,
         "requests": len(measured.latencies_s),
         "load_s": round(loaded.load_s, 2),

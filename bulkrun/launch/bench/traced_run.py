@@ -31,11 +31,12 @@ _GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly howev
 class Traced:
     """`plain`: the engine as it is. `by_op`: with its ops named, which `calls` describes.
 
-    On a CPU they are one: there only named ops are known to work, whatever they call. `slowdown`: a step of `plain`
-    over one that is not traced, in seconds.
+    On a CPU they are one: there only named ops are known to work, whatever they call. `plain` is None where naming them
+    takes the layers out of the one call in which they run otherwise. `slowdown`: a step of `plain` over one that is not
+    traced, in seconds.
     """
 
-    plain: list[Busy]
+    plain: list[Busy] | None
     slowdown: float
     by_op: list[Busy]
     calls: list[OpCall]
@@ -50,12 +51,14 @@ def trace_steps(engine: LLMEngine, work: Iterator[Work], width: int, num_steps: 
     run.begin()
     untraced_s = run.step(num_steps // 2)
     with recorder.steps() if engine.config.device.type == "cuda" else recorder.steps_and_ops():
-        plain, traced_s = _window(engine, run, num_steps)
-    by_op = plain
+        by_op, traced_s = _window(engine, run, num_steps)
+    plain: list[Busy] | None = by_op
     if engine.config.device.type == "cuda":
         with recorder.steps_and_ops():
             by_op, _ = _window(engine, run, num_steps)
     run.drop()
+    if recorder.splits_layers and engine.config.device.type == "cpu":
+        plain = None
     return Traced(plain, traced_s / untraced_s, by_op, recorder.calls)
 
 

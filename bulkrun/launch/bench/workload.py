@@ -5,7 +5,6 @@ Everything random is seeded, so that two engines, or one engine twice, get the s
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bulkrun.data.json_types import is_unicode
-from bulkrun.data.lines import read_lines
+from bulkrun.data.jsonl import BadLine, parse_line
+from bulkrun.data.lines import Line, read_lines
 from bulkrun.errors import InputError, UsageError
 
 _FIRST_TOKEN = 100  # below are the special tokens of most vocabularies
@@ -82,9 +82,9 @@ def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:
     return arrivals
 
 
-def padded(work: Sequence[Work], batch_size: int, seed: int = 0) -> list[Work]:
-    """The requests as an engine that pads computes them: in each batch of `batch_size`, in order, every prompt and
-    every output is as long as the longest one."""
+def padded(work: Sequence[Work], batch_size: int, *, prompts: bool = True, seed: int = 0) -> list[Work]:
+    """The requests as an engine that pads computes them: in each batch of `batch_size`, in order, every output and,
+    with `prompts`, every prompt is as long as the longest one."""
     rng, all_tokens = random.Random(seed), [token for one in work for token in one.prompt_token_ids]
     longer = []
     for first in range(0, len(work), batch_size):
@@ -92,7 +92,7 @@ def padded(work: Sequence[Work], batch_size: int, seed: int = 0) -> list[Work]:
         num_input = max(len(one.prompt_token_ids) for one in batch)
         num_output = max(one.num_output_tokens for one in batch)
         for one in batch:
-            filler = rng.choices(all_tokens, k=num_input - len(one.prompt_token_ids))
+            filler = rng.choices(all_tokens, k=num_input - len(one.prompt_token_ids)) if prompts else []
             longer.append(Work(filler + one.prompt_token_ids, num_output))
     return longer
 
@@ -133,17 +133,17 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if line.data is None or line.data.strip():
                 found = True
                 place = f"{path}:{line.number}"
-                yield place, _row(place, line.data)
+                yield place, _row(place, line)
     if not found:
         raise InputError(f"--dataset {path}: no rows")
 
 
-def _row(place: str, data: bytes | None) -> dict[str, Any]:
+def _row(place: str, line: Line) -> dict[str, Any]:
     try:
-        row = json.loads(data or b"")
-    except ValueError as error:
-        raise InputError(f"{place}: not readable as JSON ({error})") from None
-    if not isinstance(row, dict) or not _is_prompt(row) or not _is_count(row.get("max_tokens")):
+        row = parse_line(line, _MAX_LINE_BYTES)
+    except BadLine as problem:
+        raise InputError(f"{place}: {problem}") from None
+    if not _is_prompt(row) or not _is_count(row.get("max_tokens")):
         raise InputError(f'{place}: a row is {{"prompt_token_ids": [1, 2] or "prompt": "text", "max_tokens": 128}}')
     return row
 

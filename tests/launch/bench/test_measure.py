@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine.scheduled_batch import ScheduledBatch
 from bulkrun.errors import UsageError
-from bulkrun.launch.bench.batching import timeline
 from bulkrun.launch.bench.measure import Measured, check_lengths, run_workload
-from bulkrun.launch.bench.workload import Work
+from bulkrun.launch.bench.workload import Work, heavy_tailed_work
 from tests.models.tiny_models import save_tiny_model
 
 
@@ -30,25 +30,61 @@ WORK = [Work([5 + n, 6, 7], length) for n, length in enumerate([1, 4, 2, 3, 1])]
 
 
 @pytest.mark.parametrize(
-    ("batching", "steps", "held"),
+    ("batching", "ahead", "steps", "held"),
     [
-        ("continuous", [3, 3, 3, 2], 11),
-        ("static", [3, 2, 1, 1, 2, 1, 1], 18),
+        ("continuous", False, [3, 3, 3, 2], 11),
+        ("continuous", True, [3, 2, 2, 3, 1], 11),
+        ("static", False, [3, 2, 1, 1, 2, 1, 1], 18),
+        ("static", True, [3, 2, 1, 1, 2, 1, 1], 18),
     ],
 )
 def test_seats_are_those_of_the_policys_own_arithmetic(
-    make_engine: Callable[..., LLMEngine], batching: str, steps: list[int], held: int
+    make_engine: Callable[..., LLMEngine], batching: str, ahead: bool, steps: list[int], held: int
 ) -> None:
     """Outputs of 1, 4, 2, 3, 1 tokens on three seats.
 
-    Continuous: 0 1 2 | 1 2 3 | 1 3 4 | 1 3. Static: 0 1 2 | 1 2 | 1 | 1, then 3 4 | 3 | 3: four steps of three seats
-    and three of two.
+    Continuous: 0 1 2 | 1 2 3 | 1 3 4 | 1 3; with steps launched ahead of their tokens a seat is free one step later:
+    0 1 2 | 1 2 | 1 3 | 1 3 4 | 3. Static: 0 1 2 | 1 2 | 1 | 1, then 3 4 | 3 | 3: four steps of three seats and three
+    of two.
     """
-    measured = run_workload(make_engine(batching=batching, max_num_seqs=3), WORK, holds_seats=batching != "continuous")
+    engine = make_engine(batching=batching, async_scheduling=ahead, max_num_seqs=3)
+    measured = run_workload(engine, WORK, holds_seats=batching != "continuous")
     assert [width for _, width in measured.widths] == steps
     assert (measured.num_busy, measured.num_held) == (11, held)
     assert (measured.input_tokens, measured.output_tokens, len(measured.latencies_s)) == (15, 11, 5)
     assert max(measured.latencies_s) <= measured.wall_s
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("batching", ["static", "dynamic", "continuous"])
+@pytest.mark.parametrize("sizes", [{}, {"max_num_batched_tokens": 16}, {"kv_cache_memory_bytes": 64 * 1024}])
+def test_seats_and_positions_are_those_of_the_schedulers_batches(
+    make_engine: Callable[..., LLMEngine], batching: str, ahead: bool, sizes: dict[str, int]
+) -> None:
+    """Counted by sequence, here: whoever was let in since the scheduler last had nobody holds a seat."""
+    engine = make_engine(
+        **{"batching": batching, "async_scheduling": ahead, "max_num_seqs": 4, "enable_prefix_caching": False} | sizes
+    )
+    schedule, widths, positions, held, seated = engine.scheduler.schedule, [], 0, 0, set[str]()
+
+    def counted_schedule() -> ScheduledBatch:
+        nonlocal positions, held, seated
+        seated = seated if engine.scheduler.running else set()
+        batch = schedule()
+        seated |= {seq.request.request_id for seq in batch.new_seqs}
+        if batch.seqs:
+            widths.append(len(batch.seqs))
+            positions += sum(batch.num_scheduled_tokens)
+            held += len(batch.seqs) if batching == "continuous" else len(seated)
+        return batch
+
+    engine.scheduler.schedule = counted_schedule  # type: ignore[method-assign]
+    work = heavy_tailed_work(18, vocab_size=90, max_model_len=60)
+    measured = run_workload(engine, work, holds_seats=batching != "continuous")
+    assert [width for _, width in measured.widths] == widths
+    assert (measured.num_busy, measured.num_held, measured.num_positions) == (sum(widths), held, positions)
+    needed = sum(len(one.prompt_token_ids) + one.num_output_tokens - 1 for one in work)
+    assert positions == needed or (engine.stats().num_preemptions > 0 and positions > needed)
 
 
 def test_requests_are_added_when_they_arrive_and_latency_counts_from_then(
@@ -62,17 +98,14 @@ def test_requests_are_added_when_they_arrive_and_latency_counts_from_then(
     assert all(latency < measured.wall_s for latency in measured.latencies_s)
 
 
-def test_percentiles_are_latencies_that_were_there() -> None:
-    measured = Measured(latencies_s=[float(n) for n in range(100, 0, -1)])
-    assert (measured.latency_s(0.5), measured.latency_s(0.99)) == (51.0, 100.0)
+@pytest.mark.parametrize(
+    ("count", "half", "most"), [(1, 1.0, 1.0), (2, 1.0, 2.0), (3, 2.0, 3.0), (100, 50.0, 99.0), (101, 51.0, 100.0)]
+)
+def test_percentiles_are_latencies_of_the_nearest_rank(count: int, half: float, most: float) -> None:
+    measured = Measured(latencies_s=[float(n) for n in range(count, 0, -1)])
+    assert (measured.latency_s(0.5), measured.latency_s(0.99)) == (half, most)
 
 
 def test_a_request_that_would_be_cut_short_is_refused_before_anything_runs() -> None:
     with pytest.raises(UsageError, match=r"request 1: 9 \+ 4 tokens are above max_model_len 12"):
         check_lengths([Work([1] * 8, 4), Work([1] * 9, 4)], 12)
-
-
-def test_the_timeline_spreads_each_step_over_its_own_time() -> None:
-    bins = timeline([(30.0, 2), (60.0, 1)], 60.0, 4)
-    assert bins == [0.5] * 30 + [0.25] * 30
-    assert timeline([(30.0, 4)], 60.0, 4) == [1.0] * 30 + [0.0] * 30

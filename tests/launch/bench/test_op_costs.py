@@ -89,7 +89,7 @@ def test_recording_changes_no_token_and_leaves_no_trace(tmp_path: Path) -> None:
     expected = run_workload(engine, WORK).output_tokens
     traced = trace_steps(engine, cycle(WORK), width=2, num_steps=3)
     assert _functions(engine) == before
-    assert {busy.step for busy in traced.plain} == {1, 2, 3, None}
+    assert {busy.step for busy in traced.by_op} == {1, 2, 3, None}
     assert not engine.has_unfinished()
     assert run_workload(engine, WORK).output_tokens == expected
 

@@ -104,8 +104,9 @@ def test_rows_with_ids_and_rows_with_text_become_requests_in_order(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", "not readable as JSON"),
-        ("[1]", "a row is"),
+        ("{", "not valid JSON"),
+        ("[1]", "a list, not a JSON object"),
+        ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + ', "max_tokens": 1}', "nested more than 100 deep"),
         ('{"prompt": "a"}', "a row is"),
         ('{"prompt": "a", "max_tokens": 0}', "a row is"),
         ('{"prompt": "a", "max_tokens": true}', "a row is"),
