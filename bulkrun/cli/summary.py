@@ -65,9 +65,13 @@ def print_summary(done: Submitted, anew: str) -> None:
 
 def _said_of_idle(done: Submitted) -> str:
     """What was there to do where no row was to be run."""
+    from bulkrun.job.store.run_record import read_record
+
     if done.uploaded is not None:
         parts = f"{count(done.uploaded)} of {counted(done.totals.parts, 'part')}"
-        return f"is already finished; {parts} and _SUCCESS were uploaded to {_results_place(done)}"
+        return (
+            f"is already finished; {parts} and _SUCCESS were uploaded to {_results_place(done, read_record(done.run))}"
+        )
     return "is already finished, nothing to do" if done.changes is None else "has nothing to run"
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +31,7 @@ Ended = tuple[str, str] | None  # the error that ended a worker: its class and i
 
 _TEND_EVERY_S = 0.2
 _PLACED_AFTER_S = 30.0  # usually; an actor starts within seconds
+_CONNECT_S = 5.0
 _TOKEN = Path("~/.ray/auth_token")  # where Ray keeps it
 
 
@@ -160,8 +163,22 @@ def _connected(spec: RaySpec) -> Any:
     except ImportError:
         raise ExecutorError("run.executor ray needs Ray: pip install 'ray[client]>=2.40'") from None
     if not ray.is_initialized():
+        _refuse_unreachable(spec.address)
         try:
             ray.init(address=spec.address, log_to_driver=False, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ExecutorError(f"ray.address {spec.address!r}: {str(error).splitlines()[0]}") from error
     return ray
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """Raise ExecutorError where nothing listens: Ray itself tries for minutes, and hears no signal meanwhile."""
+    if (match := re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d{1,5})", address or "")) is None:
+        return
+    try:
+        socket.create_connection((match[1], int(match[2])), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ExecutorError(
+            f"ray.address {address!r}: nothing answers there ({error}); is the head running, and is this its port "
+            "(usually 6379, with ray:// 10001)?"
+        ) from None
