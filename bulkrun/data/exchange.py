@@ -48,7 +48,8 @@ def can_exchange(folder: Path) -> bool:
                 raise
             return False
         finally:
-            shutil.rmtree(probe, ignore_errors=True)
+            for _ in range(2):  # the first error may be the only one
+                shutil.rmtree(probe, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> None:

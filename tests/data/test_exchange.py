@@ -66,6 +66,19 @@ def test_a_disk_that_fails_is_not_a_file_system_that_cannot(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_probe_is_removed_though_one_call_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink, fails = os.unlink, iter([True])
+
+    def fail_once(*given: Any, **where: Any) -> None:
+        if next(fails, False):
+            raise OSError(errno.EIO, "no")
+        unlink(*given, **where)
+
+    monkeypatch.setattr(os, "unlink", fail_once)
+    assert can_exchange(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_linked_tree_has_the_same_files_modes_and_links_but_what_is_not_wanted(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "deep" / "er").mkdir(parents=True)
