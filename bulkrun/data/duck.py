@@ -38,6 +38,7 @@ def locked_connection(
         connection.register_filesystem(objects)
     settings: dict[str, object] = {
         "TimeZone": "UTC",  # else the machine's own would be part of the results
+        "enable_progress_bar": False,  # on stdout, wherever Python has no script: notebooks, spawned processes
         "memory_limit": MEMORY_LIMIT,
         "temp_directory": str(spill) if spill else "",
         "autoinstall_known_extensions": False,

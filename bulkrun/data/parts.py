@@ -7,7 +7,7 @@ so that a part can be checked and counted without any other file. Knows nothing 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -70,13 +70,25 @@ def write_part(path: Path, table: pa.Table, info: PartInfo, *, compression: str 
 
     `compression` is one of the codecs of `output.compression`.
     """
-    assert info.rows == table.num_rows, f"footer says {info.rows} rows, the table has {table.num_rows}"
+    write_groups(path, [table], table.schema, lambda: info, compression=compression)
+
+
+def write_groups(
+    path: Path, tables: Iterable[pa.Table], schema: pa.Schema, info: Callable[[], PartInfo], *, compression: str
+) -> PartInfo:
+    """As `write_part`, from many tables, each in row groups of its own; `info` is asked when all are written."""
+    rows = 0
     with (
         new_file(path) as sink,
-        pq.ParquetWriter(sink, table.schema, compression=compression, write_page_checksum=True) as writer,
+        pq.ParquetWriter(sink, schema, compression=compression, write_page_checksum=True) as writer,
     ):
-        writer.write_table(table, row_group_size=_rows_per_group(table))
-        writer.add_key_value_metadata({METADATA_KEY: json.dumps(asdict(info)).encode()})
+        for table in (table for table in tables if table.num_rows):  # else row groups of no row would be left
+            rows += table.num_rows
+            writer.write_table(table, row_group_size=_rows_per_group(table))
+        footer = info()
+        assert footer.rows == rows, f"the footer says {footer.rows} rows, the tables have {rows}"
+        writer.add_key_value_metadata({METADATA_KEY: json.dumps(asdict(footer)).encode()})
+    return footer
 
 
 def _rows_per_group(table: pa.Table) -> int:

@@ -11,7 +11,7 @@ from bulkrun.executors.slurm import QueuedJob, cancel_jobs, jobs_of, may_be_queu
 from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
-from bulkrun.job.store.workers import HEARTBEAT_S, LifeWatch, read_workers, silent_for
+from bulkrun.job.store.workers import HEARTBEAT_S, LifeWatch, WorkerState, beats, read_workers
 from bulkrun.job.views.listing import DamagedRun, statuses
 from bulkrun.job.views.status import RunStatus, next_command, read_status
 from bulkrun.job.work.finish import read_totals
@@ -41,11 +41,11 @@ def cancel_run(run: RunDir) -> Cancelled:
     read_record(run)
     request_cancel(run)
     runs = [run, run.staged] if run.staged.state.is_dir() else [run]
-    found = [(one, worker) for one in runs for worker in _living(one)]
-    silent = [worker for one, worker in found if silent_for(one, worker) > _SILENT_S]
+    found = [(one, state) for one in runs for state in _living(one)]
+    silent = [state.worker.id for one, state in found if not beats(one, state, _SILENT_S)]
     finished = read_totals(run) is not None and len(runs) == 1
     jobs = cancel_jobs(run)
-    return Cancelled([worker for _, worker in found], jobs, finished, silent)
+    return Cancelled([state.worker.id for _, state in found], jobs, finished, silent)
 
 
 def status_with_queue(run: RunDir) -> tuple[RunStatus, list[QueuedJob]]:
@@ -82,6 +82,6 @@ def queue_of(run: RunDir) -> list[QueuedJob]:
         return []
 
 
-def _living(run: RunDir) -> list[str]:
+def _living(run: RunDir) -> list[WorkerState]:
     life = LifeWatch(run)
-    return [state.worker.id for state in read_workers(run) if state.role in _STOP and life.alive(state.worker)]
+    return [state for state in read_workers(run) if state.role in _STOP and life.alive(state.worker)]

@@ -19,6 +19,7 @@ from bulkrun.executors.devices import worker_environments
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.attempts import forget_failed_attempts
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import Worker, present
@@ -110,6 +111,7 @@ def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: Drai
     worker or the planner.
     """
     run, began = prepared.run, time.monotonic()
+    forget_failed_attempts(run)
     # While a model loads, nothing else shows that this process is at work.
     with present(run, Worker.this_process(), "supervisor"):
         workers = _make_workers(prepared.spec, run, record.run_id, view)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -42,6 +44,15 @@ def run(tmp_path: Path) -> Path:
 def test_results_are_the_rows_of_all_parts(run: Path) -> None:
     table = run_query(run, "SELECT count(*) AS n, max(row) AS last FROM results")
     assert table.to_pylist() == [{"n": 12, "last": 204}]
+
+
+def test_no_progress_bar_comes_on_stdout_where_python_has_no_script() -> None:
+    """There DuckDB takes itself to be in a terminal or a notebook, and after two seconds draws one."""
+    code = (
+        "from bulkrun.data.duck import locked_connection as connect\n"
+        "print(connect().execute(\"SELECT current_setting('enable_progress_bar')\").fetchone()[0])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_parts_that_appear_later_are_in_the_next_query(run: Path) -> None:

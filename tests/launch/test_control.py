@@ -20,7 +20,8 @@ from bulkrun.launch.control import cancel_run, status_with_queue, statuses_with_
 from tests.job.small_runs import enter, job
 
 
-def test_a_cancel_promises_nothing_for_those_that_are_silent(tmp_path: Path) -> None:
+def test_a_cancel_promises_nothing_for_those_that_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.job.store.workers.HEARTBEAT_S", 0.01)
     run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
     for name, age_s in (("here", 0), ("away", 25)):
         path = run.workers / f"{name}.json"

@@ -343,7 +343,7 @@ def test_a_retry_runs_all_failed_rows_after_a_night_that_read_a_few(nights: Nigh
 def test_large_parts_are_put_together_by_reference(
     nights: Nights, monkeypatch: pytest.MonkeyPatch, on_vanished: str
 ) -> None:
-    monkeypatch.setattr("bulkrun.job.update.merge._COPIED_BYTES", 0)
+    monkeypatch.setattr("bulkrun.job.update.replace_rows._COPIED_BYTES", 0)
     nights.settings |= {"run__incremental": True, "run__on_vanished": on_vanished}
     nights.write(rows_of(20))
     fail_requests(nights, "3:0", "4:0", "9:0")

@@ -24,7 +24,7 @@ from bulkrun.data.durable import (
     write_new_json,
 )
 from bulkrun.data.remote import insist, is_remote
-from bulkrun.errors import ResumeError, RunError, UsageError, shortened
+from bulkrun.errors import BulkrunError, ResumeError, RunError, UsageError, shortened
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.events import utc_now
@@ -177,6 +177,14 @@ def record_document(record: RunRecord) -> dict[str, Any]:
 
 def refuse_foreign_files(run: RunDir) -> None:
     """A directory that is not empty and not a run is somebody's: nothing is written into it."""
+    try:
+        _refuse_what_is_there(run)
+    except BulkrunError:
+        if not run.run_json.exists():  # else another process made the run meanwhile: what was seen is that run's
+            raise
+
+
+def _refuse_what_is_there(run: RunDir) -> None:
     if run.root.exists() and not run.root.is_dir():
         raise UsageError(f"{run.root}: output.path is a file; choose a directory")
     entries = run.root.iterdir() if run.root.is_dir() else ()

@@ -26,6 +26,8 @@ from bulkrun.job.store.run_dir import RunDir
 
 HEARTBEAT_S = 3.0
 TTL_S = 30.0  # at least 10 heartbeats: a shorter one lets busy workers take shards from each other without end
+_CLOCKS_DIFFER_S = 60.0  # more than clocks that are kept in step do
+_LOOKS = 9
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,37 @@ def read_workers(run: RunDir) -> list[WorkerState]:
 
 def silent_for(run: RunDir, worker_id: str) -> float:
     """Seconds since a worker's last heartbeat by the clocks of this host and the file server; only ever shown."""
+    return max(0.0, _age(run, worker_id))
+
+
+def _age(run: RunDir, worker_id: str) -> float:
+    """As the clocks say: below zero for a heartbeat in the future."""
     try:
         beat = run.worker_file(worker_id).stat().st_mtime
     except FileNotFoundError:
         beat = 0.0
-    return max(0.0, time.time() - beat)
+    return time.time() - beat
+
+
+def beats(
+    run: RunDir, state: WorkerState, young_s: float = TTL_S, *, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Whether a worker that is not gone has a heartbeat younger than `young_s`; takes seconds where a clock is off.
+
+    A heartbeat in the future, or an old one of a process that is there on this machine, may be a clock's fault: such a
+    worker beats if its counter moves.
+    """
+    age = _age(run, state.worker.id)
+    if -_CLOCKS_DIFFER_S <= age < young_s:
+        return True
+    if age >= young_s and state.worker.place != _place():
+        return False
+    for _ in range(_LOOKS):
+        sleep(HEARTBEAT_S * 1.5 / _LOOKS)
+        now = read_worker(run, state.worker.id)
+        if now is None or now.gone or now.counter != state.counter:
+            return now is not None and not now.gone
+    return False
 
 
 class Heartbeat:

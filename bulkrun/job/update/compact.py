@@ -35,6 +35,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.update.replace_rows import keys_of
 from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import removed_on_failure, update_under_way
 from bulkrun.job.update.update_claim import hold, refuse_lost_hold
@@ -187,7 +188,8 @@ class _Rewrite:
         newest = -1
         for table in self._files(in_row_order(tables, range(first, last + 1), self.target.tmp)):
             newest = _check_order(paths, table, self.record.samples, newest)
-            yield write_again(self.target.tmp, table, replace(like, shard=next(numbers)), self.record)
+            named = replace(like, shard=next(numbers))
+            yield write_again(self.target.tmp, [table], table.schema, named, self.record)
             like = replace(like, saved_generations=0, cached_tokens=0, stopped=0)
 
     def _files(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -233,7 +235,7 @@ class _Rewrite:
 
 def _check_order(paths: Sequence[Path], table: pa.Table, samples: int, newest: int) -> int:
     """Raise RunError when a (row, sample) appears twice; the last one of the table as one number."""
-    keys = table["row"].to_numpy() * samples + table["sample"].to_numpy()
+    keys = keys_of(table, samples)
     steps = np.diff(keys, prepend=newest)
     if (steps <= 0).any():
         row = int(keys[int(np.argmax(steps <= 0))]) // samples

@@ -3,12 +3,12 @@
 Each existing part that changes is written anew (the next generation) and swapped in by rename; a plain glob shows each
 row once at every moment, old or new. Then `_SUCCESS`, then run.json, then the staged run goes. Every step can be
 repeated: what carries the generation already is left alone, so the same command after a kill completes the merge.
-Memory is that of a part and some 60 bytes for each staged row.
+Memory is that of a row group, of what changes in one part, and some 60 bytes for each staged row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,11 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document
 from bulkrun.job.update.cause import cause_document
 from bulkrun.job.update.fitting import fit_table
+from bulkrun.job.update.replace_rows import I64, NewAnswers, among
 from bulkrun.job.update.rewrite import write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update, remove_staged
 from bulkrun.job.update.update_claim import lost_hold, refuse_lost_hold
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
-
-I64 = npt.NDArray[np.int64]
-_COPIED_BYTES = 2**30
 
 
 def merge(run: RunDir) -> RunTotals:
@@ -151,11 +149,11 @@ class _Merge:
             if number >= self.update.first_part:
                 continue
             done, here = read_part_info(path).generation >= self.update.generation, np.unique(_rows_of(path))
-            found_rows.append(here[_among(here, old)])
+            found_rows.append(here[among(here, old)])
             found_in.append(np.full(len(found_rows[-1]), -1 if done else len(numbers)))
-            if not done and _among(here, touched).any():
+            if not done and among(here, touched).any():
                 numbers.append(number)
-        self._refuse_lost(old[~_among(old, np.sort(np.concatenate(found_rows)))])
+        self._refuse_lost(old[~among(old, np.sort(np.concatenate(found_rows)))])
         return _Parts.of(numbers, found_rows, found_in)
 
     def _refuse_lost(self, rows: I64) -> None:
@@ -179,22 +177,23 @@ class _Merge:
         fresh = staged.filter(pc.greater_equal(staged["row"], self.update.first_row))
         if fresh.num_rows and number not in there:
             info = replace(read_part_info(self.run.staged.part(shard)), shard=number, run_id=self.record.run_id)
-            tmp = self._write(fresh, replace(info, plan_hash=self.record.plan_hash))
+            tmp = self._write([fresh], fresh.schema, replace(info, plan_hash=self.record.plan_hash))
             _refuse_late(self.run, self.update)
             publish_new(tmp, self.run.part(number, ""))
         return int(fresh.num_rows) // self.record.samples
 
     def _swap(self, number: int, fresh: pa.Table, keep_success: npt.NDArray[np.bool_], dropped: I64) -> None:
         path = self.run.part(number)
-        old = pa.concat_tables(read_part_columns(path))
-        tmp = self._write(_replaced(old, fresh, keep_success, dropped), read_part_info(path))
+        answers = NewAnswers.of(fresh, self.record.samples, keep_success)
+        groups = answers.put_into(read_part_columns(path), dropped)
+        tmp = self._write(groups, fresh.schema, read_part_info(path))
         _refuse_late(self.run, self.update)
         swap_in(tmp, path)
 
-    def _write(self, table: pa.Table, like: PartInfo) -> Path:
+    def _write(self, groups: Iterable[pa.Table], schema: pa.Schema, like: PartInfo) -> Path:
         """The rows as a part of the new generation, under a temporary name beside the staged run."""
         like = replace(like, generation=self.update.generation)
-        tmp, _ = write_again(self.run.staged.tmp, table, like, self.record)
+        tmp, _ = write_again(self.run.staged.tmp, groups, schema, like, self.record)
         return tmp
 
 
@@ -217,7 +216,7 @@ class _Parts:
         """Per staged output row: which part it goes into; -1 for new rows and for parts that are done."""
         rows = staged["row"].to_numpy()
         places = np.full(len(rows), -1, np.int64)
-        found = _among(rows, self.rows)
+        found = among(rows, self.rows)
         places[found] = self.places[np.searchsorted(self.rows, rows[found])]
         return places
 
@@ -243,39 +242,3 @@ class _Keepers:
     def of_rows(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         kept: npt.NDArray[np.bool_] = self.keep[np.searchsorted(self.rows, table["row"].to_numpy())]
         return kept
-
-
-def _among(values: I64, ordered: I64) -> npt.NDArray[np.bool_]:
-    """Which values are in the sorted array `ordered`."""
-    if not len(ordered):
-        return np.zeros(len(values), np.bool_)
-    found: npt.NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    return found
-
-
-def _replaced(old: pa.Table, fresh: pa.Table, keep_success: npt.NDArray[np.bool_], dropped: I64) -> pa.Table:
-    """`old` with the rows of `fresh` in the place of theirs, and without the `dropped` ones (sorted)."""
-    place = {key: index for index, key in enumerate(_keys(old))}
-    failed_before = old["error_code"].is_valid().to_pylist()
-    fails_now = fresh["error_code"].is_valid().to_pylist()
-    take = list(range(old.num_rows))
-    for index, key in enumerate(_keys(fresh)):
-        if key not in place:
-            raise RunError(f"row {key[0]}, sample {key[1]}: not in the part that held it; `bulkrun verify` says more")
-        at = place[key]
-        if not (keep_success[index] and fails_now[index] and not failed_before[at]):
-            take[at] = old.num_rows + index
-    stays = ~_among(old["row"].to_numpy(), dropped)
-    return _taken(pa.concat_tables([old, fresh]), np.array(take, np.int64)[stays])
-
-
-def _taken(table: pa.Table, places: I64) -> pa.Table:
-    """The rows at these places; large ones by reference, as a part with many samples may exceed what an array holds."""
-    if table.nbytes <= _COPIED_BYTES:
-        return table.combine_chunks().take(pa.array(places))
-    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-    return pa.concat_tables([table.slice(run[0], len(run)) for run in runs if len(run)] or [table.slice(0, 0)])
-
-
-def _keys(table: pa.Table) -> Iterator[tuple[int, int]]:
-    return zip(table["row"].to_pylist(), table["sample"].to_pylist(), strict=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,60 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulkrun.data.durable import disk_errors
-from bulkrun.data.parts import PartInfo, count_cut, write_part
+from bulkrun.data.parts import PartInfo, count_cut, write_groups
 from bulkrun.job.store.run_record import RunRecord
 
 
-def write_again(folder: Path, table: pa.Table, like: PartInfo, record: RunRecord) -> tuple[Path, PartInfo]:
-    """Write and fsync `table` under a temporary name in `folder`; the file, and its footer (else like `like`).
+def write_again(
+    folder: Path, tables: Iterable[pa.Table], schema: pa.Schema, like: PartInfo, record: RunRecord
+) -> tuple[Path, PartInfo]:
+    """Write and fsync `tables` as one part under a temporary name in `folder`; the file, and its footer (else as
+    `like`). Memory is that of one table at a time.
 
-    Raises RunError on a bad disk.
+    Raises RunError on a bad disk, and what `tables` raises; half a file is removed.
     """
-    info = replace(
-        like,
-        attempt=secrets.token_hex(8),
-        input_rows=table.num_rows // record.samples,
-        rows=table.num_rows,
-        errors=dict(Counter(code for code in table["error_code"].to_pylist() if code is not None)),
-        cut=count_cut(table),
-        prompt_tokens=_sum(table, "prompt_tokens"),
-        completion_tokens=_sum(table, "completion_tokens"),
-    )
-    tmp = folder / f"part-{info.shard:05d}.{info.attempt}.tmp"
+    counts = _Counts()
+    attempt = secrets.token_hex(8)
+    tmp = folder / f"part-{like.shard:05d}.{attempt}.tmp"
     with disk_errors("writing a part", tmp):
-        write_part(tmp, table, info, compression=record.job["output"]["compression"])
+        info = write_groups(
+            tmp,
+            map(counts.counted, tables),
+            schema,
+            lambda: counts.info(replace(like, attempt=attempt), record.samples),
+            compression=record.job["output"]["compression"],
+        )
     return tmp, info
+
+
+@dataclass
+class _Counts:
+    """What a footer counts, table after table."""
+
+    rows: int = 0
+    cut: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def counted(self, table: pa.Table) -> pa.Table:
+        self.rows += table.num_rows
+        self.cut += count_cut(table)
+        self.prompt_tokens += _sum(table, "prompt_tokens")
+        self.completion_tokens += _sum(table, "completion_tokens")
+        self.errors.update(table["error_code"].drop_null().to_pylist())
+        return table
+
+    def info(self, like: PartInfo, samples: int) -> PartInfo:
+        return replace(
+            like,
+            input_rows=self.rows // samples,
+            rows=self.rows,
+            errors=dict(self.errors),
+            cut=self.cut,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+        )
 
 
 def _sum(table: pa.Table, column: str) -> int:

@@ -1,7 +1,7 @@
 """What a run looks like from outside, from its files alone: any terminal, any node, no daemon, no torch.
 
 A worker's age is the age of its heartbeat file by the clocks of this host and the file server: good enough to show,
-never used to decide anything.
+never used to decide anything. Where these clocks cannot both be right, a second look tells whether it still beats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
-from bulkrun.job.store.workers import TTL_S, WorkerState, read_workers, silent_for
+from bulkrun.job.store.workers import TTL_S, WorkerState, beats, read_workers, silent_for
 from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.staging import update_under_way
 from bulkrun.job.views.bucket_check import upload_command
@@ -163,7 +163,7 @@ def _open_rows(run: RunDir, plan: PlanView, record: RunRecord) -> tuple[int, int
 
 def _worker_status(run: RunDir, state: WorkerState) -> WorkerStatus:
     age = silent_for(run, state.worker.id)
-    alive = state.ended is None and not state.worker.gone and age < TTL_S
+    alive = not state.gone and beats(run, state)
     worker = state.worker
     return WorkerStatus(worker.id, state.role, worker.pid, alive, state.ended, state.message, age, state.progress)
 

@@ -139,10 +139,12 @@ class JobRunner:
         try:
             self._loop()
         finally:
-            self._recorder.save_partials(self._engine.partials(at_least=1))
-            self._recorder.close()
-            self._engine.close()
-            self._house.uploads.stop()
+            try:
+                self._recorder.save_partials(self._engine.partials(at_least=1))
+                self._recorder.close()
+            finally:  # a full disk is no crash: no row is suspect
+                self._engine.close()
+                self._house.uploads.stop()
         self._house.look()
         if not self._plan.finished:
             return RunOutcome("interrupted", self._house.latest)

@@ -14,7 +14,7 @@ import pytest
 
 from bulkrun.data.durable import replace_json
 from bulkrun.errors import ResumeError, RunError, UsageError
-from bulkrun.job.store import replaced
+from bulkrun.job.store import replaced, run_record
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.fingerprint import differences, fingerprint
 from bulkrun.job.store.replaced import OwnRun
@@ -182,6 +182,24 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UsageError, match="is a file"):
         open_run(RunDir(tmp_path / "thesis.tex"), wanted(tmp_path))
+
+
+@pytest.mark.parametrize("seen", [".bulkrun/plan/shard-00000.arrow", "part-00000.parquet"])
+def test_a_run_that_another_submit_makes_at_the_same_time_is_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    """This one is slow (or frozen) between the look for run.json and the look at what else is there."""
+    run, look = RunDir(tmp_path), run_record.refuse_foreign_files
+
+    def late_look(run: RunDir) -> None:
+        monkeypatch.undo()
+        open_run(run, theirs)
+        (run.root / seen).touch()
+        look(run)
+
+    theirs = wanted(tmp_path)
+    monkeypatch.setattr(run_record, "refuse_foreign_files", late_look)
+    assert open_run(run, wanted(tmp_path)).run_id == theirs.run_id
 
 
 def test_hidden_files_do_not_make_a_directory_foreign(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,7 +15,17 @@ import pytest
 from bulkrun.data.durable import replace_json
 from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, WorkerState, present, read_worker, read_workers
+from bulkrun.job.store.workers import (
+    HEARTBEAT_S,
+    Heartbeat,
+    LifeWatch,
+    Worker,
+    WorkerState,
+    beats,
+    present,
+    read_worker,
+    read_workers,
+)
 
 ELSEWHERE = Worker("w-far", "another machine", 1, "0")
 
@@ -173,3 +184,21 @@ def test_who_is_present_says_how_it_ended(
             raise error
     last = read_workers(run)[0]
     assert (last.role, last.ended, last.message) == ("helper", ended, message)
+
+
+@pytest.mark.parametrize("age_s", [10_800, -7_200])
+def test_where_a_clock_is_off_the_counter_tells_who_beats(run: RunDir, age_s: float) -> None:
+    here, slept = replace(Worker.this_process(), id="here"), list[float]()
+    beat(run, here, 1)
+    os.utime(run.worker_file("here"), (time.time() - age_s,) * 2)
+    (state,) = read_workers(run)
+    assert not beats(run, state, sleep=slept.append), "it is silent"
+    assert HEARTBEAT_S < sum(slept) < 2 * HEARTBEAT_S
+    assert beats(run, state, sleep=lambda _: beat(run, here, 2))
+
+
+def test_only_where_a_clock_may_be_off_is_a_worker_looked_at_twice(run: RunDir) -> None:
+    for worker, age_s, young in ((ELSEWHERE, 0, True), (ELSEWHERE, 99, False), (Worker.this_process("me"), 9, True)):
+        beat(run, worker, 1)
+        os.utime(run.worker_file(worker.id), (time.time() - age_s,) * 2)
+        assert beats(run, WorkerState(worker, 1, "runner"), sleep=lambda _: pytest.fail("looked twice")) is young

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bulkrun.data import exchange
-from bulkrun.data.parts import write_part
+from bulkrun.data.parts import PartInfo, write_groups
 from bulkrun.data.query import run_query
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import read_events
@@ -237,13 +237,13 @@ def test_a_full_disk_changes_nothing_and_leaves_nothing(tmp_path: Path, monkeypa
     run = finished(tmp_path)
     before, written = files(run), []
 
-    def write_until_full(path: Path, *arguments: Any, **options: Any) -> None:
+    def write_until_full(path: Path, *arguments: Any, **options: Any) -> PartInfo:
         if len(written) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         written.append(path)
-        write_part(path, *arguments, **options)
+        return write_groups(path, *arguments, **options)
 
-    monkeypatch.setattr(rewrite, "write_part", write_until_full)
+    monkeypatch.setattr(rewrite, "write_groups", write_until_full)
     with pytest.raises(RunError, match="No space left on device; free some space"):
         compact(run, 50)
     results = {name: inode for name, inode in files(run).items() if "workers/" not in name}

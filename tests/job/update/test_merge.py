@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bulkrun.data import parts
 from bulkrun.data.batch import InputBatch, Position
 from bulkrun.data.parts import PartInfo, read_part_info, write_part
 from bulkrun.data.schema import output_schema
@@ -20,6 +21,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update import merge as merge_module
+from bulkrun.job.update import replace_rows
 from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import Update, close_staging, open_staging, staged_record
@@ -180,12 +182,36 @@ def test_a_replaced_row_that_no_part_holds_is_an_error_before_anything_changes(r
     assert results(run) == {0: [(0, "a"), (1, "!timeout"), (2, "c")]} and run.success.read_bytes() == success
 
 
+def test_a_part_is_gone_through_row_group_by_row_group(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a part may have millions of rows; of each group the answers that fit it, by row and sample, in any order."""
+    monkeypatch.setattr(parts, "_ROW_GROUP_ROWS", 2)
+    rows = [(row, f"old {row}") for row in range(6)]
+    for number, its_rows in ((0, rows[:5]), (1, rows[5:])):
+        run.part(number).unlink()
+        put_part(run, number, its_rows)
+    run.success.unlink()
+    publish_totals(run, sum_parts(read_record(run), [read_part_info(run.part(number)) for number in (0, 1)]))
+    seen, real = list[int](), merge_module.read_part_columns
+
+    def read(path: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        for table in real(path, columns):
+            seen.append(table.num_rows)
+            yield table
+
+    monkeypatch.setattr(merge_module, "read_part_columns", read)
+    merged(run, [Pick(3, "D"), Pick(0, "A")], dropped=[4])
+    assert results(run)[0] == [(0, "A"), (1, "old 1"), (2, "old 2"), (3, "D")]
+    assert max(seen) == 2
+    assert (info := read_part_info(run.part(0))).rows == 4 and info.completion_tokens == 4
+    assert pq.ParquetFile(run.part(0)).num_row_groups == 2, "a group that lost all of its rows is not there"
+
+
 def test_rows_of_large_parts_are_taken_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     old, fresh = (pa.table({"response": [letter * 100 for letter in letters]}) for letters in ("abcd", "X"))
     both, places = pa.concat_tables([old, fresh]), np.array([0, 1, 4, 3])
-    copied = merge_module._taken(both, places)
-    monkeypatch.setattr(merge_module, "_COPIED_BYTES", 0)
-    referred = merge_module._taken(both, places)
+    copied = replace_rows._taken(both, places)
+    monkeypatch.setattr(replace_rows, "_COPIED_BYTES", 0)
+    referred = replace_rows._taken(both, places)
     assert referred.to_pydict() == copied.to_pydict() == {"response": [letter * 100 for letter in "abXd"]}
     assert texts(referred) <= texts(both), "not a byte was copied"
     assert not texts(copied) & texts(both)

@@ -126,7 +126,8 @@ def put_worker(run: RunDir, worker: Worker, age_s: float, **progress: float) -> 
     os.utime(path, (time.time() - age_s,) * 2)
 
 
-def test_running_planning_killed_and_stalled_are_told_apart(tmp_path: Path) -> None:
+def test_running_planning_killed_and_stalled_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulkrun.job.store.workers.HEARTBEAT_S", 0.01)
     run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
     me = replace(Worker.this_process(), id="me")
     assert read_status(run).state == "interrupted"

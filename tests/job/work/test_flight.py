@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bulkrun.errors import RunError
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
+from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
 from bulkrun.job.work import flight as flight_module
 from bulkrun.job.work.flight import FlightLog, Suspicion, key_of, read_flight, record_death, set_aside, suspicion
 from bulkrun.job.work.shard_work import Generation, ShardWork
 from bulkrun.request import Request
+from tests.job.small_runs import job, make_rows, start
 
 
 def generation(row: int, shard: int = 0) -> Generation:
@@ -183,3 +186,13 @@ def test_setting_aside_keeps_every_generation_exactly_once(
         assert len(sizes) == 1 and len(group) <= -(-sizes.pop() // 8)
     sizes_in_order = [found.group_of[key_of(group[0])] for group in aside.groups]
     assert sizes_in_order == sorted(sizes_in_order, reverse=True), "the least suspect run first"
+
+
+def test_a_full_disk_is_no_crash_and_makes_no_row_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: OpenJournals, shard: int, records: object) -> None:
+        raise RunError("No space left on device")
+
+    monkeypatch.setattr(OpenJournals, "append", full)
+    with pytest.raises(RunError, match="No space"):
+        start(tmp_path / "out", make_rows(20), job(tmp_path / "out"))
+    assert not RunDir(tmp_path / "out").workers_in_flight()

@@ -1,0 +1,52 @@
+"""What attempts that failed leave: removed when the next one starts, or on a full disk they would eat what is freed.
+
+Only of processes of this machine that are gone, and nothing that holds a row: neither journals with a line, nor flights
+(they convict rows that crash), nor heartbeats that count outputs. Claims of the dead are free anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from bulkrun.data.documents import advice_from
+from bulkrun.data.durable import read_json
+from bulkrun.errors import RunError
+from bulkrun.job.store.journal_files import journals_by_shard
+from bulkrun.job.store.run_dir import RunDir, attempt_of, file_names
+from bulkrun.job.store.workers import Worker, read_workers
+
+
+def forget_failed_attempts(run: RunDir) -> None:
+    """Remove them; what cannot be removed stays."""
+    # Before the heartbeats: a worker has one before it has a journal.
+    journals = [path for paths in journals_by_shard(run).values() for path in paths]
+    flying, known = set(run.workers_in_flight()), set(run.worker_ids())
+    idle = {
+        state.worker.id
+        for state in read_workers(run)
+        if state.worker.gone and not state.progress.get("num_generations") and state.worker.id not in flying
+    }
+    nobodys = idle | {attempt_of(path) for path in journals} - known - flying  # a full disk takes the heartbeat away
+    useless = [path for path in journals if attempt_of(path) in nobodys and _is_empty(path)]
+    for path in [*_dead_claims(run), *useless, *map(run.worker_file, idle)]:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False
+
+
+def _dead_claims(run: RunDir) -> Iterator[Path]:
+    """Those on the plan and on shards, which two may have without harm; that on a change of the run is not touched."""
+    for name in file_names(run.claims):
+        if name.startswith(("plan.", "shard-")):
+            with suppress(RunError):
+                owner = advice_from(Worker, read_json(run.claims / name) or {})
+                if owner is not None and owner.gone:
+                    yield run.claims / name
