@@ -94,7 +94,7 @@ def test_bad_gpus_are_said_with_what_is_wanted(tmp_path: Path) -> None:
 )
 def test_a_time_limit_leaves_time_to_work_before_the_warning(time: str, seconds: int) -> None:
     if seconds <= 3600:
-        with pytest.raises(ValidationError, match=f"time: .* is {seconds} s, .* give it more time"):
+        with pytest.raises(ValidationError, match=f"time: .* is {seconds} s, .* allow more time"):
             SlurmSpec(time=time, warn=seconds)
     assert SlurmSpec(time=time, warn=min(seconds - 1, 3600)).time == time
 

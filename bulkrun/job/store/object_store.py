@@ -60,7 +60,7 @@ class ObjectPrefix:
     def has(self, name: str) -> bool:
         """Whether there is an object `name`; one that may not be looked at is none."""
         try:
-            self.nonce(name)
+            self._head(name)
         except RunError as error:
             if isinstance(error.__cause__, FileNotFoundError | PermissionError):
                 return False
@@ -103,14 +103,17 @@ class ObjectPrefix:
     def nonce(self, name: str) -> str | None:
         """The nonce that the object `name` was put with; None without one, and where there is no such object."""
         try:
-            with self._request("looking at it", name):
-                head = self._files.call_s3("head_object", Bucket=self._bucket, Key=self._key + name)
+            found: str | None = self._head(name).get("Metadata", {}).get(_NONCE)
         except RunError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
             raise
-        found: str | None = head.get("Metadata", {}).get(_NONCE)
         return found
+
+    def _head(self, name: str) -> dict[str, Any]:
+        with self._request("looking at it", name):
+            facts: dict[str, Any] = self._files.call_s3("head_object", Bucket=self._bucket, Key=self._key + name)
+        return facts
 
     def put_new_json(self, name: str, document: dict[str, Any]) -> bool:
         """Make the object `name` this JSON object if there is none; whether this call did."""
