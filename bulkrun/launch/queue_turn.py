@@ -24,18 +24,14 @@ def turn_to_queue(run: RunDir, cancelled: CancelWatch, say: Callable[[str], None
 
     Raises Interrupted for a run that is cancelled meanwhile, ExecutorError where it vanishes: Slurm refused it.
     """
-    worker, life = Worker.this_process(), LifeWatch(run, ttl_s=_TURN_S)
-
-    def claims() -> Claims:  # made for each look: one remembers owners, and a released claim's name gets another
-        return Claims(run, worker, life)
-
-    if not claims().take(_CLAIM):
+    claims = Claims(run, Worker.this_process(), LifeWatch(run, ttl_s=_TURN_S))
+    if not claims.take(_CLAIM):
         say("another submit is putting this run into the queue")
-        _wait_until(lambda: claims().take(_CLAIM), run, cancelled)
+        _wait_until(lambda: claims.take(_CLAIM), run, cancelled)
     try:
         yield
     finally:
-        claims().release(_CLAIM)
+        claims.release(_CLAIM)
 
 
 def _wait_until(is_ours: Callable[[], bool], run: RunDir, cancelled: CancelWatch) -> None:

@@ -6,6 +6,7 @@ Only of processes of this machine that are gone, and nothing that holds a row: n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir, attempt_of, file_names
 from bulkrun.job.store.workers import Worker, read_workers
+
+_OLD_S = 120.0  # longer than a network file system may show a folder as it was: a heartbeat elsewhere is seen by then
 
 
 def forget_failed_attempts(run: RunDir) -> None:
@@ -28,18 +31,25 @@ def forget_failed_attempts(run: RunDir) -> None:
         for state in read_workers(run)
         if state.worker.gone and not state.progress.get("num_generations") and state.worker.id not in flying
     }
-    nobodys = idle | {attempt_of(path) for path in journals} - known - flying  # a full disk takes the heartbeat away
-    useless = [path for path in journals if attempt_of(path) in nobodys and _is_empty(path)]
+    nobodys = {attempt_of(path) for path in journals} - known - flying  # a full disk takes the heartbeat away
+    useless = [
+        path
+        for path in journals
+        if (attempt_of(path) in idle and _is_empty(path))
+        or (attempt_of(path) in nobodys and _is_empty(path, at_least_s=_OLD_S))
+    ]
     for path in [*_dead_claims(run), *useless, *map(run.worker_file, idle)]:
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
-def _is_empty(path: Path) -> bool:
+def _is_empty(path: Path, *, at_least_s: float = 0.0) -> bool:
+    """Whether it is, and has been for so long."""
     try:
-        return path.stat().st_size == 0
+        found = path.stat()
     except OSError:
         return False
+    return found.st_size == 0 and time.time() - found.st_mtime >= at_least_s
 
 
 def _dead_claims(run: RunDir) -> Iterator[Path]:

@@ -23,7 +23,7 @@ class Claims:
 
     def __init__(self, run: RunDir, worker: Worker, life: LifeWatch) -> None:
         self._run, self._worker, self._life = run, worker, life
-        self._owners: dict[str, Worker] = {}  # claim files never change
+        self._owners: dict[str, Worker] = {}  # as last seen; a released claim's name may be another's by now
 
     def take(self, name: str) -> bool:
         """Claim `name` for this worker if it is free, ours, or its owner is dead. Raises RunError on a bad disk."""
@@ -37,12 +37,15 @@ class Claims:
         return write_new_json(self._run.claims / f"{name}.{epoch + 1}", asdict(self._worker))
 
     def free_shards(self, shards: Iterable[int]) -> Iterator[int]:
-        """Those that no other living worker holds, by one look at all claims: many may be held, by many workers."""
+        """Those that no other living worker seems to hold, by one look at all claims; `take_shard` looks closer.
+
+        Many may be held, by many workers: what a claim said before is taken for what it says.
+        """
         newest = self._newest_epochs()
         alive = cache(self._life.alive)
         for shard in shards:
             name = self._run.shard_claim(shard)
-            owner = self._owner(self._run.claims / f"{name}.{newest[name]}") if name in newest else None
+            owner = self._known_owner(f"{name}.{newest[name]}") if name in newest else None
             if owner is None or owner == self._worker or not alive(owner):
                 yield shard
 
@@ -79,14 +82,15 @@ class Claims:
                 newest[name] = int(epoch)
         return newest
 
+    def _known_owner(self, file: str) -> Worker | None:
+        if file not in self._owners and (owner := self._owner(self._run.claims / file)) is not None:
+            self._owners[file] = owner
+        return self._owners.get(file)
+
     def _owner(self, path: Path) -> Worker | None:
         """The worker named in a claim; None when the claim is gone or a power cut emptied it."""
-        if path.name not in self._owners:
-            document = read_json(path) if _has_bytes(path) else None
-            if document is None or (owner := advice_from(Worker, document)) is None:
-                return None
-            self._owners[path.name] = owner
-        return self._owners[path.name]
+        document = read_json(path) if _has_bytes(path) else None
+        return None if document is None else advice_from(Worker, document)
 
 
 def _has_bytes(path: Path) -> bool:

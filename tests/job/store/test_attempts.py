@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -38,12 +40,14 @@ def test_only_what_holds_nothing_goes(tmp_path: Path) -> None:
     attempt(run, replace(DEAD, id="crashed"), flies=True)
     attempt(run, replace(ELSEWHERE, id="away"))
     attempt(run, replace(HERE, id="alive"))
-    run.journal_file(0, "mute").touch()  # whose heartbeat went because no goodbye could be written
+    for name, age in (("mute", 130), ("unseen", 5)):  # whose heartbeat went, or is not seen here yet
+        run.journal_file(0, name).touch()
+        os.utime(run.journal_file(0, name), (time.time() - age,) * 2)
     replace_json(run.claims / "plan.1", asdict(DEAD))
     replace_json(run.claims / "update.1", asdict(DEAD))
     forget_failed_attempts(run)
     assert left(run.workers) == ["alive.json", "away.json", "crashed.json", "ran.json"]
-    assert [run.journal_file(0, name).name for name in ("alive", "away", "crashed", "ran", "wrote")] == left(
+    assert [run.journal_file(0, name).name for name in ("alive", "away", "crashed", "ran", "unseen", "wrote")] == left(
         run.journal
     )
     assert left(run.claims) == ["shard-00000.5", "shard-00000.6", "update.1"]

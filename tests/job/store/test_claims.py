@@ -91,3 +91,15 @@ def test_a_claim_of_a_newer_version_is_as_alive_as_its_owner(run: RunDir) -> Non
     assert not claims.take("shard-0")
     beat(run, worker("old"), 2, ended="completed")
     assert claims.take("shard-0")
+
+
+def test_a_name_that_was_given_up_and_taken_again_is_its_new_owners(run: RunDir) -> None:
+    clock = Clock()
+    first, second, waiting = (claims_of(run, name, clock) for name in ("first", "second", "waiting"))
+    beat(run, worker("first"), 1)
+    assert first.take("update") and not waiting.take("update")
+    first.release("update")
+    clock.now += 31
+    beat(run, worker("second"), 1)
+    assert second.take("update")
+    assert not waiting.take("update"), "it saw the first one's claim of the same name, who is dead now"
