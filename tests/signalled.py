@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,6 +24,13 @@ def signalled_after(seconds: float) -> Iterator[None]:
     def handle(_number: int, _frame: FrameType | None) -> None:
         raise Signalled
 
+    def again(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is Signalled:  # it met a finalizer, where Python drops it
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        else:
+            said(unraisable)
+
+    said, sys.unraisablehook = sys.unraisablehook, again
     before = signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -30,4 +38,5 @@ def signalled_after(seconds: float) -> Iterator[None]:
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = said
         signal.signal(signal.SIGALRM, before)

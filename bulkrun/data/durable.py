@@ -273,7 +273,8 @@ def encode_json(document: dict[str, Any]) -> bytes:
 def append_line(path: Path, line: bytes) -> None:
     """Append one line, with one write where the disk has room for it, to a file that several processes may append to.
 
-    A line that a full disk or a crash tore is ended first: it costs nobody the next one.
+    A line that a full disk or a crash tore is ended first: it costs nobody the next one. One that another writer is at
+    just then may look torn, so that an empty line may stand between two.
     """
     with disk_errors("appending", path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

@@ -14,9 +14,10 @@ import signal
 import stat
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from bulkrun.errors import Interrupted
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _END_AT_ONCE = (signal.SIGINT, signal.SIGTERM)  # the second time
-_IMPORT_PATIENCE_S = 0.02
+_PATIENCE_S = 0.02  # until what does not let an exception through is tried again
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -104,10 +105,10 @@ class DrainOnSignal:
             os._exit(128 + number)
 
     def _end_start(self, number: int, frame: FrameType | None) -> None:
-        """Raise; out of an import a moment later: C code that is being imported aborts, swallows or renames it."""
-        if not _is_importing(frame):
+        """Raise; where an exception does not get through, a moment later."""
+        if not (_is_importing(frame) or _is_finalizing(frame)):
             raise _StoppedWhileStarting(self._while_starting())
-        self._held_back = threading.Timer(_IMPORT_PATIENCE_S, self._send_again, [number])
+        self._held_back = threading.Timer(_PATIENCE_S, self._send_again, [number])
         self._held_back.daemon = True
         self._held_back.start()
 
@@ -162,9 +163,19 @@ def _end_command(number: int, frame: FrameType | None) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+    """C code that is being imported aborts at an exception, swallows or renames it."""
+    return any(code.co_filename.startswith("<frozen importlib") for code in _codes(frame))
+
+
+def _is_finalizing(frame: FrameType | None) -> bool:
+    """Python only prints what a finalizer or a callback of a weak reference raises."""
+    return any(code.co_name == "__del__" or code.co_filename == weakref.__file__ for code in _codes(frame))
+
+
+def _codes(frame: FrameType | None) -> Iterator[CodeType]:
+    while frame is not None:
+        yield frame.f_code
         frame = frame.f_back
-    return frame is not None
 
 
 def _is_nohup(number: signal.Signals) -> bool:

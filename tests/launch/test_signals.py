@@ -173,6 +173,32 @@ except Interrupted as error:
     assert (ended.stdout, ended.returncode) == ("goes on\n", 75)
 
 
+def test_a_signal_that_meets_a_callback_of_a_weak_reference_ends_the_block_after_it() -> None:
+    script = """
+import os, signal, sys, time, weakref
+from bulkrun.errors import Interrupted
+from bulkrun.launch.signals import drain_on_signal
+class Thing:
+    def __hash__(self):
+        return 1
+class Noisy(dict):
+    def __delitem__(self, key):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+things = weakref.WeakKeyDictionary()
+things.data = Noisy()
+try:
+    with drain_on_signal():
+        things[Thing()] = 1
+        time.sleep(30)
+        print("lost", flush=True)
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (ended.stdout, ended.returncode) == ("", 75)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_after_all_is_done_does_not_change_how_it_ended(number: signal.Signals) -> None:
     script = """
