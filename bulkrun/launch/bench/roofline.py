@@ -46,11 +46,12 @@ def roofline_of(
         "gemm_tflop_s": round(rates.gemm_flop_s / 1e12, 4),
         "read_gb_s": round(rates.read_bytes_s / 1e9, 2),
         **_shares(ceilings(cost, work, rates), measured.wall_s),
-        **(_traced(asked, loaded, rates, min(len(work), engine.max_num_seqs), seed) if trace else {}),
+        **(traced_facts(asked, loaded, rates, min(len(work), engine.max_num_seqs), seed) if trace else {}),
     }
 
 
-def _traced(asked: Asked, loaded: LoadedModel, rates: DeviceRates, width: int, seed: int) -> dict[str, Any]:
+def traced_facts(asked: Asked, loaded: LoadedModel, rates: DeviceRates, width: int, seed: int) -> dict[str, Any]:
+    """`idle` and `ops` of a few steps with `width` sequences, traced (see `op_table`)."""
     from bulkrun.launch.bench.traced_run import trace_steps
 
     more = chain.from_iterable(asked.work(loaded, seed + another) for another in count(_SEED_OF_TRACE))

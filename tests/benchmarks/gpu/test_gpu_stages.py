@@ -164,7 +164,7 @@ def test_a_result_is_written_before_its_trace_and_a_failure_with_its_traceback(
 
     results = Results(tmp_path / "results.jsonl")
     (traced,) = smoke([Item("traced", "s", "4", "2", 1000.0, trace=True)])
-    monkeypatch.setattr(workloads, "_traced", broken)
+    monkeypatch.setattr(workloads, "traced_facts", broken)
     with pytest.raises(RuntimeError):
         workloads.measure("s", [traced], results, 600.0)
     (line,) = results.lines()

@@ -17,7 +17,7 @@ from typing import Any
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.launch.bench.ceilings import DeviceRates
 from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench
-from bulkrun.launch.bench.roofline import _traced, device_rates, roofline_of
+from bulkrun.launch.bench.roofline import device_rates, roofline_of, traced_facts
 from bulkrun.launch.bench.throughput import Asked, throughput_of
 from tests.benchmarks.gpu.items import TRACE_S, Item, Prediction, fitted
 from tests.benchmarks.gpu.results import Results
@@ -78,7 +78,7 @@ def _add_trace(
     assert rates is not None, "an item with a trace has its roofline too"
     try:
         width = min(item.num_requests, loaded.engine.max_num_seqs)
-        traced = _traced(_asked(item), loaded, rates, width, seed)
+        traced = traced_facts(_asked(item), loaded, rates, width, seed)
     except Exception:
         results.add_item(stage, item, facts={**facts, "trace_error": traceback.format_exc()[-_TRACEBACK:]})
         raise
