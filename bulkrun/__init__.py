@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bulkrun.launch.llm import LLM
-    from bulkrun.launch.prompt_stream import RequestOutput
-    from bulkrun.launch.run_job import run_job
+    from bulkrun.launch.python_api.llm import LLM
+    from bulkrun.launch.python_api.prompt_stream import RequestOutput
+    from bulkrun.launch.python_api.run_job import run_job
     from bulkrun.request import SamplingParams
 
 __version__ = "0.1.0"
@@ -20,15 +20,15 @@ __all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__", "run_job"]
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from bulkrun.launch.llm import LLM
+        from bulkrun.launch.python_api.llm import LLM
 
         return LLM
     if name == "run_job":
-        from bulkrun.launch.run_job import run_job
+        from bulkrun.launch.python_api.run_job import run_job
 
         return run_job
     if name == "RequestOutput":
-        from bulkrun.launch.prompt_stream import RequestOutput
+        from bulkrun.launch.python_api.prompt_stream import RequestOutput
 
         return RequestOutput
     if name == "SamplingParams":

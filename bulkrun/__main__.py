@@ -15,7 +15,7 @@ def run() -> None:
     """A command that works on a run ends as documented from its first moment on, not only once it has begun to."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # until the next line has been imported
     from bulkrun.errors import Interrupted
-    from bulkrun.launch.signals import drain_on_signal, end_on_signal
+    from bulkrun.launch.processes.signals import drain_on_signal, end_on_signal
 
     if next((word for word in sys.argv[1:] if not word.startswith("-")), "") not in _SAVING:
         end_on_signal()

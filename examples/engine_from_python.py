@@ -6,7 +6,7 @@ python examples/engine_from_python.py [MODEL]
 import sys
 
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.launch.prepare import BUNDLED_ROOT
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.models.model_dir import resolve_model
 from bulkrun.request import Request, SamplingParams
 from bulkrun.text.stop import stop_matcher_factory

@@ -16,7 +16,7 @@ import yaml
 
 from bulkrun import LLM, RequestOutput, SamplingParams
 from bulkrun.cli import main
-from bulkrun.data.schema import output_schema
+from bulkrun.data.results.schema import output_schema
 from bulkrun.job.jobfile.load import load_job
 
 ROOT = Path(__file__).parent.parent

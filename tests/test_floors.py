@@ -35,8 +35,17 @@ TENSOR_COLUMN = {"blocks", "ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
 CONTRACT = {"request", "sampling_params", "errors"}
 # Where names and bytes are made durable; the journal appends, doctor measures.
-MAKES_DURABLE = {"data/durable.py", "data/exchange.py", "data/new_name.py", "job/store/journal.py", "launch/doctor.py"}
-RENAMES = {"data/durable.py", "ops/cpu/library.py"}  # the library is one that was compiled here, and can be again
+MAKES_DURABLE = {
+    "data/storage/durable.py",
+    "data/storage/exchange.py",
+    "data/storage/new_name.py",
+    "job/store/journal.py",
+    "launch/doctor.py",
+}
+RENAMES = {
+    "data/storage/durable.py",
+    "ops/cpu/library.py",
+}  # the library is one that was compiled here, and can be again
 DURABLE_CALL = re.compile(
     r"os\.(?:fsync|fdatasync|link|rename|renames|replace)\(|\.(?:rename|hardlink_to)\(|\brenameat2\("
 )
@@ -86,12 +95,12 @@ def test_imports_go_down_and_never_across(path: Path) -> None:
 
 def test_files_get_their_names_and_are_synced_in_one_place() -> None:
     calling = {str(path.relative_to(PACKAGE)) for path in modules() if DURABLE_CALL.search(path.read_text())}
-    assert calling == MAKES_DURABLE, "bulkrun.data.durable has a verb for it"
+    assert calling == MAKES_DURABLE, "bulkrun.data.storage.durable has a verb for it"
 
 
 def test_files_take_the_place_of_others_in_one_place() -> None:
     renaming = {str(path.relative_to(PACKAGE)) for path in modules() if renames_a_path(path)}
-    assert renaming == RENAMES, "bulkrun.data.durable has a verb for it"
+    assert renaming == RENAMES, "bulkrun.data.storage.durable has a verb for it"
 
 
 def renames_a_path(path: Path) -> bool:
@@ -106,13 +115,39 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
     `bulkrun` itself, which every module has above it, is left out: it imports what it is asked for.
     """
-    files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
-    files = {name.removesuffix(".__init__"): path for name, path in files.items() if name != "bulkrun.__init__"}
-    graph = {name: {other for other in imports_at_run_time(path) if other in files} for name, path in files.items()}
+    in_order(run_time_graph())
+
+
+def test_no_folder_imports_itself_by_way_of_others() -> None:
+    """Each folder inside of a room is above those that it imports, as the rooms are."""
+    graph: dict[str, set[str]] = {}
+    for name, others in run_time_graph().items():
+        graph.setdefault(folder_of(name), set()).update(set(map(folder_of, others)) - {folder_of(name)})
+    in_order(graph)
+
+
+def folder_of(module: str) -> str:
+    """`bulkrun.job.store` of a module in it; a module right in a room, or beside the rooms, stands for itself.
+
+    So does each of `ops`, where a folder holds the twins of the modules above it: it is no layer.
+    """
+    if module.startswith("bulkrun.ops."):
+        return module
+    return ".".join(module.split(".")[:3])
+
+
+def in_order(graph: dict[str, set[str]]) -> None:
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as circle:
         raise AssertionError(" -> ".join(circle.args[1])) from None
+
+
+def run_time_graph() -> dict[str, set[str]]:
+    """What each module of the package imports of it."""
+    files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items() if name != "bulkrun.__init__"}
+    return {name: {other for other in imports_at_run_time(path) if other in files} for name, path in files.items()}
 
 
 def imports_at_run_time(path: Path) -> set[str]:
@@ -134,7 +169,7 @@ def imports_at_run_time(path: Path) -> set[str]:
     "code",
     [
         "import bulkrun.cli",
-        "import bulkrun.cli.jobs, bulkrun.cli.runs, bulkrun.job.work.runner, bulkrun.data.query",
+        "import bulkrun.cli.jobs, bulkrun.cli.runs, bulkrun.job.work.runner, bulkrun.data.results.query",
         "from click.testing import CliRunner; from bulkrun.cli import main; CliRunner().invoke(main, ['--help'])",
     ],
 )
@@ -142,9 +177,10 @@ def test_the_job_column_never_loads_torch(code: str) -> None:
     assert loads(code) == []
 
 
-def test_the_scheduler_never_loads_torch() -> None:
+def test_scheduling_never_loads_torch() -> None:
     """Numbers of blocks and tokens: its tests run in seconds, and without a tensor library."""
-    assert loads("import bulkrun.engine.scheduler") == []
+    names = sorted(path.stem for path in (PACKAGE / "engine" / "scheduling").glob("[a-z]*.py"))
+    assert loads(f"from bulkrun.engine.scheduling import {', '.join(names)}") == []
 
 
 def loads(code: str) -> list[str]:

@@ -173,21 +173,22 @@ def test_status_completed_with_all_failed_and_exit_0(
     assert (status["rows_done"], status["error_rows"]) == (4, 4 - good)
 
 
+NIGHTLY = "tests/launch/runs/test_nightly.py"
 ELSEWHERE = {
     "data written, progress not yet": "tests/campaigns/test_campaigns.py::test_a_power_cut_at_any_operation",
-    "skip by count assumes the same input order": "tests/launch/test_nightly.py::test_skip_by_count_a_shuffled_input",
-    "hash of file paths, not contents": "tests/launch/test_nightly.py::test_hash_of_file_paths",
-    "cache key lacks model or params": "tests/launch/test_nightly.py::test_cache_key_lacks_params",
+    "skip by count assumes the same input order": f"{NIGHTLY}::test_skip_by_count_a_shuffled_input",
+    "hash of file paths, not contents": f"{NIGHTLY}::test_hash_of_file_paths",
+    "cache key lacks model or params": f"{NIGHTLY}::test_cache_key_lacks_params",
     "cached value carries another row's id": "tests/job/work/test_samples.py::test_trap_cached_value",
-    "whole-dataset fingerprint": "tests/launch/test_nightly.py::test_whole_dataset_fingerprint",
+    "whole-dataset fingerprint": f"{NIGHTLY}::test_whole_dataset_fingerprint",
     "failure turned into empty text": "tests/job/work/test_answers.py::test_trap_failure_turned_into_empty_text",
     "truncated JSON patched by adding a brace": "tests/job/work/test_parsing.py::test_truncated_json_patched",
-    "null-typed column, late fields dropped": "tests/data/test_json_schema.py::test_null_typed_column",
+    "null-typed column, late fields dropped": "tests/data/results/test_json_schema.py::test_null_typed_column",
     "too-long prompt doubles a row": "tests/job/plan/test_planner.py::test_bad_rows_are_rows_with_an_error",
     "retry goes to the same dead engine": "tests/executors/test_local.py::test_retry_goes_to_the_same_dead_engine",
     "all ids loaded in RAM to resume": "tests/data/test_memory.py::",
     "resume default starts a new dir silently": "tests/job/store/test_run_record.py::test_what_results_depend_on",
-    "two writers on one run": "tests/launch/test_retry.py::test_two_writers_on_one_run",
+    "two writers on one run": "tests/launch/runs/test_retry.py::test_two_writers_on_one_run",
     "cumulative-rate ETA": "tests/job/work/test_progress.py::test_the_eta_of_a_length_sorted_job",
 }
 

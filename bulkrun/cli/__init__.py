@@ -21,7 +21,7 @@ from bulkrun.cli.machine import doctor, models
 from bulkrun.cli.runs import errors, list_runs, query, status, verify
 from bulkrun.cli.schema import schema
 from bulkrun.cli.streams import drop_stdout, reader_is_gone, settle_streams
-from bulkrun.data.durable import ADVICE
+from bulkrun.data.storage.durable import ADVICE
 from bulkrun.errors import BulkrunError, RunError
 
 _TOPICS: dict[str, tuple[click.Command, ...]] = {

@@ -29,7 +29,7 @@ def watch(run: RunDir) -> None:
     """
     from bulkrun.cli.live import make_view
     from bulkrun.job.views.watch import watch_run
-    from bulkrun.launch.control import status_with_queue
+    from bulkrun.launch.runs.control import status_with_queue
 
     view = make_view(quiet=False)
     with suppress(KeyboardInterrupt), closing(view):  # its documented end
@@ -82,7 +82,7 @@ def cancel(run: RunDir, as_json: bool) -> None:
     Reaches all nodes and those that are still starting, and takes its jobs out of Slurm's queue. Nothing that was
     finished is lost; submitting the job again continues it.
     """
-    from bulkrun.launch.control import cancel_run
+    from bulkrun.launch.runs.control import cancel_run
 
     stopped = cancel_run(run)
     if as_json:

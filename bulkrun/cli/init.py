@@ -19,10 +19,10 @@ def init(source: str, out: Path | None) -> None:
     INPUT is what input.path may be. Its columns are listed in the file, which runs as it is, with the
     bundled model.
     """
-    from bulkrun.launch.starter import write_starter
+    from bulkrun.launch.init_job import write_job
 
     job = out or Path("job.yaml")
-    write_starter(source, job)
+    write_job(source, job)
     name = shlex.quote(str(job))
     note(f"wrote    {name}")
     note(f"next     bulkrun preview {name}; then bulkrun submit {name}")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
     from bulkrun.job.plan.report import PlanReport
     from bulkrun.job.store.run_dir import RunDir
-    from bulkrun.launch.queue import Queued
-    from bulkrun.launch.run import Submitted, View
+    from bulkrun.launch.runs.queue import Queued
+    from bulkrun.launch.runs.run import Submitted, View
 
 _Command = Callable[..., Any]
 _HISTOGRAM_WIDTH = 40
@@ -93,7 +93,7 @@ def submit(
     A second submit of the same job joins the first one as another worker. A finished run is left alone;
     with run.incremental, rows that are new, changed or failed are run and put into it.
     """
-    from bulkrun.launch.submit import submit_job
+    from bulkrun.launch.runs.submit import submit_job
 
     given = {"run.workers": workers, "run.executor": executor}
     overrides = (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None))
@@ -124,7 +124,7 @@ def worker(run: RunDir, workers: int | None, quiet: bool, as_json: bool) -> None
     RUN is the output directory of a job that was submitted; paths in the job are relative to the directory in which
     that was done. Workers may join and leave at any time.
     """
-    from bulkrun.launch.run import join
+    from bulkrun.launch.runs.run import join
 
     _run_and_end(lambda view: join(run.root, workers, view), quiet, as_json)
 
@@ -153,7 +153,7 @@ def retry(
     RUN is a finished run. A row that fails again gets the newer error. The same command continues an interrupted
     retry.
     """
-    from bulkrun.launch.retry import retry as retry_run
+    from bulkrun.launch.runs.retry import retry as retry_run
 
     assert failed, "click requires it"
 
@@ -169,7 +169,7 @@ def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json
     `anew` says how this command runs a finished run again, where it can.
     """
     from bulkrun.cli.live import make_view
-    from bulkrun.launch.run import Submitted
+    from bulkrun.launch.runs.run import Submitted
 
     view = make_view(quiet)
     try:
@@ -201,7 +201,7 @@ def _say_where(queued: Queued, quiet: bool, as_json: bool) -> NoReturn:
 @json_option
 def validate(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check JOB, its input, model and prompt without running anything."""
-    from bulkrun.launch.preview import check_job
+    from bulkrun.launch.runs.preview import check_job
 
     with _located(job, overrides):
         spec = _load(job, overrides)
@@ -220,7 +220,7 @@ def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     Runs and writes nothing.
     """
-    from bulkrun.launch.preview import plan_job
+    from bulkrun.launch.runs.preview import plan_job
 
     with _located(job, overrides):
         report, changes = plan_job(_load(job, overrides))
@@ -267,7 +267,7 @@ def _print_plan(report: PlanReport) -> None:
 @json_option
 def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> None:
     """Run the first rows of JOB and show prompts and responses. Writes nothing."""
-    from bulkrun.launch.preview import preview_job
+    from bulkrun.launch.runs.preview import preview_job
 
     with _located(job, overrides):
         shown = preview_job(_load(job, overrides), rows)

@@ -45,7 +45,7 @@ def status(run: RunDir, as_json: bool) -> None:
 
     Only reads files, so it works from any terminal or node.
     """
-    from bulkrun.launch.control import status_with_queue
+    from bulkrun.launch.runs.control import status_with_queue
 
     found, queue = status_with_queue(run)
     if as_json:
@@ -125,8 +125,8 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, full: bool, as_json: 
 
     The view is `results`; one SELECT, read-only. The table clips long cells; --csv and --json never do.
     """
-    from bulkrun.data.export_files import csv_cell, json_text, readable_rows
-    from bulkrun.data.query import run_query
+    from bulkrun.data.results.export_files import csv_cell, json_text, readable_rows
+    from bulkrun.data.results.query import run_query
     from bulkrun.job.store.run_record import read_record
     from bulkrun.job.views.export_schema import schema_without_rows
 
@@ -177,7 +177,7 @@ def verify(run: RunDir, as_json: bool) -> None:
 def list_runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER (default: here) and below."""
     from bulkrun.job.views.listing import DamagedRun
-    from bulkrun.launch.control import statuses_with_queue
+    from bulkrun.launch.runs.control import statuses_with_queue
 
     found = statuses_with_queue(folder)
     if as_json:

@@ -10,7 +10,7 @@ from bulkrun.cli.output import count, counted, duration, note
 if TYPE_CHECKING:
     from bulkrun.job.store.run_record import RunRecord
     from bulkrun.job.work.finish import RunTotals
-    from bulkrun.launch.run import Submitted
+    from bulkrun.launch.runs.run import Submitted
 
 
 RANDOM_WEIGHTS = "random weights (engine.load_format: dummy): the text is noise, only speed can be measured"
@@ -21,7 +21,7 @@ def print_summary(done: Submitted, anew: str) -> None:
 
     `anew` says how this command runs a finished run again, where it can.
     """
-    from bulkrun.data.durable import read_json
+    from bulkrun.data.storage.durable import read_json
     from bulkrun.job.store.run_record import read_record
     from bulkrun.job.update.staging import update_under_way
     from bulkrun.job.views.status import read_status

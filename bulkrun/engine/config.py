@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bulkrun.engine.batching import DEFAULT_WINDOW_S, Batching, check_batching
 from bulkrun.engine.memory import DeviceMemory
+from bulkrun.engine.scheduling.batching import DEFAULT_WINDOW_S, Batching, check_batching
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.host_memory import available_ram_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bulkrun.engine.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 
 
 @dataclass(slots=True)

@@ -13,12 +13,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bulkrun.engine.batching import Batching, BatchingPolicy, batching_policy
-from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.counters import Counters
-from bulkrun.engine.deadlines import Deadlines
-from bulkrun.engine.finishing import (
+from bulkrun.engine.loading import ready_model
+from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
+from bulkrun.engine.recovery import discard, start_over
+from bulkrun.engine.scheduling.batching import Batching, BatchingPolicy, batching_policy
+from bulkrun.engine.scheduling.block_manager import BlockManager
+from bulkrun.engine.scheduling.deadlines import Deadlines
+from bulkrun.engine.scheduling.finishing import (
     NOT_NUMBERS,
     Ending,
     append_token,
@@ -27,14 +30,11 @@ from bulkrun.engine.finishing import (
     refused,
     timeout_of,
 )
-from bulkrun.engine.loading import ready_model
-from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
-from bulkrun.engine.pending_step import PendingStep, StepOutput
-from bulkrun.engine.recovery import discard, start_over
-from bulkrun.engine.scheduled_batch import ScheduledBatch
-from bulkrun.engine.scheduler import Scheduler
-from bulkrun.engine.sequence import Sequence
-from bulkrun.engine.sequence_factory import SequenceFactory
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.scheduler import Scheduler
+from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine.scheduling.sequence_factory import SequenceFactory
+from bulkrun.engine.step.pending_step import PendingStep, StepOutput
 from bulkrun.engine.step_launcher import StepLauncher
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import (

@@ -17,10 +17,10 @@ import torch
 from bulkrun.engine.config import MIN_BLOCKS, EngineConfig
 from bulkrun.engine.memory import DeviceMemory
 from bulkrun.engine.memory_errors import MEMORY_ERRORS, is_out_of_memory
-from bulkrun.engine.model_runner import ModelRunner
-from bulkrun.engine.scheduled_batch import ScheduledBatch
-from bulkrun.engine.sequence import Sequence
-from bulkrun.engine.step_shape import CapturedShapes, max_captured_tokens
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine.step.model_runner import ModelRunner
+from bulkrun.engine.step.step_shape import CapturedShapes, max_captured_tokens
 from bulkrun.errors import UsageError
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import Request, SamplingParams

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bulkrun.engine.block_manager import BlockManager
-from bulkrun.engine.model_runner import ModelRunner
-from bulkrun.engine.scheduler import Scheduler
-from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.scheduling.block_manager import BlockManager
+from bulkrun.engine.scheduling.scheduler import Scheduler
+from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine.step.model_runner import ModelRunner
 
 
 def discard(broken: list[Sequence], scheduler: Scheduler, model_runner: ModelRunner) -> None:

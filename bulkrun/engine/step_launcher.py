@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bulkrun.engine.model_runner import ModelRunner
 from bulkrun.engine.out_of_memory import MemoryGuard
-from bulkrun.engine.pending_step import PendingStep
-from bulkrun.engine.scheduled_batch import ScheduledBatch
-from bulkrun.engine.sequence import Sequence
-from bulkrun.engine.token_masks import MaskFiller, PendingMasks
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine.step.model_runner import ModelRunner
+from bulkrun.engine.step.pending_step import PendingStep
+from bulkrun.engine.step.token_masks import MaskFiller, PendingMasks
 
 
 class StepLauncher:

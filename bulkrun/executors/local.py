@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bulkrun.data.durable import disk_errors, make_dirs, read_bytes
+from bulkrun.data.storage.durable import disk_errors, make_dirs, read_bytes
 from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted, RunError
 from bulkrun.executors.child_errors import received
 from bulkrun.executors.frozen import SILENT_S, FrozenWatch

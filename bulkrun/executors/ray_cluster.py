@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.paths import user_path
+from bulkrun.data.storage.paths import user_path
 from bulkrun.errors import BulkrunError, ExecutorError, rebuilt
 from bulkrun.executors.head_watch import HeadWatch
 from bulkrun.executors.local import DRAIN_S, LocalWorkers

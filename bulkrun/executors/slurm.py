@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from bulkrun.data.durable import append_line, make_dirs, read_bytes, write_file
+from bulkrun.data.storage.durable import append_line, make_dirs, read_bytes, write_file
 from bulkrun.errors import ExecutorError
 from bulkrun.executors.slurm_program import SlurmRefused, slurm
 from bulkrun.job.jobfile.cluster import SlurmSpec

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bulkrun.data.new_name import take_name
+from bulkrun.data.storage.new_name import take_name
 
 PACKAGES = ("torch", "transformers", "triton", "pyarrow", "duckdb", "tokenizers", "safetensors")
 

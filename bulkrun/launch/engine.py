@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bulkrun.job.jobfile.engine import EngineSpec
-from bulkrun.launch.prepare import PreparedJob
+from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.threads import settle_threads
 from bulkrun.models.model_dir import eos_token_ids
 from bulkrun.request import Engine

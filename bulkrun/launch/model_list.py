@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bulkrun.launch.prepare import BUNDLED_ROOT
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.families import FAMILIES
 from bulkrun.models.general_config import TRIED, UNSUPPORTED

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.launch.prepare import BUNDLED_ROOT
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.request import Request, SamplingParams, TokenLogprob
 from bulkrun.text.tokenizer import Tokenizer
 from tests.benchmarks.machine import commit, machine, record

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
-from bulkrun.launch.garbage import settle_garbage
+from bulkrun.launch.processes.garbage import settle_garbage
 from bulkrun.text.tokenizer import Tokenizer
 from tests.benchmarks.million_rows import InstantEngine, corpus, job, plan, train_tokenizer, write_input
 from tests.job.small_runs import make_runner

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from bulkrun.data.reader import open_input
+from bulkrun.data.inputs.reader import open_input
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import new_record, open_run, read_record

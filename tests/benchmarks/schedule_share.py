@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from bulkrun.engine.batching import ContinuousBatching
-from bulkrun.engine.block_manager import BlockManager
 from bulkrun.engine.config import BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
-from bulkrun.engine.finishing import append_token
-from bulkrun.engine.scheduled_batch import ScheduledBatch
-from bulkrun.engine.scheduler import Scheduler
-from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.scheduling.batching import ContinuousBatching
+from bulkrun.engine.scheduling.block_manager import BlockManager
+from bulkrun.engine.scheduling.finishing import append_token
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.scheduler import Scheduler
+from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.launch.bench.ceilings import FLOPS_PER_PAIR, FLOPS_PER_WEIGHT, DeviceRates, ModelCost, attended, ceilings
 from bulkrun.launch.bench.shapes import SHAPE_NAMES, write_shape
 from bulkrun.launch.bench.workload import Lengths, Work, random_work

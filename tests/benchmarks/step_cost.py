@@ -42,7 +42,7 @@ def add_requests(engine: LLMEngine, num_seqs: int, num_tokens: int) -> None:
 @contextmanager
 def timed(engine: LLMEngine, spent: Counter[str]) -> Iterator[None]:
     """Adds the processor seconds of each part of a step to `spent`."""
-    from bulkrun.engine import model_runner
+    from bulkrun.engine.step import model_runner
 
     runner = engine.model_runner
     parts: list[tuple[str, Any, str]] = [

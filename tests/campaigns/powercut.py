@@ -24,7 +24,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from bulkrun.data import durable, parts
+from bulkrun.data.results import parts
+from bulkrun.data.storage import durable
 from bulkrun.errors import BulkrunError
 from bulkrun.job.store import journal
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, read_outcomes

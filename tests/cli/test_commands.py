@@ -112,7 +112,7 @@ def test_ctrl_c_ends_a_command_that_only_reads(folder: Path, monkeypatch: pytest
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bulkrun.data.query.interruptible", interrupted)
+    monkeypatch.setattr("bulkrun.data.results.query.interruptible", interrupted)
     ended = bulkrun("query", "out", "SELECT 1")
     assert (ended.exit_code, ended.output.strip()) == (130, "")
 

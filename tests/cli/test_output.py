@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-import bulkrun.launch.preview
+import bulkrun.launch.runs.preview
 from bulkrun.cli import main
 from bulkrun.cli.output import print_json, print_table
 
@@ -73,7 +73,7 @@ class Shown(NamedTuple):
 
 
 def test_preview_shows_control_characters_of_a_rows_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(bulkrun.launch.preview, "preview_job", lambda *_: [Shown()])
+    monkeypatch.setattr(bulkrun.launch.runs.preview, "preview_job", lambda *_: [Shown()])
     (tmp_path / "job.yaml").write_text("name: a\nmodel: bundled:tiny\ninput: {path: x}\noutput: {path: y}\n")
     result = CliRunner().invoke(main, ["preview", str(tmp_path / "job.yaml")], color=True, catch_exceptions=False)
     assert "\\x1b[2J" in result.stdout.splitlines()[0]

@@ -14,7 +14,7 @@ from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.staging import Update, close_staging, open_staging, staged_record
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.work.finish import RunTotals
-from bulkrun.launch.run import Submitted
+from bulkrun.launch.runs.run import Submitted
 from tests.job.bucket_runs import start_bucket_run
 from tests.job.small_runs import job, make_rows, start
 from tests.s3_server import Bucket

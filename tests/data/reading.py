@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.batch import Position
-from bulkrun.data.reader import START, Dataset, open_input
+from bulkrun.data.inputs.batch import Position
+from bulkrun.data.inputs.reader import START, Dataset, open_input
 from bulkrun.request import RowError
 
 

@@ -17,7 +17,7 @@ CHUNK = 10_000
 MEASURE = """
 import json, re, sys, time
 from pathlib import Path
-from bulkrun.data.reader import open_input
+from bulkrun.data.inputs.reader import open_input
 def peak_mib():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 start = time.perf_counter()

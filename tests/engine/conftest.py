@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from bulkrun.engine.admission import MIN_SAMPLES
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.engine.scheduler import Scheduler
-from bulkrun.engine.sequence import Sequence
+from bulkrun.engine.scheduling.admission import MIN_SAMPLES
+from bulkrun.engine.scheduling.scheduler import Scheduler
+from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.request import Completion, Request, SamplingParams
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from bulkrun.engine import device as engine_device
-from bulkrun.engine.cuda_graphs import capture_stream
+from bulkrun.engine.step.cuda_graphs import capture_stream
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.request import Completion, Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
-from tests.engine.test_token_masks import STEPS, Steps, _constrained_by_transformers, _grammar, steps_factory
+from tests.engine.step.test_token_masks import STEPS, Steps, _constrained_by_transformers, _grammar, steps_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 MAX_TOKENS = 17

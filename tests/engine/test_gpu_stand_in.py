@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from bulkrun.engine import shared_prefixes
-from bulkrun.engine.cuda_graphs import StepGraphs
-from bulkrun.engine.step_shape import StepShape
+from bulkrun.engine.step import shared_prefixes
+from bulkrun.engine.step.cuda_graphs import StepGraphs
+from bulkrun.engine.step.step_shape import StepShape
 from bulkrun.ops.triton import partial_results
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run

@@ -9,7 +9,7 @@ import pytest
 
 from bulkrun.request import Completion, RepetitionStop, Request, SamplingParams, Thinking
 from tests.engine.conftest import EngineFactory, expect_short_outputs, generate_with_transformers, run
-from tests.engine.test_token_masks import steps_factory
+from tests.engine.step.test_token_masks import steps_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 GREEDY = SamplingParams(max_tokens=21, temperature=0.0, ignore_eos=True)

@@ -12,7 +12,7 @@ import torch
 
 from bulkrun.request import Request, SamplingParams, StructuredOutput
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
-from tests.engine.test_token_masks import STEPS, steps_factory
+from tests.engine.step.test_token_masks import STEPS, steps_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 pytestmark = [

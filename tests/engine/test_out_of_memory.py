@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.engine.memory_errors import is_out_of_memory
 from bulkrun.engine.out_of_memory import MAX_IN_A_ROW
-from bulkrun.engine.shared_prefixes import SharedPrefixTable
-from bulkrun.engine.staging import HostStaging
+from bulkrun.engine.step.shared_prefixes import SharedPrefixTable
+from bulkrun.engine.step.staging import HostStaging
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
-from tests.engine.test_token_masks import _constrained_by_transformers, _grammar, steps_factory
+from tests.engine.step.test_token_masks import _constrained_by_transformers, _grammar, steps_factory
 from tests.models.tiny_models import VOCAB_SIZE
 
 MAX_TOKENS = 15

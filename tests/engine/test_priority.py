@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bulkrun.engine.batching import ContinuousBatching
-from bulkrun.engine.block_manager import BlockManager
-from bulkrun.engine.scheduled_batch import ScheduledBatch
-from bulkrun.engine.scheduler import Scheduler
-from bulkrun.engine.sequence import Sequence
-from bulkrun.engine.waiting import WaitingQueue
+from bulkrun.engine.scheduling.batching import ContinuousBatching
+from bulkrun.engine.scheduling.block_manager import BlockManager
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.scheduler import Scheduler
+from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine.scheduling.waiting import WaitingQueue
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, expect_short_outputs, preempted, run
 

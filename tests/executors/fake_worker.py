@@ -22,7 +22,7 @@ from bulkrun.executors.child_errors import ErrorChannel
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.engine_runner import EngineLost
-from bulkrun.launch.signals import drain_on_signal
+from bulkrun.launch.processes.signals import drain_on_signal
 from bulkrun.request import Request
 from tests.job import fake_engine
 from tests.job.fake_engine import FakeEngine

@@ -73,7 +73,7 @@ def test_two_actors_killed_three_times_answer_every_row_once(tmp_path: Path) -> 
 
     out, kills = tmp_path / "on-ray", 0
     process = start(write_job(tmp_path, "on-ray"), "--executor", "ray", "--workers", "2")
-    worker, deadline = f"bulkrun.launch.worker {out}", time.monotonic() + 240
+    worker, deadline = f"bulkrun.launch.processes.worker {out}", time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         done = sum(path.stat().st_size > 0 for path in (out / ".bulkrun/journal").glob("*.jsonl"))
         hosts, workers = processes("ray::WorkerHost"), processes(worker)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.data.durable import publish_new, temporary, write_file, write_new_json
+from bulkrun.data.storage.durable import publish_new, temporary, write_file, write_new_json
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.store.run_dir import RunDir

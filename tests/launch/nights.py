@@ -18,10 +18,10 @@ from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.shard_work import row_seed
-from bulkrun.launch import retry as retry_module
-from bulkrun.launch import submit as submit_module
-from bulkrun.launch.prepare import PreparedJob, prepare
-from bulkrun.launch.run import Submitted
+from bulkrun.launch.preparation.prepare import PreparedJob, prepare
+from bulkrun.launch.runs import retry as retry_module
+from bulkrun.launch.runs import submit as submit_module
+from bulkrun.launch.runs.run import Submitted
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine, decode, expected_tokens
 from tests.launch.one_process import Decode, one_process

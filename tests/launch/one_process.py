@@ -11,12 +11,12 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.finish import read_totals
-from bulkrun.launch import submit as submit_module
-from bulkrun.launch import update as update_module
 from bulkrun.launch.engine import engine_factory
-from bulkrun.launch.planner import plan_run
-from bulkrun.launch.prepare import PreparedJob, prepare_as_of
-from bulkrun.launch.run import Submitted
+from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
+from bulkrun.launch.processes.planner import plan_run
+from bulkrun.launch.runs import submit as submit_module
+from bulkrun.launch.runs import update as update_module
+from bulkrun.launch.runs.run import Submitted
 from tests.job.fake_engine import FakeEngine, decode
 from tests.job.small_runs import make_runner
 

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
-from bulkrun.data.files import find_files
+from bulkrun.data.inputs.files import find_files
 from bulkrun.errors import InputError
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.launch.input_files import check_unchanged, facts_of
-from bulkrun.launch.prepare import PreparedJob
+from bulkrun.launch.preparation.input_files import check_unchanged, facts_of
+from bulkrun.launch.preparation.prepare import PreparedJob
 from tests.launch.one_process import one_process
 from tests.s3_server import SECRET, Bucket, Requests
 

@@ -12,7 +12,7 @@ import transformers
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
-from bulkrun.launch.prepare import BUNDLED_ROOT
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from tests.launch.one_process import one_process, own_engine
 
 JOB = """\

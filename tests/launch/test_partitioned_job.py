@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
-from bulkrun.data.query import run_query
+from bulkrun.data.results.query import run_query
 from bulkrun.job.store.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from bulkrun.cli import main
-from bulkrun.launch.prepare import BUNDLED_ROOT
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from tests.launch.one_process import one_process, own_engine
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from bulkrun.data.durable import write_new_json
+from bulkrun.data.storage.durable import write_new_json
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import compact as compact_module
 from bulkrun.job.update import merge, settle
 from bulkrun.job.update.compact import _Rewrite, compact
-from bulkrun.launch import nightly
+from bulkrun.launch.runs import nightly
 from tests.job.store.test_workers import ELSEWHERE
 from tests.launch import one_process as in_one_process
 from tests.launch.nights import Nights, rows_of, stop_at, whole

@@ -19,7 +19,7 @@ from bulkrun.executors.child_errors import received
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import read_workers
-from bulkrun.launch.worker import allow_open_files
+from bulkrun.launch.processes.worker import allow_open_files
 from tests.job.small_runs import enter, job
 from tests.processor import has_gpu_driver
 
@@ -187,7 +187,12 @@ def test_a_process_of_a_run_that_was_replaced_does_not_work_on_its_successor(fol
     run, _ = enter(folder / "out", job(folder / "out"))
     planner = [str(run.root), "the one before", str(os.getpid())]
     worker = [str(run.root), "--id", "w", "--supervisor", str(os.getpid()), "--run-id", "the one before"]
-    command = [sys.executable, "-m", f"bulkrun.launch.{module}", *(planner if module == "planner" else worker)]
+    command = [
+        sys.executable,
+        "-m",
+        f"bulkrun.launch.processes.{module}",
+        *(planner if module == "planner" else worker),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "moved aside" in str(received(done.stdout)) and done.stderr == ""
     assert not read_workers(run)

@@ -1,4 +1,4 @@
-"""Shared prefixes of a step, as `bulkrun.engine.shared_prefixes` keeps them on the device: here from lists."""
+"""Shared prefixes of a step, as `bulkrun.engine.step.shared_prefixes` keeps them on the device: here from lists."""
 
 from __future__ import annotations
 

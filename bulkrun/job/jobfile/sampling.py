@@ -52,7 +52,7 @@ class StructuredOutputsSpec(Section):
         return self
 
     def to_param(self) -> StructuredOutput:
-        """The engine's parameter. A schema that is a path must have been read before (`launch.prepare` does)."""
+        """The engine's parameter. A schema that is a path must have been read before (by `prepare`)."""
         if self.json_schema is not None:
             assert isinstance(self.json_schema, dict), "a schema's path is read when the job is prepared"
             return StructuredOutput("json", json.dumps(self.json_schema))
@@ -198,7 +198,7 @@ class SamplingSpec(Section):
     @model_validator(mode="after")
     def _ranges(self) -> SamplingSpec:
         values = self._plain_params({})
-        if self.max_tokens is None:  # the model's own may be what min_tokens needs: `launch.prepare` compares them
+        if self.max_tokens is None:  # the model's own may be what min_tokens needs: `prepare` compares them
             values["max_tokens"] = max(1, self.min_tokens)
         SamplingParams(**values)
         return self

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bulkrun.data.remote import is_remote
+from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.cluster import RaySpec, SlurmSpec
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.jobfile.sampling import SamplingSpec

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from bulkrun.data.json_types import is_unicode
+from bulkrun.data.types.json_types import is_unicode
 
 Path = tuple[str | int, ...]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bulkrun.data.reader import Dataset
+from bulkrun.data.inputs.reader import Dataset
 from bulkrun.errors import InputError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.ids import DuplicateIds, IdArray, find_duplicates, hash_ids, write_ids

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bulkrun.data.durable import publish_new, temporary, write_file
+from bulkrun.data.storage.durable import publish_new, temporary, write_file
 
 SLICE_IDS = 4 * 2**20
 MAX_EXAMPLES = 3

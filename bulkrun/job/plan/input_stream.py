@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from bulkrun.data.batch import InputBatch, Position
-from bulkrun.data.reader import Dataset
+from bulkrun.data.inputs.batch import InputBatch, Position
+from bulkrun.data.inputs.reader import Dataset
 
 
 class InputStream:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.partitions import MAX_FOLDER_BYTES, duckdb_type, folder_name, is_plain_name
+from bulkrun.data.storage.partitions import MAX_FOLDER_BYTES, duckdb_type, folder_name, is_plain_name
 from bulkrun.errors import JobFileError, did_you_mean
 from bulkrun.job.plan.index import I64
 from bulkrun.request import RowError

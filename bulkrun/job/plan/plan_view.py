@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bulkrun.data.durable import read_json
+from bulkrun.data.storage.durable import read_json
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard_info
 from bulkrun.job.store.run_dir import RunDir
 

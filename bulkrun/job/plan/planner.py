@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from bulkrun.data.batch import Position
-from bulkrun.data.durable import make_dirs, publish_new, read_json, write_file, write_new_json
-from bulkrun.data.reader import Dataset
-from bulkrun.data.schema import passthrough_schema
+from bulkrun.data.inputs.batch import Position
+from bulkrun.data.inputs.reader import Dataset
+from bulkrun.data.results.schema import passthrough_schema
+from bulkrun.data.storage.durable import make_dirs, publish_new, read_json, write_file, write_new_json
 from bulkrun.errors import Interrupted, JobFileError, RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.duplicates import DuplicateCounter, refuse_duplicate_ids, report_duplicate_ids

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from bulkrun.data.python_rows import python_rows
+from bulkrun.data.inputs.python_rows import python_rows
 from bulkrun.errors import JobFileError
 from bulkrun.job.plan.index import I64
 from bulkrun.job.prompts.templates import unknown_column

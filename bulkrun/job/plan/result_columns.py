@@ -6,7 +6,7 @@ import base64
 
 import pyarrow as pa
 
-from bulkrun.data.json_schema import arrow_type
+from bulkrun.data.results.json_schema import arrow_type
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.row_key import ROW_KEY
 
@@ -36,7 +36,7 @@ def extra_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
 def parsed_type(spec: JobSpec) -> pa.DataType | None:
     """The type of the column `parsed`: that of the job's JSON schema; JSON text where rows have their own; or None.
 
-    A schema that is a path must have been read before (`launch.prepare` does).
+    A schema that is a path must have been read before (by `prepare`).
     """
     sampling = spec.sampling
     if "structured_outputs" in sampling.per_row:

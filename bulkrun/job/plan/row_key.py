@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from bulkrun.data.python_rows import python_rows
+from bulkrun.data.inputs.python_rows import python_rows
 
 ROW_KEY = "row_key"  # the column of an incremental run's results
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.batch import InputBatch
+from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.errors import InputError, JobFileError
 from bulkrun.job.plan.index import I64, U64
 from bulkrun.job.plan.priorities import Priorities

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from bulkrun.data.arrow_errors import read_errors
-from bulkrun.data.documents import from_document
+from bulkrun.data.storage.arrow_errors import read_errors
+from bulkrun.data.storage.documents import from_document
 from bulkrun.errors import RunError
 
 METADATA_KEY = b"bulkrun.shard"

@@ -18,9 +18,9 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from bulkrun.data.durable import disk_errors
-from bulkrun.data.row_groups import RowBuffer
-from bulkrun.data.temporary_rows import TemporaryRows
+from bulkrun.data.storage.durable import disk_errors
+from bulkrun.data.tables.row_groups import RowBuffer
+from bulkrun.data.tables.temporary_rows import TemporaryRows
 from bulkrun.job.plan.index import I64
 
 MAX_OPEN_SHARDS = 256

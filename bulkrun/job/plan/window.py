@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from bulkrun.data.batch import InputBatch
+from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.errors import InputError
 from bulkrun.job.plan.cut import Limits, cut
 from bulkrun.job.plan.ids import IdArray, hash_ids

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bulkrun.data.json_types import is_unicode
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 from bulkrun.job.prompts.body_keys import NUMBERS, WHOLE_NUMBERS, BadBody, check_chat_keys, check_completion_keys

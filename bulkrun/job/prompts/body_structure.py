@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bulkrun.data.json_types import is_unicode
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.job.prompts.body_keys import STRUCTURES, BadBody, as_object
 from bulkrun.job.prompts.conversations import shown
 

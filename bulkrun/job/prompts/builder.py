@@ -15,10 +15,10 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from bulkrun.data.batch import InputBatch
-from bulkrun.data.json_types import is_unicode
-from bulkrun.data.paths import user_path
-from bulkrun.data.python_rows import python_rows, with_short_floats, with_text
+from bulkrun.data.inputs.batch import InputBatch
+from bulkrun.data.inputs.python_rows import python_rows, with_short_floats, with_text
+from bulkrun.data.storage.paths import user_path
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
 from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bulkrun.data.python_rows import without_nulls
+from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.body_keys import BadBody, as_object
 from bulkrun.job.prompts.body_params import BodyParams, template_kwargs

@@ -13,9 +13,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bulkrun.data.json_types import is_unicode
-from bulkrun.data.python_rows import without_nulls
-from bulkrun.data.schema_check import check_schema
+from bulkrun.data.inputs.python_rows import without_nulls
+from bulkrun.data.results.schema_check import check_schema
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.templates import unknown_column

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from bulkrun.data.durable import rename_dir
+from bulkrun.data.storage.durable import rename_dir
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.run_dir import RunDir

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from bulkrun.data.documents import advice_from
-from bulkrun.data.durable import read_json
+from bulkrun.data.storage.documents import advice_from
+from bulkrun.data.storage.durable import read_json
 from bulkrun.errors import RunError
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir, attempt_of, file_names

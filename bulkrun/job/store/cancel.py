@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from bulkrun.data.durable import read_json, replace_json
+from bulkrun.data.storage.durable import read_json, replace_json
 from bulkrun.job.store.run_dir import RunDir
 
 _LOOK_AGAIN_S = 1.0

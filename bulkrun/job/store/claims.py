@@ -12,8 +12,8 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from bulkrun.data.documents import advice_from
-from bulkrun.data.durable import read_json, write_new_json
+from bulkrun.data.storage.documents import advice_from
+from bulkrun.data.storage.durable import read_json, write_new_json
 from bulkrun.job.store.run_dir import RunDir, file_names
 from bulkrun.job.store.workers import LifeWatch, Worker
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from bulkrun.data.durable import append_line, naming
+from bulkrun.data.storage.durable import append_line, naming
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
 
-from bulkrun.data.documents import from_document
-from bulkrun.data.durable import disk_errors, fsync_dir, read_bytes
+from bulkrun.data.storage.documents import from_document
+from bulkrun.data.storage.durable import disk_errors, fsync_dir, read_bytes
 from bulkrun.errors import RunError
 
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.durable import encode_json
-from bulkrun.data.remote import SCHEME, connect
-from bulkrun.data.store_errors import error_code, has_no_time, plain_errors
+from bulkrun.data.storage.durable import encode_json
+from bulkrun.data.storage.remote import SCHEME, connect
+from bulkrun.data.storage.store_errors import error_code, has_no_time, plain_errors
 from bulkrun.errors import InputError, RunError
 
 _PIECE_BYTES = 32 * 2**20  # of an upload; two of them are in memory

@@ -14,9 +14,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from bulkrun.data.paths import user_path
-from bulkrun.data.remote import insist, is_remote
-from bulkrun.data.store_errors import endpoint
+from bulkrun.data.storage.paths import user_path
+from bulkrun.data.storage.remote import insist, is_remote
+from bulkrun.data.storage.store_errors import endpoint
 from bulkrun.errors import JobFileError, RunError, UsageError
 from bulkrun.job.store.bucket_owner import OWNER
 from bulkrun.job.store.object_store import ObjectPrefix

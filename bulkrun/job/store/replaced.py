@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bulkrun.data.durable import read_json
+from bulkrun.data.storage.durable import read_json
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 

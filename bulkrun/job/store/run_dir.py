@@ -38,8 +38,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bulkrun.data.durable import make_dirs
-from bulkrun.data.partitions import PART_NAME, find_parts
+from bulkrun.data.storage.durable import make_dirs
+from bulkrun.data.storage.partitions import PART_NAME, find_parts
 from bulkrun.errors import RunError
 
 _SHARD = re.compile(r"shard-(\d{5,})\.arrow")

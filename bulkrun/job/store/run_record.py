@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.documents import from_document
-from bulkrun.data.durable import (
+from bulkrun.data.storage.documents import from_document
+from bulkrun.data.storage.durable import (
     make_dirs,
     read_json,
     remove_tree,
     replace_json,
     write_new_json,
 )
-from bulkrun.data.remote import insist, is_remote
+from bulkrun.data.storage.remote import insist, is_remote
 from bulkrun.errors import BulkrunError, ResumeError, RunError, UsageError, shortened
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix

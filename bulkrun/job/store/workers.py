@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.documents import advice_from
-from bulkrun.data.durable import read_json, replace_json
+from bulkrun.data.storage.documents import advice_from
+from bulkrun.data.storage.durable import read_json, replace_json
 from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.run_dir import RunDir
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bulkrun.data.durable import (
+from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, row_bounds
+from bulkrun.data.storage.durable import (
     disk_errors,
     encode_json,
     fsync_dir,
@@ -27,10 +28,9 @@ from bulkrun.data.durable import (
     remove_tree,
     write_file,
 )
-from bulkrun.data.exchange import can_exchange, exchange_dirs, link_tree
-from bulkrun.data.in_order import in_row_order
-from bulkrun.data.leftovers import remove_old
-from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, row_bounds
+from bulkrun.data.storage.exchange import can_exchange, exchange_dirs, link_tree
+from bulkrun.data.storage.leftovers import remove_old
+from bulkrun.data.tables.in_order import in_row_order
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from bulkrun.data.casts import can_cast, rounds
-from bulkrun.data.parts import read_part_schema
+from bulkrun.data.results.parts import read_part_schema
+from bulkrun.data.types.casts import can_cast, rounds
 from bulkrun.errors import ResumeError
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir

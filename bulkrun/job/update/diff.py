@@ -17,10 +17,10 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.data.duck import interruptible, locked_connection, no_glob, quoted
-from bulkrun.data.parts import read_part_columns, read_part_schema
-from bulkrun.data.row_groups import RowGroupWriter
-from bulkrun.data.subset import PICK_SCHEMA
+from bulkrun.data.inputs.subset import PICK_SCHEMA
+from bulkrun.data.results.parts import read_part_columns, read_part_schema
+from bulkrun.data.tables.duck import interruptible, locked_connection, no_glob, quoted
+from bulkrun.data.tables.row_groups import RowGroupWriter
 from bulkrun.errors import InputError
 from bulkrun.job.plan.duplicates import places_of
 from bulkrun.job.plan.planner import PlanInput

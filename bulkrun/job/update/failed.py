@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.parts import read_part_columns, read_part_info
-from bulkrun.data.subset import PICK_SCHEMA
+from bulkrun.data.inputs.subset import PICK_SCHEMA
+from bulkrun.data.results.parts import read_part_columns, read_part_info
 from bulkrun.job.store.run_dir import RunDir
 
 _PICKS_PER_BATCH = 65536

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from bulkrun.data.batch import InputBatch, Position, Source, record_batch
-from bulkrun.data.reader import Dataset
+from bulkrun.data.inputs.batch import InputBatch, Position, Source, record_batch
+from bulkrun.data.inputs.reader import Dataset
 from bulkrun.request import RowError
 
 Types = Mapping[str, pa.DataType]

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.durable import publish_new, replace_json, swap_in
-from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
-from bulkrun.data.subset import Targets, read_targets
+from bulkrun.data.inputs.subset import Targets, read_targets
+from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
+from bulkrun.data.storage.durable import publish_new, replace_json, swap_in
 from bulkrun.errors import RunError
 from bulkrun.job.plan.row_key import ROW_KEY
 from bulkrun.job.plan.spool import Spool

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.durable import disk_errors
-from bulkrun.data.parts import PartInfo, count_cut, write_groups
+from bulkrun.data.results.parts import PartInfo, count_cut, write_groups
+from bulkrun.data.storage.durable import disk_errors
 from bulkrun.job.store.run_record import RunRecord
 
 

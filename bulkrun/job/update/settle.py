@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from bulkrun.data.durable import write_new_json
-from bulkrun.data.parts import read_part_columns, read_part_info
+from bulkrun.data.results.parts import read_part_columns, read_part_info
+from bulkrun.data.storage.durable import write_new_json
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.journal_files import journals_by_shard

@@ -17,7 +17,7 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Any
 
-from bulkrun.data.durable import (
+from bulkrun.data.storage.durable import (
     disk_errors,
     read_json,
     remove_tree,

@@ -17,12 +17,12 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.durable import disk_errors, read_json
-from bulkrun.data.export_files import CsvSink, JsonlSink, RowSink, json_line, readable_rows
-from bulkrun.data.in_order import in_row_order
-from bulkrun.data.partitions import partition_columns
-from bulkrun.data.parts import read_part_columns, read_part_info
-from bulkrun.data.row_groups import RowGroupWriter
+from bulkrun.data.results.export_files import CsvSink, JsonlSink, RowSink, json_line, readable_rows
+from bulkrun.data.results.parts import read_part_columns, read_part_info
+from bulkrun.data.storage.durable import disk_errors, read_json
+from bulkrun.data.storage.partitions import partition_columns
+from bulkrun.data.tables.in_order import in_row_order
+from bulkrun.data.tables.row_groups import RowGroupWriter
 from bulkrun.errors import RunError
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.store.run_dir import RunDir

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from bulkrun.data.durable import read_json
-from bulkrun.data.parts import read_part_info, read_part_schema
-from bulkrun.data.schema import output_schema
+from bulkrun.data.results.parts import read_part_info, read_part_schema
+from bulkrun.data.results.schema import output_schema
+from bulkrun.data.storage.durable import read_json
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import INPUT_COLUMNS, extra_fields, schema_of_text
 from bulkrun.job.store.run_dir import RunDir

@@ -12,8 +12,8 @@ from glob import escape
 from pathlib import Path
 from typing import IO, Literal
 
-from bulkrun.data.durable import discard, new_file, swap_in, temporary
-from bulkrun.data.leftovers import remove_old
+from bulkrun.data.storage.durable import discard, new_file, swap_in, temporary
+from bulkrun.data.storage.leftovers import remove_old
 from bulkrun.errors import UsageError
 from bulkrun.job.store.run_dir import RunDir
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from bulkrun.data.parts import read_part_info
+from bulkrun.data.results.parts import read_part_info
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update.staging import is_merging

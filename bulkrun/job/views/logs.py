@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bulkrun.data.durable import naming
+from bulkrun.data.storage.durable import naming
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from bulkrun.data.parts import read_part_columns, read_part_info, read_part_schema
+from bulkrun.data.results.parts import read_part_columns, read_part_info, read_part_schema
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.journal import read_outcomes

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bulkrun.data.parts import PartInfo, read_part_info
+from bulkrun.data.results.parts import PartInfo, read_part_info
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView

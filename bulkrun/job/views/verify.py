@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from bulkrun.data.partitions import folder_values
-from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
-from bulkrun.data.schema import output_schema
+from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
+from bulkrun.data.results.schema import output_schema
+from bulkrun.data.storage.partitions import folder_values
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView

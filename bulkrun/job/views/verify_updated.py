@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bulkrun.data.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
+from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord

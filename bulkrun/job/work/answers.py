@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bulkrun.data.json_types import as_unicode
+from bulkrun.data.types.json_types import as_unicode
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.isolation import reason_of
 from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bulkrun.data.durable import disk_errors, make_dirs, publish_new
-from bulkrun.data.partitions import folder_values
-from bulkrun.data.parts import PartInfo, count_cut, read_part_info, write_part
-from bulkrun.data.schema import output_schema
+from bulkrun.data.results.parts import PartInfo, count_cut, read_part_info, write_part
+from bulkrun.data.results.schema import output_schema
+from bulkrun.data.storage.durable import disk_errors, make_dirs, publish_new
+from bulkrun.data.storage.partitions import folder_values
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import extra_fields

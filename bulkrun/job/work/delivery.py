@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bulkrun.data.durable import read_bytes, read_json, replace_json
-from bulkrun.data.parts import read_part_info
-from bulkrun.data.patience import Patience
+from bulkrun.data.results.parts import read_part_info
+from bulkrun.data.storage.durable import read_bytes, read_json, replace_json
+from bulkrun.data.storage.patience import Patience
 from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.bucket_owner import SUCCESS
 from bulkrun.job.store.events import log_event

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from bulkrun.data.durable import read_json, replace_json
+from bulkrun.data.storage.durable import read_json, replace_json
 from bulkrun.errors import ErrorRateExceeded
 from bulkrun.job.plan.plan_view import PlannedCounts
 from bulkrun.job.store.fingerprint import fingerprint

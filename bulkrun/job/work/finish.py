@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from bulkrun.data.documents import from_document
-from bulkrun.data.durable import encode_json, publish_new, read_json, write_file
-from bulkrun.data.parts import PartInfo, read_part_info
+from bulkrun.data.results.parts import PartInfo, read_part_info
+from bulkrun.data.storage.documents import from_document
+from bulkrun.data.storage.durable import encode_json, publish_new, read_json, write_file
 from bulkrun.errors import EXIT_OK, EXIT_ROW_ERRORS, RunError
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.events import utc_now

@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.durable import append_line, disk_errors, make_dirs, read_bytes
+from bulkrun.data.storage.durable import append_line, disk_errors, make_dirs, read_bytes
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir

@@ -10,7 +10,7 @@ import math
 import time
 from contextlib import suppress
 
-from bulkrun.data.parts import read_part_info
+from bulkrun.data.results.parts import read_part_info
 from bulkrun.errors import BulkrunError
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.events import log_event

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from bulkrun.data.json_types import as_unicode
+from bulkrun.data.types.json_types import as_unicode
 from bulkrun.request import TokenLogprob
 
 

@@ -18,7 +18,7 @@ from jsonschema.exceptions import best_match
 from jsonschema.validators import extend
 from referencing.exceptions import Unresolvable
 
-from bulkrun.data.json_schema import arrow_type, to_arrow_value
+from bulkrun.data.results.json_schema import arrow_type, to_arrow_value
 from bulkrun.errors import shortened
 from bulkrun.request import Progress, RowError, StructuredOutput
 

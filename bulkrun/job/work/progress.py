@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bulkrun.data.parts import PartInfo
+from bulkrun.data.results.parts import PartInfo
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.request import Completion, EngineStats

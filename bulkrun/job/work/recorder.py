@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bulkrun.data.parts import PartInfo
+from bulkrun.data.results.parts import PartInfo
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
 from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.replaced import OwnRun

@@ -10,7 +10,7 @@ import queue
 import threading
 from pathlib import Path
 
-from bulkrun.data.patience import Patience
+from bulkrun.data.storage.patience import Patience
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.object_store import ObjectPrefix

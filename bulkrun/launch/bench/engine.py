@@ -16,7 +16,7 @@ import bulkrun
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
-from bulkrun.launch.prepare import BUNDLED_ROOT
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import settle_threads
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import resolve_model

@@ -15,8 +15,8 @@ import torch
 from torch.profiler import record_function
 
 from bulkrun import ops
-from bulkrun.engine import model_runner
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine.step import model_runner
 from bulkrun.launch.bench.device_trace import OP_PREFIX, STEP_PREFIX
 from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepSequences, attention_cost, experts_cost, product_cost
 from bulkrun.models.decoder import Decoder

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bulkrun.data.json_types import is_unicode
-from bulkrun.data.jsonl import BadLine, parse_line
-from bulkrun.data.lines import Line, read_lines
+from bulkrun.data.inputs.jsonl import BadLine, parse_line
+from bulkrun.data.inputs.lines import Line, read_lines
+from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import InputError, UsageError
 
 _FIRST_TOKEN = 100  # below are the special tokens of most vocabularies

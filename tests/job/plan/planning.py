@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bulkrun.data.reader import Dataset, open_input
+from bulkrun.data.inputs.reader import Dataset, open_input
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import Planner
 from bulkrun.job.plan.report import PlanReport

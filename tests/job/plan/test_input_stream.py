@@ -6,8 +6,8 @@ import gc
 from itertools import chain
 from pathlib import Path
 
-from bulkrun.data.batch import Position
-from bulkrun.data.reader import open_input
+from bulkrun.data.inputs.batch import Position
+from bulkrun.data.inputs.reader import open_input
 from bulkrun.job.plan.input_stream import InputStream
 from tests.job.plan.planning import write_jsonl
 

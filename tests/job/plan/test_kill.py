@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bulkrun.data.durable import make_dirs
+from bulkrun.data.storage.durable import make_dirs
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, present
 from tests.job.plan.planning import job, make_plan, plan_bytes, write_parquet

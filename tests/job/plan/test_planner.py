@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.files import InputFile, open_stream
-from bulkrun.data.reader import open_input
+from bulkrun.data.inputs.files import InputFile, open_stream
+from bulkrun.data.inputs.reader import open_input
 from bulkrun.errors import InputError, Interrupted, JobFileError, ResumeError, RunError
 from bulkrun.job.plan.ids import DuplicateIds, find_duplicates
 from bulkrun.job.plan.planner import dry_plan
@@ -462,7 +462,7 @@ def test_the_files_that_a_window_came_from_are_looked_at_again(tmp_path: Path) -
 
 
 def test_a_column_that_nobody_reads_fails_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bulkrun.data.jsonl.SAMPLE_LINES", 16)
+    monkeypatch.setattr("bulkrun.data.inputs.jsonl.SAMPLE_LINES", 16)
     rows = [{"text": f"t{row}", "key": row, "rank": 1, "own": 5, "odd": 1 if row < 16 else 0.5} for row in range(20)]
     path = write_jsonl(tmp_path / "in.jsonl", rows)
     given = {"path": str(path), "columns": [], "id": "key", "priority": "rank"}
@@ -486,7 +486,7 @@ def late_columns(count: int) -> list[dict[str, Any]]:
 def test_columns_that_come_after_the_sample_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_rows: int
 ) -> None:
-    monkeypatch.setattr("bulkrun.data.jsonl.SAMPLE_LINES", 16)
+    monkeypatch.setattr("bulkrun.data.inputs.jsonl.SAMPLE_LINES", 16)
     path = write_jsonl(tmp_path / "in.jsonl", late_columns(60))
     spec = job(path, run={"window_rows": window_rows})
     report = make_plan(tmp_path / "run", spec)
@@ -515,7 +515,7 @@ def test_all_windows_together_open_each_file_once(tmp_path: Path, monkeypatch: p
             yield stream
 
     with open_input(list(map(str, paths))) as dataset:
-        monkeypatch.setattr("bulkrun.data.jsonl.open_stream", counted)
+        monkeypatch.setattr("bulkrun.data.inputs.jsonl.open_stream", counted)
         spec = job(tmp_path / "*.jsonl", run={"window_rows": 7})
         make_planner(RunDir(tmp_path / "run"), spec, dataset, CharacterCodec(), 10_000).plan()
     assert opened == paths

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bulkrun.data.batch import InputBatch, Position
+from bulkrun.data.inputs.batch import InputBatch, Position
 from bulkrun.errors import JobFileError, ModelError
 from bulkrun.job.plan.rows import fit_prompt
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder, RenderedPrompt

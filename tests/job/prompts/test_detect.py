@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bulkrun.data.files import find_files
-from bulkrun.data.json_types import Shape
-from bulkrun.data.jsonl import sample_shapes
-from bulkrun.data.reader import open_input
+from bulkrun.data.inputs.files import find_files
+from bulkrun.data.inputs.jsonl import sample_shapes
+from bulkrun.data.inputs.reader import open_input
+from bulkrun.data.types.json_types import Shape
 from bulkrun.errors import JobFileError
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job, json_text_columns

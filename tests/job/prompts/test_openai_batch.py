@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.data.batch import InputBatch, Position
-from bulkrun.data.reader import open_input
+from bulkrun.data.inputs.batch import InputBatch, Position
+from bulkrun.data.inputs.reader import open_input
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import json_text_columns

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.data.reader import open_input
+from bulkrun.data.inputs.reader import open_input
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.detect import json_text_columns

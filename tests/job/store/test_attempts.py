@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bulkrun.data.durable import replace_json
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.job.store.attempts import forget_failed_attempts
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import Worker, WorkerState

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from bulkrun.data.durable import replace_json
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.data import new_name
+from bulkrun.data.storage import new_name
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.verify import verify_run

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.data.durable import replace_json
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store import replaced, run_record
 from bulkrun.job.store.aside import move_aside, refuse_live_workers

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bulkrun.data.durable import replace_json
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import Interrupted, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import (

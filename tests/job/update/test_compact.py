@@ -16,9 +16,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data import exchange
-from bulkrun.data.parts import PartInfo, write_groups
-from bulkrun.data.query import run_query
+from bulkrun.data.results.parts import PartInfo, write_groups
+from bulkrun.data.results.query import run_query
+from bulkrun.data.storage import exchange
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
@@ -129,8 +129,8 @@ def test_a_file_is_cut_where_it_would_not_fit_in_memory(tmp_path: Path, monkeypa
     run = finished(tmp_path)
     before = contents(run)
     monkeypatch.setattr(compact_module, "MAX_FILE_BYTES", 1)
-    monkeypatch.setattr("bulkrun.data.in_order.HELD_BYTES", 1000)
-    monkeypatch.setattr("bulkrun.data.in_order.SLICE_ROWS", 16)
+    monkeypatch.setattr("bulkrun.data.tables.in_order.HELD_BYTES", 1000)
+    monkeypatch.setattr("bulkrun.data.tables.in_order.SLICE_ROWS", 16)
     done = compact(run, grace_s=0)
     assert contents(run) == before and 140 / 16 <= done.parts_after < 140
 
@@ -300,7 +300,7 @@ def test_a_plain_glob_shows_each_row_once_at_every_moment(tmp_path: Path) -> Non
 CHILD = """
 import os, sys
 from pathlib import Path
-from bulkrun.data import exchange
+from bulkrun.data.storage import exchange
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update import compact as module
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bulkrun.data.parts import PartInfo, write_part
-from bulkrun.data.reader import open_input
-from bulkrun.data.schema import output_schema
+from bulkrun.data.inputs.reader import open_input
+from bulkrun.data.results.parts import PartInfo, write_part
+from bulkrun.data.results.schema import output_schema
 from bulkrun.errors import InputError
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.result_columns import extra_fields

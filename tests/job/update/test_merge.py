@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data import parts
-from bulkrun.data.batch import InputBatch, Position
-from bulkrun.data.parts import PartInfo, read_part_info, write_part
-from bulkrun.data.schema import output_schema
-from bulkrun.data.subset import PICK_SCHEMA, write_subset
+from bulkrun.data.inputs.batch import InputBatch, Position
+from bulkrun.data.inputs.subset import PICK_SCHEMA, write_subset
+from bulkrun.data.results import parts
+from bulkrun.data.results.parts import PartInfo, read_part_info, write_part
+from bulkrun.data.results.schema import output_schema
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bulkrun.data.durable import write_new_json
+from bulkrun.data.storage.durable import write_new_json
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker, read_workers

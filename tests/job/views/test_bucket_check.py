@@ -14,7 +14,7 @@ from bulkrun.job.views.listing import statuses
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.views.watch import watch_run
-from bulkrun.launch.run import join
+from bulkrun.launch.runs.run import join
 from tests.job.bucket_runs import start_bucket_run
 from tests.launch.nights import Silent
 from tests.s3_server import Bucket

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data import in_order
-from bulkrun.data.durable import temporary
+from bulkrun.data.storage.durable import temporary
+from bulkrun.data.tables import in_order
 from bulkrun.errors import RunError, UsageError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.export import ExportReport, export_run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.data import durable
+from bulkrun.data.storage import durable
 from bulkrun.errors import RunError
 from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.events import log_event, read_events

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.data.durable import replace_json
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document

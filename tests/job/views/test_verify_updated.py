@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.durable import write_new_json
-from bulkrun.data.parts import read_part_info, write_part
+from bulkrun.data.results.parts import read_part_info, write_part
+from bulkrun.data.storage.durable import write_new_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.staging import Update, begin_merge

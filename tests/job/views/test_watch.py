@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.durable import remove_tree
+from bulkrun.data.storage.durable import remove_tree
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Heartbeat, Worker
 from bulkrun.job.views.watch import watch_run

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.durable import replace_json
-from bulkrun.data.parts import PartInfo, read_part_info
-from bulkrun.data.schema import output_schema
+from bulkrun.data.results.parts import PartInfo, read_part_info
+from bulkrun.data.results.schema import output_schema
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import RunError
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.replaced import OwnRun

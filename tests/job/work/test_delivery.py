@@ -12,8 +12,8 @@ import pyarrow.dataset
 import pyarrow.fs
 import pytest
 
-from bulkrun.data import patience
-from bulkrun.data.parts import read_part_info, write_part
+from bulkrun.data.results.parts import read_part_info, write_part
+from bulkrun.data.storage import patience
 from bulkrun.errors import Interrupted, ResumeError, RunError, UsageError
 from bulkrun.job.store.object_store import ObjectPrefix, is_transient
 from bulkrun.job.store.run_dir import RunDir
@@ -332,7 +332,7 @@ def new_generation(run: RunDir, keep: set[int]) -> None:
 
     import pyarrow as pa
 
-    from bulkrun.data.parts import read_part_columns
+    from bulkrun.data.results.parts import read_part_columns
 
     for shard, path in run.parts().items():
         if shard not in keep:

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from bulkrun.data.query import run_query
+from bulkrun.data.results.query import run_query
 from bulkrun.errors import EXIT_ROW_ERRORS, JobFileError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.row_errors import read_row_errors

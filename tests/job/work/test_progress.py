@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bulkrun.data.parts import PartInfo
+from bulkrun.data.results.parts import PartInfo
 from bulkrun.errors import ErrorRateExceeded
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.plan.plan_view import PlannedCounts, PlanView

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulkrun.data.parts import read_part_info
+from bulkrun.data.results.parts import read_part_info
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.views.status import read_status

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bulkrun.data.durable import replace_json
+from bulkrun.data.storage.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.job.work.progress import ProgressSnapshot

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.engine.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.measure import Measured, check_lengths, run_workload
 from bulkrun.launch.bench.workload import Work, heavy_tailed_work

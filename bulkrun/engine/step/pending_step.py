@@ -1,0 +1,58 @@
+"""A step that has been put on its way, and what the host gets of it once it waits for it.
+
+On a GPU the device may be a whole step behind the host: the next step is planned and launched before this one's tokens
+are known. Knows no model and no queues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine.step.sampler import SampledTokens
+from bulkrun.engine.step.token_masks import TokenMasks
+from bulkrun.request import TokenLogprob
+
+_DEAD_END = "the grammar allows none of the model's tokens to come next; check that its text can be written with them"
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the host needs of a step: parallel lists over the sequences that sampled."""
+
+    seqs: list[Sequence]
+    token_ids: list[int]
+    is_valid: list[bool]  # False where the model's logits were not numbers
+    logprobs: list[TokenLogprob | None]
+    grammar_errors: dict[int, str] = field(default_factory=dict)  # index -> why its token must not be taken
+
+
+class PendingStep:
+    """The sequences that sample in a step, and their tokens on the way to the host; None: nobody samples."""
+
+    def __init__(
+        self, seqs: list[Sequence], sampled: SampledTokens | None = None, masks: TokenMasks | None = None
+    ) -> None:
+        self.seqs = seqs
+        self._sampled = None if sampled is None else sampled.on_the_way_to_host()
+        self._masks = masks
+
+    def result(self) -> StepOutput:
+        """Wait for the device."""
+        if self._sampled is None:
+            return StepOutput([], [], [], [])
+        sampled = self._sampled.arrived()
+        return StepOutput(
+            self.seqs,
+            sampled.token_ids.tolist(),
+            sampled.is_valid.tolist(),
+            sampled.logprobs_of(self.seqs),
+            {} if self._masks is None else _grammar_errors(self._masks, sampled),
+        )
+
+
+def _grammar_errors(masks: TokenMasks, sampled: SampledTokens) -> dict[int, str]:
+    """Whose constraint failed, or left no token at all, in which case the sampled one means nothing."""
+    has_choice = [] if sampled.has_choice is None else sampled.has_choice.tolist()
+    dead_ends = {index: _DEAD_END for index, has in enumerate(has_choice) if not has}
+    return dead_ends | masks.errors

@@ -1,0 +1,147 @@
+"""Which decode sequences of a step begin with the same blocks, so that attention reads those once for all of them.
+
+The prefix cache gives equal prefixes the same physical blocks, and a block stands for everything before it. So two
+sequences with the same block at a place share all tokens up to there, and nothing has to be compared but block ids.
+Groups are sought again only when the sequences in decode change. Knows block tables; knows no tokens and no kernels.
+
+When it pays: a group's prefix is read once for a tile of sequences, in which a tile's program takes about as long as
+one sequence's would (memory, not arithmetic). That saves (sequences - tiles) x prefix reads, for one more kernel per
+layer: some microseconds, in which a GPU reads a few thousand tokens of a layer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from itertools import accumulate
+
+import torch
+
+from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
+from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine.step.staging import HostStaging
+from bulkrun.ops.attention_metadata import PREFIX_UNIT, SharedPrefixes
+
+MIN_GROUP_SIZE = 4
+MIN_PREFIX_LEN = 256  # tokens
+MIN_SAVED_TOKENS = 8192  # over all groups of a step
+MAX_GROUPS = 64
+
+Group = tuple[list[int], int]  # indices of decode sequences, and the tokens they share
+
+
+def find_groups(tables: list[list[int]], block_size: int, seqs_per_tile: int) -> list[Group]:
+    """The groups of block tables that save most reads, the best first; none where it is not worth it.
+
+    Prefixes form a tree, and a sequence can be in one group only: either a node's or that of one of its children.
+    """
+    place = max(MIN_PREFIX_LEN // block_size, 1)
+    everyone = [index for index, table in enumerate(tables) if len(table) >= place]
+    groups: list[Group] = []
+    for members in _by_block(tables, everyone, place):
+        groups += _best(tables, members, place, block_size, seqs_per_tile)
+
+    def saved(group: Group) -> int:
+        return saved_tokens(len(group[0]), group[1], seqs_per_tile)
+
+    groups.sort(key=saved, reverse=True)
+    groups = groups[:MAX_GROUPS]
+    return groups if sum(map(saved, groups)) >= MIN_SAVED_TOKENS else []
+
+
+def saved_tokens(num_seqs: int, prefix_len: int, seqs_per_tile: int) -> int:
+    """Reads of a token, in one layer, that a group saves."""
+    return (num_seqs - -(-num_seqs // seqs_per_tile)) * prefix_len
+
+
+def _best(
+    tables: list[list[int]], members: list[int], num_shared: int, block_size: int, seqs_per_tile: int
+) -> list[Group]:
+    """One group of all members, who share `num_shared` blocks at least, or groups of those who share more."""
+    num_shared = _num_shared_blocks(tables, members, num_shared)
+    prefix_len = num_shared * block_size // PREFIX_UNIT * PREFIX_UNIT
+    together: list[Group] = [(members, prefix_len)]
+    apart: list[Group] = []
+    place = -(-(prefix_len + PREFIX_UNIT) // block_size)  # where they share one unit more
+    for some in _by_block(tables, [index for index in members if len(tables[index]) >= place], place):
+        apart += _best(tables, some, place, block_size, seqs_per_tile)
+    gains = [sum(saved_tokens(len(g), n, seqs_per_tile) for g, n in groups) for groups in (together, apart)]
+    return together if gains[0] >= gains[1] else apart
+
+
+def _by_block(tables: list[list[int]], members: list[int], place: int) -> list[list[int]]:
+    """Members with the same block at a place, counted from 1; groups that are too small are left out."""
+    column = [tables[index][place - 1] for index in members]
+    by_block: dict[int, list[int]] = {b: [] for b, size in Counter(column).items() if size >= MIN_GROUP_SIZE}
+    if by_block:
+        for block, index in zip(column, members, strict=True):
+            if block in by_block:
+                by_block[block].append(index)
+    return list(by_block.values())
+
+
+def _num_shared_blocks(tables: list[list[int]], members: list[int], low: int) -> int:
+    """How many blocks all members share, at least `low`: where the last one is the same, all before it are."""
+    first, last = tables[members[0]], tables[members[-1]]
+    some = [tables[index] for index in members]
+    high = min(map(len, some))
+    while low < high:
+        middle = (low + high + 1) // 2
+        block = first[middle - 1]
+        if last[middle - 1] == block and [table[middle - 1] for table in some].count(block) == len(some):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class SharedPrefixTable:
+    """The shared prefixes of the step at hand, in tensors that stay where they are: a CUDA graph can read them."""
+
+    def __init__(self, max_num_seqs: int, block_size: int, seqs_per_tile: int, staging: HostStaging) -> None:
+        self._max_num_seqs, self._block_size, self._seqs_per_tile = max_num_seqs, block_size, seqs_per_tile
+        self._staging = staging
+        self._members: list[Sequence] = []
+        self.groups: list[Group] = []
+        self._sizes = (max_num_seqs, MAX_GROUPS + 1, MAX_GROUPS, max_num_seqs, 2)
+        self._packed = staging.send_array(array("i", [0]) * sum(self._sizes), torch.int32).clone()
+
+    def update(self, batch: ScheduledBatch) -> None:
+        """Bring groups and tensors up to date with a step."""
+        members = batch.seqs[: batch.num_decode_seqs]
+        if members == self._members:
+            return
+        groups = find_groups([seq.block_table for seq in members], self._block_size, self._seqs_per_tile)
+        if groups or self.groups:
+            self._packed.copy_(self._staging.send_array(self._pack(groups), torch.int32))
+        self._members, self.groups = members, groups
+
+    def clear(self) -> None:
+        """Nobody shares anything: what a run before capturing may read, whose step has other sequences or none."""
+        self._packed.zero_()
+        self._members, self.groups = [], []
+
+    def view(self, num_decode_seqs: int) -> SharedPrefixes:
+        """The tensors as a step of so many decode sequences, padding included, wants them."""
+        seq_index, cu_groups, prefix_lens_G, prefix_lens_S, counts = self._packed.split(self._sizes)
+        num_groups = min(MAX_GROUPS, max(num_decode_seqs // MIN_GROUP_SIZE, 1))
+        return SharedPrefixes(
+            seq_index[:num_decode_seqs],
+            cu_groups[: num_groups + 1],
+            prefix_lens_G[:num_groups],
+            prefix_lens_S[:num_decode_seqs],
+            counts,
+        )
+
+    def _pack(self, groups: list[Group]) -> array[int]:
+        """All tensors one after the other; groups that are not there have nobody."""
+        sizes = [len(members) for members, _ in groups] + [0] * (MAX_GROUPS - len(groups))
+        lens_S = [0] * self._max_num_seqs
+        for members, prefix_len in groups:
+            for index in members:
+                lens_S[index] = prefix_len
+        seq_index = [index for members, _ in groups for index in members]
+        seq_index += [0] * (self._max_num_seqs - len(seq_index))
+        lens_G = [prefix_len for _, prefix_len in groups] + [0] * (MAX_GROUPS - len(groups))
+        counts = (len(groups), max(lens_G))
+        return array("i", [*seq_index, *accumulate(sizes, initial=0), *lens_G, *lens_S, *counts])

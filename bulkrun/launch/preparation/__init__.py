@@ -1,0 +1,1 @@
+"""A job file against the world: its files, model, schemas and defaults, checked before anything heavy is loaded."""

@@ -1,0 +1,212 @@
+"""A job file's promises checked against the world, before anything heavy is loaded: model, input, prompt.
+
+Loads no torch. Knows how facts become a run's record; knows no engine.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import bulkrun
+from bulkrun.data.inputs.files import InputFile
+from bulkrun.data.inputs.reader import Dataset, open_input
+from bulkrun.data.inputs.subset import open_subset
+from bulkrun.data.results.parts import read_part_schema
+from bulkrun.data.results.schema import RESULT_NAMES
+from bulkrun.data.storage.durable import encode_json
+from bulkrun.errors import JobFileError, ResumeError, UsageError
+from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.prompts.detect import json_text_columns
+from bulkrun.job.prompts.named_columns import named_columns
+from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record, record_document
+from bulkrun.launch.preparation.input_files import (
+    check_still_there,
+    check_unchanged,
+    facts_of,
+    find_input,
+    known_files,
+    named_others,
+)
+from bulkrun.launch.preparation.sampling_defaults import with_defaults
+from bulkrun.launch.preparation.structured_output import check_thinking, with_schema
+from bulkrun.launch.preparation.variables import refuse_variables
+from bulkrun.models.config import ModelConfig
+from bulkrun.models.model_dir import model_fingerprint, resolve_model
+from bulkrun.text.tokenizer import Tokenizer
+
+BUNDLED_ROOT = Path(bulkrun.__file__).parent / "bundled"
+_VERSIONS_OF = ("torch", "transformers", "tokenizers", "pyarrow", "duckdb")
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A job whose model and input are there. `spec` is resolved: the model's own sampling defaults are filled in."""
+
+    spec: JobSpec
+    model_dir: Path
+    model: ModelConfig
+    tokenizer: Tokenizer
+    files: list[InputFile]
+
+    @property
+    def run(self) -> RunDir:
+        return run_dir_of(self.spec.output.path, self.spec.output.state)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together that the plan allows."""
+        return self.model.model_len(self.spec.engine.max_model_len)
+
+    def open_dataset(self, snapshot: Path | None = None) -> Dataset:
+        """The input's rows. With `input.sql` they are fixed in `snapshot` once, or for this reading only.
+
+        Raises InputError for an input without a row that can be read.
+        """
+        given = self.spec.input
+        if self.run.is_staged:
+            return open_subset(self.run.subset)
+        dataset = open_input(
+            given.path,
+            sql=given.sql,
+            sql_snapshot=snapshot,
+            max_row_bytes=given.max_row_bytes,
+            delimiter=given.delimiter,
+            kept_as_text=partial(json_text_columns, self.spec),
+            known_types={field.name: field.type for field in self._carried_fields()},
+        )
+        dataset.refuse_unreadable()
+        return dataset.of_no_rows(self._expected_schema(dataset)) if dataset.is_void else dataset
+
+    def _expected_schema(self, dataset: Dataset) -> pa.Schema:
+        """The columns of an input that does not tell: those of the results that go on, then what the job names."""
+        fields = [*dataset.schema, *self._carried_fields()]
+        fields += [pa.field(name, pa.string()) for name in named_columns(self.spec)]
+        return pa.schema(list({field.name: field for field in reversed(fields)}.values())[::-1])
+
+    def _carried_fields(self) -> list[pa.Field]:
+        """The input's columns in the results that an incremental run has; none where there are no results yet."""
+        if not self.spec.run.incremental or not (parts := self.run.parts()):
+            return []
+        added = RESULT_NAMES.union(field.name for field in extra_fields(self.spec))
+        return [field for field in read_part_schema(parts[min(parts)]) if field.name not in added]
+
+    def check_input(self, record: RunRecord) -> None:
+        """Look at the files again. Raises ResumeError when they are no longer those that the run was entered with."""
+        check_unchanged(self.spec, self.files, known_files(record))
+
+    def check_files(self, record: RunRecord, numbers: range) -> None:
+        """Refuse files of `numbers` that are not as they were found: asked for every window of a plan."""
+        some = slice(numbers.start, numbers.stop)
+        check_still_there(self.files[some], known_files(record)[some])
+
+    def enter(self, wanted: RunRecord, *, resume_anyway: bool) -> RunRecord:
+        """Enter the run of `wanted`. Raises what `open_run` raises; a ResumeError names the files that are others.
+
+        Raises JobFileError for an output.path where no job's results can be.
+        """
+        refuse_place_of_staged(self.run)
+        try:
+            return open_run(self.run, wanted, resume_anyway=resume_anyway)
+        except ResumeError as error:
+            if not self.run.run_json.exists():  # a bucket whose run has its state elsewhere
+                raise
+            raise ResumeError(f"{error}{named_others(self.files, known_files(read_record(self.run)))}") from None
+
+    def record(self, job_file: Path | None, overrides: Sequence[str] = ()) -> RunRecord:
+        """What a new run of this job would be recorded as; file and `--set` values are those of the command."""
+        made = new_record(
+            self.spec.model_dump(mode="json"),
+            input_facts={"files": facts_of(self.files)},
+            model_facts=self._model_facts(),
+            versions=versions(),
+            job_file=str(job_file) if job_file else None,
+            overrides=overrides,
+        )
+        _refuse_odd_names(made)
+        return made
+
+    def _model_facts(self) -> dict[str, Any]:
+        """What the results come from: random or 8-bit numbers are another model, not another engine."""
+        engine = self.spec.engine
+        facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
+        if engine.load_format == "dummy":
+            facts["load_format"] = "dummy"
+        if engine.quantization is not None:
+            facts["quantization"] = engine.quantization
+        if engine.kv_cache_dtype == "fp8":
+            facts["kv_cache_dtype"] = "fp8"
+        if engine.deterministic:  # rows of another mode, dtype or device beside the others would break the promise
+            bits = ("dtype", "device", "kv_cache_dtype")
+            facts["deterministic"] = ", ".join(f"{name} {getattr(engine, name)}" for name in bits)
+        return facts
+
+
+def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> PreparedJob:
+    """Resolve the model, its sampling defaults and the input files.
+
+    `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. Raises
+    JobFileError, UsageError, ModelError or InputError that says what is wrong or missing and how to fix it.
+    """
+    refuse_variables(spec)
+    spec = with_schema(spec)
+    files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
+    model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
+    tokenizer = Tokenizer.from_dir(model_dir, now=now)
+    check_thinking(spec, tokenizer)
+    model = ModelConfig.from_dir(model_dir)
+    model.model_len(spec.engine.max_model_len)
+    _check_stop_tokens(spec.sampling, model.vocab_size)
+    return PreparedJob(
+        spec=with_defaults(spec, model_dir),
+        model_dir=model_dir,
+        model=model,
+        tokenizer=tokenizer,
+        files=files,
+    )
+
+
+def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) -> PreparedJob:
+    """Prepare a job with the clock of a run's beginning: a prompt that holds the date must not change overnight.
+
+    `root` is where the run is found now, if not under the path of its job.
+    """
+    created = datetime.fromisoformat(record.created).astimezone()
+    if root is not None:
+        spec = spec.with_keys(output={"path": str(root)})
+    return prepare(spec, now=lambda: created)
+
+
+def _check_stop_tokens(sampling: SamplingSpec, vocab_size: int) -> None:
+    """Raise JobFileError for an id that the model does not have: the engine would refuse every row for it."""
+    for token_id in sampling.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            what = f"{token_id} is not a token id of the model; ids go from 0 to {vocab_size - 1}"
+            raise JobFileError([f"sampling.stop_token_ids: {what}"])
+
+
+def _refuse_odd_names(record: RunRecord) -> None:
+    """Raise UsageError for a record that JSON cannot hold, before anything is made for it."""
+    try:
+        encode_json(record_document(record))
+    except UnicodeEncodeError as error:
+        shown = ascii(error.object[max(0, error.start - 40) : error.end])
+        raise UsageError(f"{shown}: a file name or value that is not UTF-8; rename the file, or write it so") from None
+
+
+def versions() -> dict[str, str]:
+    """What made the results: bulkrun, Python and the packages that matter."""
+    packages = {name: version(name) for name in _VERSIONS_OF}
+    return {"bulkrun": bulkrun.__version__, "python": platform.python_version(), **packages}

@@ -1,0 +1,71 @@
+"""What outputs must look like, checked before anything runs: a schema's file read, grammars and markers tried.
+
+Knows how a job says it and what the text side can do with it; knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bulkrun.data.results.schema_check import check_schema
+from bulkrun.data.storage.paths import user_path
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.sampling import StructuredOutputsSpec
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.text.grammar import check_grammar
+from bulkrun.text.thinking import ThinkingMarkers
+from bulkrun.text.tokenizer import Tokenizer
+
+_KEY = "sampling.structured_outputs"
+
+
+def with_schema(spec: JobSpec) -> JobSpec:
+    """The spec with a schema's path replaced by the schema, and whatever outputs must look like compiled once.
+
+    Raises JobFileError for a file, schema, regex or grammar that cannot be used.
+    """
+    structured = spec.sampling.structured_outputs
+    if structured is None:
+        return spec
+    if isinstance(structured.json_schema, str):
+        schema = _read_schema(user_path(structured.json_schema))
+        structured = structured.model_copy(update={"json_schema": schema})
+    _check(structured)
+    return spec.with_keys(sampling={"structured_outputs": structured})
+
+
+def check_thinking(spec: JobSpec, tokenizer: Tokenizer) -> None:
+    """Raise JobFileError where thoughts are to be bound and the model cannot write their markers."""
+    thinking, sampling = spec.sampling.thinking, spec.sampling
+    if thinking is None or (thinking.max_tokens is None and sampling.structured_outputs is None):
+        return
+    try:
+        ThinkingMarkers(tokenizer, thinking.start, thinking.end)
+    except ValueError as problem:
+        raise JobFileError([f"sampling.{problem}"]) from None
+
+
+def _read_schema(path: Path) -> dict[str, Any]:
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        check_schema(schema)
+    except FileNotFoundError:
+        raise JobFileError([f"{_KEY}.json: {path}: no such file (looked from {Path.cwd()})"]) from None
+    except OSError as error:
+        raise JobFileError([f"{_KEY}.json: {path}: cannot be read: {error.strerror}"]) from None
+    except (ValueError, RecursionError) as problem:
+        raise JobFileError([f"{_KEY}.json: {path}: {problem}"]) from None
+    assert isinstance(schema, dict), "check_schema refuses everything else"
+    return schema
+
+
+def _check(structured: StructuredOutputsSpec) -> None:
+    param = structured.to_param()
+    try:
+        if param.kind == "json":
+            check_schema(structured.json_schema)
+        check_grammar(param)
+    except ValueError as problem:
+        raise JobFileError([f"{_KEY}.{param.kind}: {problem}"]) from None

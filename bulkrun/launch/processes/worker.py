@@ -1,0 +1,113 @@
+"""One supervised worker: `python -m bulkrun.launch.processes.worker RUN --id ID --supervisor PID --run-id RUN_ID`.
+
+Loads the model and works on the run until it is finished or a signal asks it to save and stop; also when its
+supervisor is gone. An error travels to the supervisor as one JSON line (`executors.child_errors`), everything else
+that is printed goes to this worker's log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
+from bulkrun.executors.allocation import current_allocation, deadline_of
+from bulkrun.executors.child_errors import ErrorChannel
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.cancel import CancelWatch
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_own_record
+from bulkrun.job.store.workers import Worker
+from bulkrun.job.work.engine_runner import EngineLost
+from bulkrun.job.work.runner import JobRunner
+from bulkrun.launch.engine import engine_factory
+from bulkrun.launch.preparation.prepare import prepare
+from bulkrun.launch.processes.garbage import release_garbage, settle_garbage
+from bulkrun.launch.processes.signals import DrainOnSignal, drain_on_signal
+from bulkrun.launch.processes.supervisor import Supervisor
+from bulkrun.request import Engine
+
+_HEARTBEAT_S = 1.0  # the supervisor shows these numbers
+
+
+def command(run: RunDir, worker: str, supervisor: int, *, run_id: str) -> list[str]:
+    """How a worker is started: of this run, not of one that takes its place in the directory meanwhile."""
+    module = [sys.executable, "-m", "bulkrun.launch.processes.worker"]
+    return [*module, str(run.root), "--id", worker, "--supervisor", str(supervisor), "--run-id", run_id]
+
+
+def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor, drain: DrainOnSignal) -> int:
+    """Be a worker of the run. Returns the exit code; raises every `BulkrunError` of its parts."""
+    drain.cancel = CancelWatch(run)
+    prepared = prepare(JobSpec.model_validate(record.job))
+    deadline = deadline_of(current_allocation(), prepared.spec.run.walltime)
+    load_engine = engine_factory(prepared)
+
+    def first_engine() -> Engine:  # that only the runner holds: one that failed must go before the next one comes
+        engine = load_engine()
+        settle_garbage()
+        drain.started()
+        return engine
+
+    def next_engine() -> Engine:
+        release_garbage()
+        engine = load_engine()
+        settle_garbage()
+        return engine
+
+    outcome = JobRunner(
+        run,
+        record,
+        prepared.spec,
+        first_engine(),
+        prepared.tokenizer.decode_batch,
+        rebuild_engine=next_engine,
+        worker=worker,
+        should_stop=lambda: drain.should_stop() or supervisor.is_gone(),
+        deadline=deadline,
+        heartbeat_s=_HEARTBEAT_S,
+    ).run()
+    return EXIT_OK if outcome.totals is not None else Interrupted.exit_code
+
+
+def allow_open_files() -> None:
+    """Let this process open as many files as it may: a worker has a journal for each shard that is open in it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system may take less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main(argv: list[str]) -> int:
+    """The child: work on RUN, tell the supervisor of an error."""
+    parser = argparse.ArgumentParser(prog="python -m bulkrun.launch.processes.worker")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--id", required=True)
+    parser.add_argument("--supervisor", type=int, required=True)
+    parser.add_argument("--run-id", required=True)
+    options = parser.parse_args(argv)
+    allow_open_files()
+    faulthandler.enable()  # a segmentation fault shows in the log where it was
+    channel, run, supervisor = ErrorChannel(), RunDir(options.run), Supervisor(options.supervisor)
+    try:
+        with drain_on_signal(supervised=True) as drain:
+            supervisor.tell_me_when_gone()
+            if supervisor.is_gone():
+                return Interrupted.exit_code
+            record = read_own_record(run, options.run_id)
+            return work(run, record, Worker.this_process(options.id), supervisor, drain)
+    except EngineLost as error:
+        logging.getLogger(__name__).error("%s", error)
+        return os.EX_SOFTWARE
+    except BulkrunError as error:
+        channel.send(error)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,251 @@
+"""The Python API's `LLM`: an engine to ask. Importing this loads no torch; `LLM()` does.
+
+Lists in, lists out; iterators in, iterators out. A prompt that cannot be answered is an output with an `error`, never
+an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from os import PathLike, fspath
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
+
+import pyarrow as pa
+
+from bulkrun.errors import UsageError
+from bulkrun.job.jobfile.load import job_of
+from bulkrun.job.work.answers import AnswerReader
+from bulkrun.job.work.shard_work import row_seed
+from bulkrun.launch.engine import load_engine
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
+from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
+from bulkrun.launch.preparation.structured_output import with_schema
+from bulkrun.launch.python_api.prompt_stream import PromptStream, RequestOutput, SharedEngine
+from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker
+from bulkrun.models.model_dir import generation_defaults, resolve_model
+from bulkrun.request import SamplingParams
+from bulkrun.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+Sampling = SamplingParams | Mapping[str, Any]
+_P = TypeVar("_P", bound=Prompt)  # a list[str] is not a list[str | Sequence[int]]
+_C = TypeVar("_C", bound=Sequence[Message] | Message)
+
+_COLUMNS = [pa.field(name, pa.null()) for name in ("reasoning", "logprobs", "prompt_logprobs", "cumulative_logprob")]
+_NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matter
+
+
+class EngineSettings(TypedDict, total=False):
+    """The keys of a job file's `engine` section, which has their descriptions and defaults."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    load_format: Literal["auto", "dummy"]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"]
+    quantization: Literal["fp8"] | None
+    deterministic: bool
+    enable_prefix_caching: bool
+    batching: Literal["continuous", "static", "dynamic"]
+    batching_window_s: float
+    async_scheduling: bool | None
+    enforce_eager: bool
+
+
+class LLM:
+    """A model that answers prompts. Several threads may call it and share its steps; an iterator is for one at a time.
+
+    `model` is a hub id, a directory or `bundled:tiny`. Noise is a function of (`seed`, the prompt's position in its
+    call), so equal calls give equal outputs. Raises ModelError for a model that cannot be used, UsageError for
+    settings that cannot work.
+
+    >>> from bulkrun import LLM
+    >>> llm = LLM("bundled:tiny", max_num_seqs=8)
+    >>> asked = "Summarize this Python code in one sentence:\\ndef close(self):\\n    self.file.close()"
+    >>> [output] = llm.chat([[{"role": "user", "content": asked}]], {"temperature": 0, "max_tokens": 32})
+    >>> output.error is None, output.finish_reason
+    (True, 'stop')
+    >>> outputs = llm.generate((f"def f{i}():" for i in range(1000)), {"max_tokens": 4})
+    >>> next(outputs).index  # an iterator of prompts is read as it is needed
+    0
+    >>> [output.error.code for output in llm.generate(["", None])]
+    ['empty_prompt', 'bad_input']
+    """
+
+    def __init__(self, model: str | PathLike[str], *, seed: int = 0, **engine: Unpack[EngineSettings]) -> None:
+        model = fspath(model) if isinstance(model, PathLike) else model
+        if type(seed) is not int:
+            raise UsageError(f"seed: {seed!r:.60} is not a whole number")
+        self._job = {"name": "python", "model": model, "input": {"path": "-"}, "output": {"path": "-"}}
+        settings = job_of({**self._job, "engine": dict(engine)}).engine
+        model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)
+        self._seed = seed
+        self._defaults = generation_defaults(model_dir)
+        self._tokenizer = Tokenizer.from_dir(model_dir)
+        self._shared = SharedEngine(load_engine(model_dir, self._tokenizer, settings))
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of a prompt and its output together; as `max_tokens` it means: as many as fit."""
+        return self._shared.engine.max_model_len
+
+    @overload  # a list is an iterable too: the first overload that fits says what comes
+    def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: list[_P] | str | Mapping[str, Any],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: Sampling | None = None,
+        *,
+        ordered: bool = True,
+        use_tqdm: bool = False,
+    ) -> Iterator[RequestOutput]: ...
+
+    def generate(
+        self,
+        prompts: Iterable[Prompt] | str | Mapping[str, Any],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        ordered: bool = True,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Continue prompts as they are: texts, lists of token ids, or vLLM's {prompt: ...} and {prompt_token_ids: ...}.
+
+        `sampling_params` are for all prompts, or a list with those of each: `SamplingParams`, or a mapping with the
+        keys of a job file's `sampling` section (what it leaves open comes from the model's defaults).
+
+        A list of prompts gives a list of outputs in its order. Any other iterable gives an iterator, which reads at
+        most 2 x `max_num_seqs` prompts ahead of what it has handed out. Its outputs come in the order of the prompts,
+        so that one very long output holds up the reading; with `ordered=False` they come as they end. `use_tqdm`
+        counts them on a bar, in a terminal.
+        """
+        asked = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        show = _Shown(ordered, use_tqdm)
+        return self._run(asked, ask_prompt, sampling_params, show, add_special_tokens=True)
+
+    @overload
+    def chat(  # type: ignore[overload-overlap]
+        self,
+        messages: list[_C] | Message,
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Sequence[Message]],
+        sampling_params: Sampling | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        use_tqdm: bool = False,
+    ) -> Iterator[RequestOutput]: ...
+
+    def chat(
+        self,
+        messages: Iterable[Sequence[Message]] | list[Any] | Message,
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        ordered: bool = True,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Answer conversations, each a list of {role, content}, through the model's chat template.
+
+        A message, or a list of them, is one conversation. `chat_template_kwargs` are values that the template reads, as
+        {"enable_thinking": False}. Lists, iterators and the rest as for `generate`. Raises UsageError for a model
+        without a template, and for values that no template can be given.
+        """
+        messages = [messages] if isinstance(messages, Mapping) else messages
+        one = isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
+        asked: Iterable[Any] = [messages] if one else messages
+        if not self._tokenizer.has_chat_template:
+            raise UsageError(f"{self._job['model']}: has no chat template; use generate() with the prompt's text")
+        ask = conversation_asker(self._tokenizer, chat_template_kwargs or {})
+        return self._run(asked, ask, sampling_params, _Shown(ordered, use_tqdm), add_special_tokens=False)
+
+    def _run(
+        self,
+        given: Iterable[Any],
+        ask: Ask,
+        sampling_params: Sampling | Sequence[Sampling] | None,
+        show: _Shown,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UsageError(f"{repr(given)[:60]} is not a list or an iterator of prompts (chat: of conversations)")
+        self._shared.check_process()
+        sampling = self._sampling_of_each(given, sampling_params)
+        asked = (
+            ask(prompt, params, row_seed(self._seed if seed is None else seed, str(index), 0))
+            for index, (prompt, (params, seed)) in enumerate(zip(given, sampling, strict=False))
+        )
+        stream = PromptStream(
+            self._shared,
+            AnswerReader(self._tokenizer.decode_batch, _COLUMNS),  # one a call: it is for one thread at a time
+            lambda texts: self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens),
+            asked,
+            ordered=show.ordered or isinstance(given, list),
+        )
+        outputs = show.counted(stream.outputs(), len(given) if isinstance(given, list) else None)
+        return list(outputs) if isinstance(given, list) else outputs
+
+    def _sampling_of_each(
+        self, given: Iterable[Any], sampling: Sampling | Sequence[Sampling] | None
+    ) -> Iterable[tuple[SamplingParams, int | None]]:
+        """The parameters of each prompt, and the seed where it was given. Raises UsageError, before anything runs."""
+        if not isinstance(sampling, Sequence) or isinstance(sampling, str | bytes):
+            return repeat(self._params({} if sampling is None else sampling))
+        if not isinstance(given, list) or len(sampling) != len(given):
+            prompts = f"{len(given)} prompts" if isinstance(given, list) else "an iterator of prompts"
+            raise UsageError(f"sampling_params: {len(sampling)} of them for {prompts}; give one for all, or one each")
+        return [self._params(one) for one in sampling]
+
+    def _params(self, sampling: Any) -> tuple[SamplingParams, int | None]:
+        if isinstance(sampling, SamplingParams):
+            return sampling, None
+        if not isinstance(sampling, Mapping):
+            raise _not_sampling(sampling)
+        if refused := [name for name in _NOT_HERE if name in sampling]:
+            raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
+        spec = with_schema(job_of({**self._job, "sampling": dict(sampling)})).sampling
+        return sampling_with_defaults(spec, self._defaults).to_params(), sampling.get("seed")
+
+
+def _not_sampling(given: object) -> UsageError:
+    return UsageError(
+        f"sampling_params: {given!r:.60} is neither SamplingParams nor a mapping with the keys of a job file's "
+        "sampling section, like {'max_tokens': 64}"
+    )
+
+
+class _Shown(NamedTuple):
+    """How outputs are handed out."""
+
+    ordered: bool
+    use_tqdm: bool
+
+    def counted(self, outputs: Iterator[RequestOutput], total: int | None) -> Iterator[RequestOutput]:
+        """The outputs, counted on a bar where that is wanted and stderr is a terminal."""
+        if not self.use_tqdm:
+            return outputs
+        from tqdm import tqdm
+
+        return iter(tqdm(outputs, total=total, unit=" prompts", disable=None))

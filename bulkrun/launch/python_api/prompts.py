@@ -1,0 +1,84 @@
+"""What a Python caller may ask: a text, token ids, vLLM's mappings, a conversation; and why a value is not a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bulkrun.data.types.json_types import is_unicode
+from bulkrun.errors import UsageError
+from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
+from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
+from bulkrun.launch.python_api.prompt_stream import Asked
+from bulkrun.request import RowError, SamplingParams
+from bulkrun.sandbox import TemplateFailed
+from bulkrun.text.tokenizer import Tokenizer
+
+Ask = Callable[[Any, SamplingParams, int], Asked]  # of whatever was given, with its parameters and its seed
+
+
+def conversation_asker(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> Ask:
+    """What asks conversations through the model's chat template.
+
+    Raises UsageError for values that no template can be given.
+    """
+    try:
+        check_template_kwargs(template_kwargs)
+    except ValueError as problem:
+        raise UsageError(f"chat_template_kwargs: {problem}") from None
+    renderer = tokenizer.chat_renderer()
+
+    def ask(conversation: Any, sampling: SamplingParams, seed: int) -> Asked:
+        try:
+            messages = read_messages(conversation)
+            if asks_nothing(messages):
+                return Asked(None, None, sampling, seed, RowError("empty_prompt", "the prompt is empty"))
+            text = renderer.render(messages, **template_kwargs)
+        except (BadMessages, TemplateFailed) as problem:
+            code = "bad_template" if isinstance(problem, TemplateFailed) else "bad_input"
+            return Asked(None, None, sampling, seed, RowError(code, f"messages{problem}"))
+        return _ask_plain(text, sampling, seed)
+
+    return ask
+
+
+def ask_prompt(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
+    """Ask a text, token ids, or one of vLLM's mappings, of which the ids count where there are both."""
+    if not isinstance(prompt, Mapping):
+        return _ask_plain(prompt, sampling, seed)
+    given = {key: value for key, value in prompt.items() if value is not None}
+    if given and given.keys() <= {"prompt", "prompt_token_ids"}:
+        asked = _ask_plain(given.get("prompt_token_ids", given.get("prompt")), sampling, seed)
+        return asked._replace(text=prompt["prompt"]) if len(given) == 2 else asked
+    message = f"{repr(prompt)[:60]}: a mapping holds prompt or prompt_token_ids, and nothing else"
+    return Asked(None, None, sampling, seed, RowError("bad_input", message))
+
+
+def _ask_plain(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
+    plain = _as_python(prompt)
+    if isinstance(plain, str):
+        return Asked(plain, None, sampling, seed, _error_of(plain))
+    if isinstance(plain, Sequence) and not isinstance(plain, bytes | bytearray):
+        token_ids = [_as_python(token_id) for token_id in plain]
+        if all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
+            return Asked(None, token_ids, sampling, seed)
+    error = RowError("bad_input", f"{repr(prompt)[:60]} is neither a text nor a list of token ids")
+    return Asked(None, None, sampling, seed, error)
+
+
+def _as_python(value: Any) -> Any:
+    """What a value of pyarrow (`as_py`), NumPy or torch (`tolist`) is in Python; any other as it is."""
+    if isinstance(value, int | str | list):  # nearly always
+        return value
+    for name in ("as_py", "tolist"):
+        if convert := getattr(value, name, None):
+            return convert()
+    return value
+
+
+def _error_of(text: str) -> RowError | None:
+    if not text.strip():
+        return RowError("empty_prompt", "the prompt is empty")
+    if not is_unicode(text):
+        return RowError("bad_input", "the prompt holds half a surrogate pair, which is not text")
+    return None

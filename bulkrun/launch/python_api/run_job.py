@@ -1,0 +1,70 @@
+"""The Python API's `run_job`: what `bulkrun submit` does, called from a program. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bulkrun.job.jobfile.load import job_of, load_job
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.work.progress import ProgressSnapshot
+from bulkrun.launch.runs.run import Submitted
+from bulkrun.launch.runs.submit import submit_job
+
+
+class _Quiet:
+    """A view that shows nothing, or calls back."""
+
+    def __init__(self, on_progress: Callable[[ProgressSnapshot], None] | None) -> None:
+        self._on_progress = on_progress
+
+    def phase(self, text: str) -> None:
+        """Nothing to show."""
+
+    def note(self, text: str) -> None:
+        """Nothing to show."""
+
+    def update(self, snapshot: ProgressSnapshot) -> None:
+        if self._on_progress is not None:
+            self._on_progress(snapshot)
+
+
+def run_job(
+    job: JobSpec | Mapping[str, Any] | str | Path,
+    *,
+    fresh: bool = False,
+    resume_anyway: bool = False,
+    on_progress: Callable[[ProgressSnapshot], None] | None = None,
+) -> Submitted:
+    """What `bulkrun submit` does: run a job, or continue it; `job` is a job file's path, or its content.
+
+    Runs it where its `run.executor` says; with Slurm this waits until the run is finished. Returns the finished run:
+    `totals` (rows, errors, tokens), `run.root`, `worked` (False: it was finished before).
+    `on_progress` gets the numbers about once a second, and those of the end. In the main thread Ctrl-C and SIGTERM save
+    and raise Interrupted, and the same call continues; in another thread signals are left alone. Raises the
+    BulkrunErrors of `bulkrun.errors`, each with the exit code that the command would have ended with.
+    """
+    if isinstance(job, str | Path):
+        spec, job_file = load_job(Path(job)), Path(job)
+    else:
+        spec, job_file = (job if isinstance(job, JobSpec) else job_of(job)), None
+    view = _Quiet(on_progress)
+    done = submit_job(spec, view, wait=True, job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
+    assert isinstance(done, Submitted), "it was waited for"
+    if done.worked:
+        view.update(_end_of(done))  # a short run lies between two looks
+    return done
+
+
+def _end_of(done: Submitted) -> ProgressSnapshot:
+    totals, errors = done.totals, sum(done.totals.errors.values())
+    return ProgressSnapshot(
+        rows_total=totals.ok + errors,
+        rows_done=totals.ok + errors,
+        error_rows=errors,
+        prompt_tokens=totals.prompt_tokens,
+        completion_tokens=totals.completion_tokens,
+        elapsed_s=done.elapsed_s,
+        plan_complete=True,
+    )

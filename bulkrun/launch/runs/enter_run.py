@@ -1,0 +1,51 @@
+"""How a submit enters its run: old results leave for a good job alone, and a start that fails undoes what it did."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bulkrun.errors import RunError
+from bulkrun.job.store.aside import move_back
+from bulkrun.job.store.run_record import RunRecord, forget_start, start_anew
+from bulkrun.launch.preparation.prepare import PreparedJob
+from bulkrun.launch.runs.preview import check_prepared
+from bulkrun.launch.runs.run import View
+
+
+@dataclass(frozen=True)
+class EnteredRun:
+    """A run that was entered; `began` is False where it was there before, `aside` is where an older one is now."""
+
+    prepared: PreparedJob
+    record: RunRecord
+    began: bool
+    made_root: bool
+    aside: Path | None
+
+    def undo(self, view: View) -> None:
+        """Remove a run that began here and has nothing yet; the older one gets its place back."""
+        if not self.began:
+            return
+        run = self.prepared.run
+        with suppress(RunError, OSError):
+            forget_start(run, self.record, with_root=self.made_root)
+            if self.aside is not None:
+                move_back(run, self.aside)
+                view.note(f"the old results are back in {run.root}")
+
+
+def enter_run(prepared: PreparedJob, wanted: RunRecord, view: View, *, fresh: bool, resume_anyway: bool) -> EnteredRun:
+    """Enter the run of `wanted`; with `fresh` move an older one aside, once all that can be checked has been checked.
+
+    Raises what `check_prepared`, `start_anew` and `PreparedJob.enter` raise.
+    """
+    run, aside = prepared.run, None
+    if fresh and run.state.is_dir():
+        check_prepared(prepared, anew=True)
+        if aside := start_anew(run, wanted):
+            view.note(f"the old results are now in {aside}")
+    made_root = not run.root.exists()
+    record = prepared.enter(wanted, resume_anyway=resume_anyway)
+    return EnteredRun(prepared, record, record.run_id == wanted.run_id, made_root, aside)

@@ -1,0 +1,148 @@
+"""`submit` of an incremental job that has results: find what the night brought, run only that, merge it.
+
+A staged run that was begun for the same job and input is continued. One that was begun for something else is merged
+as far as it came, and the comparison is made anew, so that nothing that finished is lost or run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.report import undeclared_lines
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.update.cause import Night
+from bulkrun.job.update.compatibility import check_settings, settings_changed
+from bulkrun.job.update.diff import Changes, Reasons
+from bulkrun.job.update.settle import must_settle, settle_run, settle_update
+from bulkrun.job.update.staging import (
+    close_staging,
+    discard,
+    open_staging,
+    pending_update,
+    read_update,
+    removed_on_failure,
+    staged_record,
+)
+from bulkrun.job.update.update_claim import hold
+from bulkrun.job.views.finished import finished_totals
+from bulkrun.job.work.error_rate import MIN_ROWS
+from bulkrun.job.work.finish import RunTotals, read_totals
+from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
+from bulkrun.launch.processes.signals import DrainOnSignal
+from bulkrun.launch.runs.run import Submitted, View
+from bulkrun.launch.runs.update import finish_update
+from bulkrun.launch.runs.update_input import compare, new_update, night_input, write_input
+
+
+def submit_again(
+    prepared: PreparedJob,
+    view: View,
+    drain: DrainOnSignal,
+    *,
+    job_file: Path | None,
+    overrides: Sequence[str] = (),
+    full_refresh: bool,
+) -> Submitted | None:
+    """The night's work on a run that has results; None when there is no run yet, or its first one goes on as usual.
+
+    Raises ResumeError (with the difference) when settings changed and `full_refresh` does not ask for all rows,
+    RunError when results are lost: a night would write new totals over the loss.
+    """
+    run = prepared.run
+    if not run.run_json.exists():
+        return None
+    record = read_record(run)
+    prepared = prepare_as_of(record, prepared.spec)
+    wanted = prepared.record(job_file, overrides)
+    if read_totals(run) is None and not must_settle(run, record, wanted):
+        return None
+    with hold(run):
+        record = read_record(run)  # another night may just have ended
+        check_settings(run, record, wanted, full_refresh=full_refresh)
+        if read_totals(run) is None:
+            view.phase(
+                "the input changed before the first run was done, or _SUCCESS is lost: keeping the existing rows"
+            )
+            settle_run(run, record)
+        return _night(record, prepared, wanted, view, drain, full_refresh)
+
+
+def _night(
+    record: RunRecord, prepared: PreparedJob, wanted: RunRecord, view: View, drain: DrainOnSignal, full_refresh: bool
+) -> Submitted:
+    run, totals = prepared.run, finished_totals(prepared.run)
+    assert totals is not None, "the first run is finished"
+    night = Night(wanted.plan_hash, full_refresh, prepared.spec.run.on_vanished)
+    update = pending_update(run, totals.generation)
+    if update is not None and update.cause != night:
+        view.phase("merging what an earlier night or retry finished")
+        totals, update = settle_update(run), None
+        check_settings(run, read_record(run), wanted, full_refresh=full_refresh)  # of what was merged
+    if update is None:
+        view.phase("comparing the input with the results")
+        with removed_on_failure(run):
+            changes = _stage(record, prepared, wanted, totals, night, view)
+        if (update := read_update(run)) is None:
+            return Submitted(run, totals, worked=False, changes=changes.counts)
+    open_run(run.staged, _staged(run, record, wanted, update.counts["failed"]), resume_anyway=True)
+    return finish_update(run, view, drain)
+
+
+def _stage(
+    record: RunRecord,
+    prepared: PreparedJob,
+    wanted: RunRecord,
+    totals: RunTotals,
+    night: Night,
+    view: View,
+) -> Changes:
+    """Compare, and stage what is to run; where nothing is, nothing is left behind.
+
+    New settings are a change of their own, though no row has another key for them: the record takes them in a merge.
+    """
+    run, renewed = prepared.run, settings_changed(record, wanted)
+    assert wanted.key_salt is not None, "the job is incremental"
+    staged = open_staging(run, _staged(run, record, wanted))
+    with prepared.open_dataset(staged.sql_snapshot) as dataset:
+        source = night_input(prepared, dataset)
+        changes = compare(source, run, totals, wanted.key_salt, _reasons(night, renewed=renewed), staged.tmp)
+        for line in undeclared_lines(source.dataset.undeclared_columns):
+            view.phase(line)
+        if changes.rows or changes.dropped or renewed:
+            _close(prepared, wanted, totals, night, source, changes)
+        else:
+            discard(run)
+    return changes
+
+
+def _reasons(night: Night, *, renewed: bool) -> Reasons:
+    """After a change of settings keys tell which rows a refresh has run that did not fit into one night."""
+    return Reasons(everything=night.full_refresh and not renewed, drop_vanished=night.on_vanished == "drop")
+
+
+def _close(
+    prepared: PreparedJob, wanted: RunRecord, totals: RunTotals, night: Night, source: PlanInput, changes: Changes
+) -> None:
+    """Stage what the comparison found."""
+    update = new_update(prepared.run, totals, night, changes.rows, changes.new, changes.counts)
+    close_staging(
+        prepared.run,
+        replace(update, dropped=changes.dropped, record=asdict(wanted)),
+        partial(write_input, source.dataset, changes, limit=prepared.spec.run.limit),
+        partial(prepared.check_input, wanted),
+    )
+
+
+def _staged(run: RunDir, record: RunRecord, wanted: RunRecord, failed: int = 0) -> RunRecord:
+    """The record of the staged run: of tonight's model and settings, and as old as the run (`staged_record`).
+
+    Rows that failed before (`failed` of them) may all fail again, which says nothing of tonight's others: the limit is
+    higher by their share of the fewest rows that it is held against.
+    """
+    limit = min(1.0, wanted.job["run"]["max_error_rate"] + failed / MIN_ROWS)
+    return staged_record(run, replace(wanted, created=record.created), wanted.job, max_error_rate=limit)

@@ -1,0 +1,125 @@
+"""A job without a run: checked, planned, or tried on its first rows. Writes no results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from bulkrun.data.results.schema import output_schema
+from bulkrun.data.storage.remote import is_remote
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
+from bulkrun.job.plan.report import PlanReport
+from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.store.places import check_place
+from bulkrun.job.store.run_record import refuse_foreign_files
+from bulkrun.job.work.answers import Answer, AnswerReader
+from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
+from bulkrun.launch.engine import check_device, engine_factory
+from bulkrun.launch.preparation.prepare import PreparedJob, prepare
+from bulkrun.launch.runs.night_plan import plan_night
+from bulkrun.request import Completion, Request
+
+
+class PreviewedRow(NamedTuple):
+    """One row as it would go through the job."""
+
+    row_id: str
+    prompt: str | None
+    response: str | None
+    ended_by: str  # stop, length, or the error
+    reasoning: str | None = None
+
+
+def check_job(spec: JobSpec) -> dict[str, Any]:
+    """Everything that can be checked without running: input, columns, prompt, model. Raises what `submit` would."""
+    prepared = prepare(spec)
+    source = check_prepared(prepared)
+    declared = output_schema(source.passthrough, extra_fields(prepared.spec))
+    return {
+        "job": spec.name,
+        "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
+        "input files": len(prepared.files),
+        "prompt": source.prompt,
+        "input columns": ", ".join(f"{field.name} {field.type}" for field in source.input_schema),
+        "output columns": ", ".join(declared.names),
+        "output": spec.output.path if is_remote(spec.output.path) else str(prepared.run.root),
+    }
+
+
+def check_prepared(prepared: PreparedJob, *, anew: bool = False) -> PlanInput:
+    """The checks beyond those of `prepare`; `anew`: for a run in place of the one that is there. Its results then say
+    nothing about the input's columns.
+    """
+    run, spec = prepared.run, prepared.spec
+    check_place(run)
+    if not (anew or run.run_json.exists()):
+        refuse_foreign_files(run)
+    if spec.run.executor == "local":
+        check_device(spec.engine)
+    reading = replace(prepared, spec=spec.with_keys(run={"incremental": False})) if anew else prepared
+    with reading.open_dataset() as dataset:
+        return PlanInput(spec, dataset, prepared.tokenizer, prepared.max_model_len)
+
+
+def plan_job(spec: JobSpec) -> tuple[PlanReport, dict[str, int] | None]:
+    """Plan the whole input, and keep nothing of it but the numbers.
+
+    For an incremental job with results: plan what `submit` would run, and count how the input differs from them.
+    """
+    prepared = prepare(spec)
+    if spec.run.incremental and (night := plan_night(prepared)) is not None:
+        changes, report = night
+        return report, changes
+    with prepared.open_dataset() as dataset:
+        return dry_plan(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len), None
+
+
+def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
+    """Run the first rows, one sample each."""
+    prepared = prepare(spec)
+    rows = _planned_rows(prepared, num_rows)
+    requests = {row["row"]: _request(row, prepared.spec) for row in rows if row["error_code"] is None}
+    done = _generate(prepared, requests.values())
+    reader = AnswerReader(prepared.tokenizer.decode_batch, extra_fields(prepared.spec))
+    return [
+        _shown(prepared, row["row_id"], requests[row["row"]], done[str(row["row"])], reader)
+        if row["row"] in requests
+        else PreviewedRow(row["row_id"], None, None, f"{row['error_code']}: {row['error_message']}")
+        for row in rows
+    ]
+
+
+def _planned_rows(prepared: PreparedJob, num_rows: int) -> list[dict[str, Any]]:
+    """The first rows of the input as a plan makes them: the columns of a shard."""
+    spec = prepared.spec.with_keys(run={"limit": num_rows, "window_rows": num_rows})
+    rows: list[dict[str, Any]] = []
+    with prepared.open_dataset() as dataset:
+        source = PlanInput(spec, dataset, prepared.tokenizer, prepared.max_model_len)
+        source.read_window(PlanPoint(), lambda batch: rows.extend(batch.drop_columns(["passthrough"]).to_pylist()))
+    return rows
+
+
+def _request(row: Mapping[str, Any], spec: JobSpec) -> Request:
+    sampling, job_seed = row_sampling(spec.sampling, spec.run.row_timeout, row["overrides"])
+    return Request(str(row["row"]), row["token_ids"], sampling, row_seed(job_seed, row["row_id"], sample=0))
+
+
+def _generate(prepared: PreparedJob, requests: Iterable[Request]) -> dict[str, Completion]:
+    engine = engine_factory(prepared)()
+    for request in requests:
+        engine.add_request(request)
+    done: dict[str, Completion] = {}
+    while engine.has_unfinished():
+        done |= {completion.request_id: completion for completion in engine.step()}
+    return done
+
+
+def _shown(
+    prepared: PreparedJob, row_id: str, request: Request, completion: Completion, reader: AnswerReader
+) -> PreviewedRow:
+    text = prepared.tokenizer.decode_batch([request.prompt_token_ids], skip_special_tokens=False)[0]
+    [record] = reader.records([Answer(Generation(request, shard=0, rows=(0,), sample=0), completion)])
+    ended = record.finish_reason if record.error_code is None else f"{record.error_code}: {record.error_message}"
+    return PreviewedRow(row_id, text, record.response, ended, record.extra.get("reasoning"))

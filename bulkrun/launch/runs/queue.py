@@ -1,0 +1,169 @@
+"""A run in Slurm's queue: its workers are an array there, this process loads nothing and computes nothing."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bulkrun.errors import ExecutorError, Interrupted
+from bulkrun.executors.slurm import QueuedJob, queued_jobs, submit_array
+from bulkrun.executors.slurm_program import SlurmRefused
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.cancel import CancelWatch
+from bulkrun.job.store.places import run_dir_of
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.update.cause import submit_command
+from bulkrun.job.update.late_delivery import deliver_late
+from bulkrun.job.update.settle import must_settle
+from bulkrun.job.views.finished import finished_totals
+from bulkrun.job.work.finish import read_totals
+from bulkrun.job.work.team import TeamProgress
+from bulkrun.launch.preparation.prepare import prepare
+from bulkrun.launch.processes.signals import drain_on_signal
+from bulkrun.launch.runs.enter_run import enter_run
+from bulkrun.launch.runs.queue_turn import turn_to_queue
+from bulkrun.launch.runs.run import Submitted, View
+
+_LOOK_EVERY_S = 1.0
+_ASK_QUEUE_EVERY = 10  # in looks; Slurm's controller is shared
+_TIMES_GONE = 2  # a requeued job is between two states for a moment
+_PATIENCE_S = 3600.0  # with a queue that gives no answer: a controller that is restarted, moved, upgraded
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A run whose workers wait or work in the queue; `new` is False when they were there before."""
+
+    run: RunDir
+    job_id: str
+    new: bool
+
+
+def put_into_queue(
+    spec: JobSpec,
+    view: View,
+    job_file: Path | None,
+    overrides: Sequence[str],
+    *,
+    fresh: bool,
+    resume_anyway: bool,
+    full_refresh: bool,
+) -> Queued | Submitted:
+    """Check the job, enter the run, put its array into the queue unless it is there already.
+
+    Raises ExecutorError where Slurm refuses, or the submit is a night, and what entering a run raises.
+    """
+    cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
+    view.phase("checking the job, the input and the model")
+    prepared = prepare(spec)
+    wanted = prepared.record(job_file, overrides)
+    if spec.run.incremental and not fresh:
+        _refuse_night(prepared.run, wanted, full_refresh=full_refresh)
+    entered = enter_run(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
+    if (totals := finished_totals(prepared.run)) is not None:
+        uploaded = deliver_late(prepared.run, entered.record, cancelled)
+        return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)
+    with turn_to_queue(prepared.run, cancelled, view.phase):
+        if queued := queued_jobs(prepared.run):
+            return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
+        if cancelled.now():
+            raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
+        try:
+            job_id = submit_array(prepared.run, JobSpec.model_validate(entered.record.job))
+        except SlurmRefused:
+            entered.undo(view)
+            raise
+    return Queued(prepared.run, job_id, new=True)
+
+
+def _refuse_night(run: RunDir, wanted: RunRecord, *, full_refresh: bool) -> None:
+    """Raise ExecutorError where the submit is a night: it changes results, which array elements cannot."""
+    if not run.run_json.exists() or not (run.success.exists() or must_settle(run, read_record(run), wanted)):
+        return
+    settings = [override for override in wanted.overrides if not override.startswith("run.executor=")]
+    command = submit_command(replace(wanted, overrides=settings)) + (" --full-refresh" if full_refresh else "")
+    raise ExecutorError(
+        f"{run.root}: only the first run of an incremental job can be an array; a later one runs where it is "
+        f"started, so submit that to the queue: sbatch --wrap {shlex.quote(f'{command} --executor local')}"
+    )
+
+
+def wait_for(queued: Queued, view: View) -> Submitted:
+    """Stay until the run is finished and its results are where they belong.
+
+    Raises ExecutorError when its array left the queue before that, and what `deliver` raises. A signal ends the
+    waiting, not the run: Interrupted, as for a cancelled run.
+    """
+    run, began, team, array = queued.run, time.monotonic(), TeamProgress(queued.run), _ArrayWatch(queued, view)
+    view.phase(f"waiting for Slurm job {queued.job_id}")
+    with drain_on_signal() as drain:
+        drain.cancel = CancelWatch(run)
+        drain.started()
+        while (totals := read_totals(run)) is None:
+            if drain.should_stop():
+                raise _waited_enough(queued, drain.received)
+            if (snapshot := team.snapshot()) is not None:
+                view.update(snapshot)
+            array.check()
+            time.sleep(_LOOK_EVERY_S)
+        deliver_late(run, read_record(run), drain.should_stop)  # the element that should may be slow, or have failed to
+    return Submitted(run, totals, worked=True, elapsed_s=time.monotonic() - began)
+
+
+def _waited_enough(queued: Queued, signal: str | None) -> Interrupted:
+    """Why nobody waits any more, and what becomes of the run: by a signal, else by a cancel."""
+    if signal is None:
+        return Interrupted(
+            f"stopped by bulkrun cancel: Slurm job {queued.job_id} is taken out of the queue, its workers save what "
+            "they have; run the same command again to continue"
+        )
+    return Interrupted(f"stopped waiting by {signal}; Slurm job {queued.job_id} goes on, `bulkrun cancel` stops it")
+
+
+class _ArrayWatch:
+    """Whether a run's array is still in the queue, asked now and then. No answer is none: the array may well work."""
+
+    def __init__(self, queued: Queued, view: View) -> None:
+        self._queued, self._view = queued, view
+        self._looks = self._gone = 0
+        self._reasons: set[str] = set()
+        self._unheard_since: float | None = None
+
+    def check(self) -> None:
+        """Raises ExecutorError when the array has left the queue, or the queue has not answered for too long."""
+        self._looks += 1
+        if self._looks % _ASK_QUEUE_EVERY:
+            return
+        try:
+            jobs = queued_jobs(self._queued.run)
+        except ExecutorError as error:
+            self._bear(error)
+            return
+        self._unheard_since = None
+        self._say_why_they_wait(jobs)
+        self._gone = 0 if jobs else self._gone + 1
+        if self._gone >= _TIMES_GONE:
+            root = self._queued.run.root
+            raise ExecutorError(
+                f"{root}: job {self._queued.job_id} left the queue before the run was finished; "
+                f"`bulkrun logs {root}` shows why; the same command continues"
+            )
+
+    def _say_why_they_wait(self, jobs: list[QueuedJob]) -> None:
+        """Each reason once: some come and go for hours."""
+        reasons = {job.reason for job in jobs if job.state == "PENDING"} - {"", "None"}
+        for reason in sorted(reasons - self._reasons):
+            self._view.note(f"Slurm job {self._queued.job_id} waits: {reason}")
+        self._reasons |= reasons
+
+    def _bear(self, error: ExecutorError) -> None:
+        job = f"Slurm job {self._queued.job_id}"
+        if self._unheard_since is None:
+            self._unheard_since = time.monotonic()
+            self._view.note(f"{error}; still waiting for {job}")
+        if time.monotonic() - self._unheard_since > _PATIENCE_S:
+            raise ExecutorError(f"{error}; {job} may still be there: the same command waits for it again") from error

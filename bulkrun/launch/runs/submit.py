@@ -1,0 +1,88 @@
+"""What a submit is: a night, a first run, or one that goes on; right here, or from a login node in Slurm's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bulkrun.errors import InputError, UsageError
+from bulkrun.executors.allocation import current_allocation
+from bulkrun.executors.devices import visible_gpus
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.places import run_dir_of
+from bulkrun.job.store.run_record import read_record
+from bulkrun.job.update.late_delivery import deliver_late
+from bulkrun.job.views.finished import finished_totals
+from bulkrun.launch.preparation.prepare import prepare
+from bulkrun.launch.processes.stoppable import stoppable
+from bulkrun.launch.runs.enter_run import enter_run
+from bulkrun.launch.runs.nightly import submit_again
+from bulkrun.launch.runs.queue import Queued, put_into_queue, wait_for
+from bulkrun.launch.runs.run import Submitted, View, run_to_end
+
+
+def submit_job(
+    spec: JobSpec,
+    view: View,
+    *,
+    wait: bool = False,
+    job_file: Path | None = None,
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+    resume_anyway: bool = False,
+    full_refresh: bool = False,
+) -> Queued | Submitted:
+    """Run the job, or continue it, where its executor says. With Slurm `wait` stays until the run is finished.
+
+    Raises what `submit` and Slurm raise.
+    """
+    if spec.run.executor == "slurm" and current_allocation() is not None:
+        spec = _as_one_element(spec)
+    given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
+    if spec.run.executor != "slurm":
+        return submit(spec, view, job_file=job_file, overrides=overrides, **given)
+    done = put_into_queue(spec, view, job_file, overrides, **given)
+    return wait_for(done, view) if wait and isinstance(done, Queued) else done
+
+
+def _as_one_element(spec: JobSpec) -> JobSpec:
+    """Inside a Slurm job: work right here. `run.workers` counts array elements; one of them has its GPUs' workers."""
+    workers = len(visible_gpus()) if spec.engine.device != "cpu" else 1
+    return spec.with_keys(run={"executor": "local", "workers": max(1, workers)})
+
+
+def submit(
+    spec: JobSpec,
+    view: View,
+    *,
+    job_file: Path | None = None,
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+    resume_anyway: bool = False,
+    full_refresh: bool = False,
+) -> Submitted:
+    """Run the job in the foreground, or continue it. With `run.incremental`, bring its results up to date.
+
+    Raises Interrupted when a signal ended it (everything is saved), and every `BulkrunError` of its parts.
+    """
+    with stoppable(run_dir_of(spec.output.path, spec.output.state), view.phase) as drain:
+        view.phase("checking the job, the input and the model")
+        prepared = prepare(spec)
+        if spec.run.incremental and not fresh:
+            again = submit_again(
+                prepared, view, drain, job_file=job_file, overrides=overrides, full_refresh=full_refresh
+            )
+            if again is not None:
+                uploaded = deliver_late(again.run, read_record(again.run), drain.should_stop)
+                return replace(again, uploaded=uploaded)
+        wanted = prepared.record(job_file, overrides)
+        entered = enter_run(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
+        if (totals := finished_totals(prepared.run)) is not None:
+            uploaded = deliver_late(prepared.run, entered.record, drain.should_stop)
+            return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)
+        try:
+            return run_to_end(prepared, entered.record, view, drain)
+        except (InputError, UsageError):
+            entered.undo(view)
+            raise

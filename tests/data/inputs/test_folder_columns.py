@@ -1,0 +1,64 @@
+"""Columns in folders' names: the same with and without SQL, in every format, and those of bulkrun's own partitions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bulkrun.data.inputs.batch import Position
+from bulkrun.data.inputs.reader import open_input
+from tests.data.reading import read, read_all
+
+FOLDERS = {"lang=de/year=2023": "Haus", "lang=en/year=2024": "house", "lang=__HIVE_DEFAULT_PARTITION__/year=a%2Fb": "?"}
+WANTED = [
+    {"text": "?", "lang": None, "year": "a/b"},
+    {"text": "Haus", "lang": "de", "year": "2023"},
+    {"text": "house", "lang": "en", "year": "2024"},
+]
+
+
+@pytest.fixture(params=["parquet", "jsonl", "csv"])
+def hive(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    for folder, text in FOLDERS.items():
+        path = tmp_path / "k=above" / folder / f"x.{request.param}"
+        path.parent.mkdir(parents=True)
+        if request.param == "parquet":
+            pq.write_table(pa.table({"text": [text]}), path)
+        else:
+            path.write_text(f"text\n{text}\n" if request.param == "csv" else json.dumps({"text": text}) + "\n")
+    return tmp_path / "k=above"
+
+
+def test_folders_below_the_path_are_columns_of_text(hive: Path) -> None:
+    assert read(hive) == (WANTED, {})
+    assert read(hive / "*" / "*" / "x.*") == (WANTED, {})
+
+
+def test_columns_are_chosen_and_rows_begun_as_in_any_input(hive: Path) -> None:
+    with open_input(str(hive)) as dataset:
+        assert dataset.schema.names == ["text", "lang", "year"]
+        chosen = dataset.select(["year", "text"]).select(["year"])
+        assert read_all(chosen, Position(1, 0))[0] == [{"year": "2023"}, {"year": "2024"}]
+        assert read_all(dataset.select([]))[0] == [{}, {}, {}]
+
+
+def test_sql_sees_the_folders_too(hive: Path) -> None:
+    rows, _ = read(hive, sql="SELECT text, lang, year::VARCHAR AS year FROM input ORDER BY year")
+    assert sorted(rows, key=str) == sorted(WANTED, key=str)
+
+
+def test_a_column_that_a_file_has_itself_is_the_files(tmp_path: Path) -> None:
+    (tmp_path / "lang=en").mkdir()
+    pq.write_table(pa.table({"lang": ["de"], "n": [1]}), tmp_path / "lang=en" / "x.parquet")
+    assert read(tmp_path)[0] == [{"lang": "de", "n": 1}]
+
+
+def test_a_row_that_cannot_be_read_is_null_in_these_columns_too(tmp_path: Path) -> None:
+    (tmp_path / "lang=en").mkdir()
+    (tmp_path / "lang=en" / "x.jsonl").write_text('{"n": 1}\n{broken\n')
+    rows, errors = read(tmp_path)
+    assert rows == [{"n": 1, "lang": "en"}, {"n": None, "lang": None}] and list(errors) == [1]

@@ -1,0 +1,280 @@
+"""The first signal drains, the second ends the process at once; while starting, the first is enough."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, time
+from bulkrun.errors import Interrupted
+from bulkrun.launch.processes.signals import drain_on_signal
+try:
+    with drain_on_signal() as drain:
+        if sys.argv[1] == "started":
+            drain.started()
+        print("ready", flush=True)
+        while not drain.should_stop():
+            time.sleep(0.01)
+        print(drain.received, flush=True)
+        if sys.argv[2] == "hang":
+            time.sleep(60)
+except Interrupted as error:
+    print(error, flush=True)
+    sys.exit(error.exit_code)
+sys.exit(75)
+"""
+# Says of each signal when it has been handled; not with print, which a signal may have interrupted.
+ACKNOWLEDGING = """
+import os
+from bulkrun.launch.processes.signals import DrainOnSignal
+handle = DrainOnSignal.handle
+def acknowledge(drain, number, frame):
+    handle(drain, number, frame)
+    os.write(1, b"handled\\n")
+DrainOnSignal.handle = acknowledge
+"""
+
+
+def start(phase: str, after: str = "end", *, script: str = SCRIPT) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", script, phase, after], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def check_that_two_change_as_much_as_one(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Of a process that acknowledges."""
+    assert process.stdout is not None
+    process.send_signal(number)
+    assert [process.stdout.readline() for _ in range(2)] == ["handled\n", f"{number.name}\n"]
+    process.send_signal(number)
+    assert process.stdout.readline() == "handled\n"
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_each_drain_signal_asks_the_run_to_stop(number: signal.Signals) -> None:
+    process = start("started")
+    process.send_signal(number)
+    assert process.communicate(timeout=20)[0] == f"{number.name}\n"
+    assert process.returncode == 75
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_one_ends_the_process_at_once(number: signal.Signals, code: int) -> None:
+    process = start("started", "hang")
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "SIGUSR1\n"
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(20) == code
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(("term", "shown"), [("xterm", "\x1b[?25h\r\n"), ("dumb", "\r\n")])
+def test_the_second_one_gives_the_cursor_back_and_says_that_it_ended(term: str, shown: str) -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "started", "hang"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env={**os.environ, "TERM": term},
+    )
+    os.close(theirs)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "SIGINT\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    said = os.read(ours, 9999).decode()
+    os.close(ours)
+    assert (
+        said == f"{shown}stopped at once by SIGINT; what was saved is kept: run the same command again to continue\r\n"
+    )
+
+
+def test_a_second_one_after_the_saving_is_the_second_one_to_the_whole_command() -> None:
+    script = """
+import time
+from bulkrun.launch.processes.signals import drain_on_signal
+with drain_on_signal():
+    with drain_on_signal() as drain:
+        drain.started()
+        print("ready", flush=True)
+        while not drain.should_stop():
+            time.sleep(0.01)
+    print("saved", flush=True)
+    time.sleep(60)
+"""
+    process = start("started", script=script)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None and process.stdout.readline() == "saved\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+
+
+def test_what_a_library_catches_while_starting_is_not_the_signal() -> None:
+    script = SCRIPT.replace(
+        "        while not drain.should_stop():\n            time.sleep(0.01)\n",
+        "        try:\n            time.sleep(60)\n        except Exception:\n            sys.exit('torn file')\n",
+    )
+    assert "torn file" in script
+    process = subprocess.Popen([sys.executable, "-c", script, "starting", "end"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "stopped by SIGTERM while starting; nothing was in flight\n"
+    assert process.returncode == 75
+
+
+def test_an_import_ends_before_the_signal_does_its_work(tmp_path: Path) -> None:
+    """What is raised out of an extension's initialisation may abort the process: DuckDB's makes enums in Python."""
+    (tmp_path / "slow_extension.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.3)\nprint('whole', flush=True)\n"
+    )
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + SCRIPT
+    script = script.replace("        print(", "        import slow_extension; time.sleep(60)\n        print(", 1)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "starting", "end"], capture_output=True, text=True, timeout=50
+    )
+    assert ended.stdout == "whole\nstopped by SIGTERM while starting; nothing was in flight\n", ended.stderr
+    assert ended.returncode == 75
+
+
+def test_a_signal_that_a_library_swallowed_ends_the_block_inside() -> None:
+    script = """
+import os, signal, sys
+from bulkrun.errors import Interrupted
+from bulkrun.launch.processes.signals import drain_on_signal
+class Collected:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+try:
+    with drain_on_signal():
+        Collected()
+        print("goes on", flush=True)
+        with drain_on_signal():
+            print("begins", flush=True)
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (ended.stdout, ended.returncode) == ("goes on\n", 75)
+
+
+def test_a_signal_that_meets_a_callback_of_a_weak_reference_ends_the_block_after_it() -> None:
+    script = """
+import os, signal, sys, time, weakref
+from bulkrun.errors import Interrupted
+from bulkrun.launch.processes.signals import drain_on_signal
+class Thing:
+    def __hash__(self):
+        return 1
+class Noisy(dict):
+    def __delitem__(self, key):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+things = weakref.WeakKeyDictionary()
+things.data = Noisy()
+try:
+    with drain_on_signal():
+        things[Thing()] = 1
+        time.sleep(30)
+        print("lost", flush=True)
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (ended.stdout, ended.returncode) == ("", 75)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_after_all_is_done_does_not_change_how_it_ended(number: signal.Signals) -> None:
+    script = """
+import time
+from bulkrun.launch.processes.signals import drain_on_signal
+with drain_on_signal() as drain:
+    drain.end_with(3)
+print("ready", flush=True)
+time.sleep(60)
+"""
+    process = start("ended", script=script)
+    process.send_signal(number)
+    assert process.wait(20) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_saves_nothing_puts_its_things_away(number: signal.Signals, tmp_path: Path) -> None:
+    script = f"""
+import tempfile, time
+from bulkrun.launch.processes.signals import end_on_signal
+end_on_signal()
+with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+    process = start("started", script=script)
+    process.send_signal(number)
+    assert process.wait(20) in ({-number, 130} if number == signal.SIGINT else {128 + number})
+    assert not list(tmp_path.iterdir())
+
+
+def test_hearing_signals_needs_nothing_that_takes_time_to_import() -> None:
+    slow = "{'click', 'numpy', 'pyarrow', 'pydantic'}"
+    code = f"import sys, bulkrun.launch.processes.signals; print({slow} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
+def test_a_second_usr1_or_hangup_changes_nothing(number: signal.Signals) -> None:
+    check_that_two_change_as_much_as_one(start("started", "hang", script=ACKNOWLEDGING + SCRIPT), number)
+
+
+def test_under_nohup_a_hangup_is_no_matter() -> None:
+    command = ["nohup", sys.executable, "-c", SCRIPT, "started", "end"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "SIGTERM\n", "of two that are heard the hangup comes first"
+
+
+def test_a_terminal_that_closed_does_not_end_the_saving() -> None:
+    """As a terminal emulator does: the other end of the terminal goes, and the shell hands the hangup on."""
+    ours, theirs = os.openpty()
+    script = SCRIPT.replace(
+        "        print(drain.received", "        print('x' * 10000, file=sys.stderr)\n        print(drain.received"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "started", "end"], stdout=subprocess.PIPE, stderr=theirs, text=True
+    )
+    os.close(theirs)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=20)[0] == "SIGHUP\n"
+    assert process.returncode == 75
+
+
+def test_while_starting_a_signal_ends_the_start() -> None:
+    process = start("starting")
+    process.send_signal(signal.SIGTERM)
+    assert "while starting" in process.communicate(timeout=20)[0]
+    assert process.returncode == 75
+
+
+def test_a_supervised_process_hears_the_same_signal_twice_as_once() -> None:
+    script = ACKNOWLEDGING + SCRIPT.replace("drain_on_signal()", "drain_on_signal(supervised=True)")
+    check_that_two_change_as_much_as_one(start("started", "hang", script=script), signal.SIGTERM)
