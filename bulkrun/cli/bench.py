@@ -79,11 +79,21 @@ _work_options = _options(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _NamedEitherWay(click.Group):
+    """A group whose command may be written as an option too: `bench --roofline` is `bench roofline`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].removeprefix("--") in self.commands:
+            args = [args[0].removeprefix("--"), *args[1:]]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_NamedEitherWay, context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
     """Measure this machine: throughput, batching policies, hardware limits.
 
-    Outputs always have their full length (end-of-sequence is ignored). Compare runs on a quiet machine.
+    Outputs always have their full length (end-of-sequence is ignored). Compare runs on a quiet machine. A command may
+    be written as an option: `bench --roofline`.
     """
 
 

@@ -209,6 +209,11 @@ def test_what_cannot_be_measured_is_refused_with_the_fix(arguments: list[str], m
     assert refused.exit_code == 2 and message in refused.stderr and refused.stdout == ""
 
 
+def test_a_benchmark_may_be_named_as_an_option(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no-model")
+    assert bench("--roofline", "--model", missing).stderr == bench("roofline", "--model", missing).stderr != ""
+
+
 @pytest.mark.parametrize("command", ["throughput", "roofline"])
 def test_a_dataset_is_looked_at_before_a_model_is_loaded(command: str, tmp_path: Path) -> None:
     dataset = tmp_path / "prompts.jsonl"
