@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from bulkrun.data.inputs.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position
 from bulkrun.data.inputs.reader import Dataset
+from bulkrun.data.storage.arrow_errors import read_errors
 from bulkrun.data.storage.durable import new_file
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
@@ -59,7 +61,7 @@ class SubsetSource:
     def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
         self._path = path
         self.undeclared_columns = {}
-        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+        with _opened(path) as file, pa.ipc.open_file(file) as reader:
             declared = [field for field in reader.schema if field.name not in _HIDDEN.names]
             self.num_rows: int | None = int(reader.schema.metadata[_NUM_ROWS])
         whole = pa.schema(declared)
@@ -69,7 +71,7 @@ class SubsetSource:
         return SubsetSource(self._path, columns)
 
     def batches(self, start: Position) -> Iterator[InputBatch]:
-        with pa.memory_map(str(self._path)) as file, pa.ipc.open_file(file) as reader:
+        with _opened(self._path) as file, pa.ipc.open_file(file) as reader:
             row = 0
             for number in range(reader.num_record_batches):
                 stored = reader.get_batch(number)
@@ -90,9 +92,16 @@ def open_subset(path: Path) -> Dataset:
     return Dataset([], SubsetSource(path), 1)
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[pa.NativeFile]:
+    """Not mapped: a disk that fails while a map of it is read kills the process."""
+    with read_errors(path), pa.OSFile(str(path)) as file:
+        yield file
+
+
 def read_targets(path: Path) -> Targets:
     """Where the rows go: about 50 bytes of memory a row."""
-    with pa.memory_map(str(path)) as file:
+    with _opened(path) as file:
         names = pa.ipc.open_file(file).schema.names
         wanted = [names.index(name) for name in (_ROW, _KEY, _KEEP_SUCCESS)]
         options = pa.ipc.IpcReadOptions(included_fields=wanted)

@@ -10,13 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from bulkrun.data.inputs.reader import Dataset
 from bulkrun.errors import InputError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.ids import DuplicateIds, IdArray, find_duplicates, hash_ids, write_ids
 from bulkrun.job.plan.rows import id_texts
+from bulkrun.job.plan.shard_file import read_row_ids
 from bulkrun.job.store.run_dir import RunDir
 
 _FIX = "make the ids unique, or set input.on_duplicate: keep"
@@ -105,11 +104,8 @@ def _described(found: DuplicateIds, texts: Sequence[str | None]) -> dict[str, An
 def _text_in_shards(run: RunDir, markers: Sequence[dict[str, Any]], row: int) -> str:
     """The id of a planned row, from the shards of its window."""
     marker = next(marker for marker in markers if row < marker["first_row"] + marker["rows"])
-    columns = pa.ipc.IpcReadOptions(included_fields=[0, 2])  # row, row_id
     for shard in range(marker["first_shard"], marker["first_shard"] + marker["shards"]):
-        with pa.memory_map(str(run.shard(shard))) as source, pa.ipc.open_file(source, options=columns) as reader:
-            table = reader.read_all()
-        found = table.column("row").to_pylist()
-        if row in found:
-            return str(table.column("row_id")[found.index(row)].as_py())
+        rows, ids = read_row_ids(run.shard(shard))
+        if row in rows:
+            return ids[rows.index(row)]
     raise AssertionError(f"row {row} is in no shard of window {marker['window']}")

@@ -18,7 +18,7 @@ Schema metadata (`bulkrun.shard`, JSON): shard, window, rows, prompt_tokens (of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +71,13 @@ def read_shard(path: Path) -> tuple[ShardInfo, pa.Table]:
         return _info(path, table.schema), table
 
 
+def read_row_ids(path: Path) -> tuple[list[int], list[str]]:
+    """The rows of a shard and their ids, and nothing else of it. Raises RunError when it is torn."""
+    with _opened(path, ("row", "row_id")) as reader:
+        table = reader.read_all()
+    return table["row"].to_pylist(), table["row_id"].to_pylist()
+
+
 def read_shard_info(path: Path) -> ShardInfo:
     """The shard's info alone (reads the file's footer). Raises RunError when it is torn."""
     with _opened(path) as reader:
@@ -82,10 +89,12 @@ def _info(path: Path, schema: pa.Schema) -> ShardInfo:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[pa.ipc.RecordBatchFileReader]:
+def _opened(path: Path, columns: Sequence[str] = ()) -> Iterator[pa.ipc.RecordBatchFileReader]:
+    """A reader of the named columns; of all without names."""
+    options = pa.ipc.IpcReadOptions(included_fields=[shard_schema(pa.schema([])).names.index(name) for name in columns])
     try:
         # Not mapped: a disk that fails while a map of it is read kills the process.
-        with read_errors(path), pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
+        with read_errors(path), pa.OSFile(str(path)) as source, pa.ipc.open_file(source, options=options) as reader:
             yield reader
     except (pa.ArrowException, OSError) as error:
         raise RunError(
