@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, start_anew
 from bulkrun.job.store.workers import Worker
+from bulkrun.job.work.attempt import Attempt
+from bulkrun.job.work.logprobs import Decode
+from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.runner import JobRunner, RunOutcome
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.request import Engine, Request
@@ -127,17 +131,23 @@ def start(
     return make_runner(run, record, spec, engine or FakeEngine(), **options).run()
 
 
-def make_runner(run: RunDir, record: RunRecord, spec: JobSpec, engine: Engine, **options: Any) -> JobRunner:
+def make_runner(
+    run: RunDir,
+    record: RunRecord,
+    spec: JobSpec,
+    engine: Engine,
+    *,
+    decode: Decode = decode,
+    rebuild_engine: Callable[[], Engine] | None = None,
+    worker: Worker | None = None,
+    deadline: float | None = None,
+    **options: Any,
+) -> JobRunner:
     """A worker that nobody stops and that goes on with the same engine after a failure, unless options say more."""
-    usual = {
-        "decode": decode,
-        "rebuild_engine": lambda: engine,
-        "worker": Worker.this_process(),
-        "should_stop": lambda: False,
-        "deadline": None,
-        "heartbeat_s": 1.0,
-    }
-    return JobRunner(run, record, spec, engine, **{**usual, **options})
+    attempt = Attempt(run, record, spec, worker or Worker.this_process())
+    rebuild = rebuild_engine or (lambda: engine)
+    pipeline = Pipeline(attempt, engine, decode, rebuild_engine=rebuild, deadline=deadline)
+    return JobRunner(attempt, pipeline, **{"should_stop": lambda: False, "heartbeat_s": 1.0, **options})
 
 
 def oracle(rows: list[Row], spec: JobSpec) -> list[dict[str, Any]]:

@@ -7,22 +7,14 @@ alone. Knows no engine's steps and no end of the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 
-from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.claims import Claims
-from bulkrun.job.store.events import log_event
-from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import LifeWatch, Worker
-from bulkrun.job.work.answers import Answer
-from bulkrun.job.work.deadline import Deadline
-from bulkrun.job.work.engine_runner import EngineRunner, engine_error
+from bulkrun.job.store.workers import LifeWatch
+from bulkrun.job.work.attempt import Attempt
+from bulkrun.job.work.engine_runner import engine_error
 from bulkrun.job.work.feed import Feed
 from bulkrun.job.work.flight import Key, SetAside, key_of, set_aside, suspicion
-from bulkrun.job.work.progress import WorkerProgress
-from bulkrun.job.work.recorder import Recorder
+from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
 
@@ -30,26 +22,14 @@ _HELP_EVERY_S = 1.0
 
 
 class Supply:
-    """One worker's supply. Those whom a death convicts never run: `record_answers` gets their errors."""
+    """One worker's supply. Those whom a death convicts never run: their errors are recorded at once."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        spec: JobSpec,
-        worker: Worker,
-        life: LifeWatch,
-        plan: PlanView,
-        recorder: Recorder,
-        engine: EngineRunner,
-        progress: WorkerProgress,
-        deadline: Deadline,
-        record_answers: Callable[[list[Answer]], None],
-    ) -> None:
-        self._run, self._spec, self._life, self._plan = run, spec, life, plan
-        self._recorder, self._engine, self._progress, self._deadline = recorder, engine, progress, deadline
-        self._record_answers, self._log = record_answers, partial(log_event, run, worker.id)
-        self._feed = Feed(plan, Claims(run, worker, life))
-        self._tail = Tail(run, worker.id, life, self._read_shard)
+    def __init__(self, attempt: Attempt, pipeline: Pipeline, life: LifeWatch) -> None:
+        self._run, self._spec, self._log, self._life = attempt.run, attempt.spec, attempt.log, life
+        self._pipeline, self._plan, self._engine = pipeline, pipeline.plan, pipeline.engine
+        self._recorder, self._progress = pipeline.recorder, pipeline.progress
+        self._feed = Feed(pipeline.plan, Claims(attempt.run, attempt.worker, life))
+        self._tail = Tail(attempt.run, attempt.worker.id, life, self._read_shard)
         self._elsewhere: set[Key] = set()  # generations of this worker's shards that others have taken
         self._next_help = 0.0
 
@@ -98,7 +78,7 @@ class Supply:
     def _fits(self, generation: Generation) -> bool:
         """Whether it can finish before this worker's end; if not, the next start finds it as it is."""
         tokens = min(generation.request.sampling.max_tokens, self._progress.mean_output)
-        return self._deadline.fits(tokens - len(generation.request.output_token_ids))
+        return self._pipeline.deadline.fits(tokens - len(generation.request.output_token_ids))
 
     def _read_shard(self, shard: int) -> ShardWork:
         return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
@@ -120,4 +100,4 @@ class Supply:
         answers = [engine_error(generation, "died", how) for generation, how in aside.convicted]
         if answers:
             self._log("rows_convicted", shard=shard, rows=len(answers))
-            self._record_answers(answers)
+            self._pipeline.record(answers)

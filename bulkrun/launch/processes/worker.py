@@ -24,7 +24,9 @@ from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import Worker
+from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.engine_runner import EngineLost
+from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.preparation.prepare import prepare
@@ -49,7 +51,7 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     deadline = deadline_of(current_allocation(), prepared.spec.run.walltime)
     load_engine = engine_factory(prepared)
 
-    def first_engine() -> Engine:  # that only the runner holds: one that failed must go before the next one comes
+    def first_engine() -> Engine:  # that only the pipeline holds: one that failed must go before the next one comes
         engine = load_engine()
         settle_garbage()
         drain.started()
@@ -61,16 +63,12 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
         settle_garbage()
         return engine
 
+    decode = prepared.tokenizer.decode_batch
+    attempt = Attempt(run, record, prepared.spec, worker)
     outcome = JobRunner(
-        run,
-        record,
-        prepared.spec,
-        first_engine(),
-        prepared.tokenizer.decode_batch,
-        rebuild_engine=next_engine,
-        worker=worker,
+        attempt,
+        Pipeline(attempt, first_engine(), decode, rebuild_engine=next_engine, deadline=deadline),
         should_stop=lambda: drain.should_stop() or supervisor.is_gone(),
-        deadline=deadline,
         heartbeat_s=_HEARTBEAT_S,
     ).run()
     return EXIT_OK if outcome.totals is not None else Interrupted.exit_code

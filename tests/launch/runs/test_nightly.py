@@ -155,7 +155,7 @@ def test_rows_that_failed_before_end_no_night_and_many_new_ones_do(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The limit is asked while rows are left: after each step.
-    monkeypatch.setattr("bulkrun.job.work.housekeeping._BUSY_PAUSE_S", (0, 0))
+    monkeypatch.setattr("bulkrun.job.work.pace._BUSY_PAUSE_S", (0, 0))
     nights.make_engine = lambda: FakeEngine(4, refuse=nights.refuse, step_s=0.02)
     hopeless: set[tuple[int, ...]] = set()
     nights.refuse = lambda request: hopeless.add(tuple(request.prompt_token_ids)) is None
