@@ -111,17 +111,17 @@ def renames_a_path(path: Path) -> bool:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Imports inside functions count: they hide a circle, they do not open it. Those for types alone do not.
+    """Imports inside functions and for types alone count: they hide a circle, they do not open it.
 
     `bulkrun` itself, which every module has above it, is left out: it imports what it is asked for.
     """
-    in_order(run_time_graph())
+    in_order(import_graph())
 
 
 def test_no_folder_imports_itself_by_way_of_others() -> None:
     """Each folder inside of a room is above those that it imports, as the rooms are."""
     graph: dict[str, set[str]] = {}
-    for name, others in run_time_graph().items():
+    for name, others in import_graph().items():
         graph.setdefault(folder_of(name), set()).update(set(map(folder_of, others)) - {folder_of(name)})
     in_order(graph)
 
@@ -143,19 +143,16 @@ def in_order(graph: dict[str, set[str]]) -> None:
         raise AssertionError(" -> ".join(circle.args[1])) from None
 
 
-def run_time_graph() -> dict[str, set[str]]:
+def import_graph() -> dict[str, set[str]]:
     """What each module of the package imports of it."""
     files = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
     files = {name.removesuffix(".__init__"): path for name, path in files.items() if name != "bulkrun.__init__"}
-    return {name: {other for other in imports_at_run_time(path) if other in files} for name, path in files.items()}
+    return {name: {other for other in modules_named(path) if other in files} for name, path in files.items()}
 
 
-def imports_at_run_time(path: Path) -> set[str]:
-    """The modules that a file imports anywhere but under `if TYPE_CHECKING`."""
+def modules_named(path: Path) -> set[str]:
+    """What a file imports, whether it is a module or a name in one."""
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = []
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

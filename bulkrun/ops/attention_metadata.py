@@ -8,13 +8,10 @@ K key/value heads, D head dim, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from bulkrun.ops.attention_tiles import AttentionTiles
-    from bulkrun.ops.sequence_groups import SequenceGroup
+from bulkrun.ops.attention_plans import AttentionPlans
 
 PREFIX_UNIT = 64  # tokens: a shared prefix ends at a multiple of it, where a tile of keys ends too
 TILE_ROWS = 128  # query heads of all tokens that a kernel computes together; of wide heads fewer
@@ -58,9 +55,4 @@ class AttentionMetadata:
     kv_copies: torch.Tensor | None = None
     shared_prefixes: SharedPrefixes | None = None
     is_padded: bool = False  # there may be padding tokens at the end: attention gives them zeros
-    # sliding window -> padding plan of the reference attention: made by the first layer, shared by the others
-    groups: dict[int | None, list[SequenceGroup]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    # the same of the batch-invariant attention
-    tiles: dict[int | None, AttentionTiles] = field(default_factory=dict, init=False, repr=False, compare=False)
-    # and of decode attention in Triton: where the partial results of each sequence begin, int32
-    part_starts: dict[int | None, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    plans: AttentionPlans = field(default_factory=AttentionPlans, init=False, repr=False, compare=False)

@@ -7,33 +7,13 @@ the same tiles of keys: those that a row does not see leave it exactly as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention_plans import AttentionTiles
 
 TILE_ROWS = 32
 TILE_KEYS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTiles:
-    """U units of R rows and N items; units with more items come first, items go by their order within the unit."""
-
-    query_index: torch.Tensor  # int64 [U * Q]: rows of q to read; padding repeats a valid row
-    output_index: torch.Tensor  # int64 [U * Q]: rows of the output to write; padding goes to row T, past the end
-    unit_N: torch.Tensor  # int64: the unit of every item
-    key_slots_NL: torch.Tensor  # int64: cache slots to read; padding repeats a key that the unit may read
-    mask: torch.Tensor  # float [N, 1, R, L]: 0 where a row sees a key, the dtype's lowest number elsewhere
-    units_per_step: list[int]  # how many units have a first item, a second one, ...
-    num_queries: int  # Q
-    num_rows: int  # R
-
-    @property
-    def num_units(self) -> int:
-        """U."""
-        return self.query_index.numel() // self.num_queries
 
 
 def rows_per_unit(heads_per_kv_head: int) -> tuple[int, int]:

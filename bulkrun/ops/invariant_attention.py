@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
-from bulkrun.ops.attention_tiles import TILE_KEYS, AttentionTiles, make_attention_tiles, rows_per_unit
+from bulkrun.ops.attention_plans import AttentionTiles
+from bulkrun.ops.attention_tiles import TILE_KEYS, make_attention_tiles, rows_per_unit
 from bulkrun.ops.fp8 import raw_bytes
 from bulkrun.ops.tile_workers import TileWorkers
 
@@ -32,15 +33,15 @@ def invariant_attention(
     """As `paged_attention`. `workers` share the tiles on a CPU; a GPU does not use them."""
     assert workers is not None, "only the kernel can do without"
     num_kv_heads = k_cache.shape[2]
-    if sliding_window not in meta.tiles:
-        meta.tiles[sliding_window] = make_attention_tiles(
+    if sliding_window not in meta.plans.tiles:
+        meta.plans.tiles[sliding_window] = make_attention_tiles(
             meta,
             block_size=k_cache.shape[1],
             heads_per_kv_head=q_THD.shape[1] // num_kv_heads,
             sliding_window=sliding_window,
             dtype=q_THD.dtype,
         )
-    tiles, num_tokens = meta.tiles[sliding_window], q_THD.shape[0]
+    tiles, num_tokens = meta.plans.tiles[sliding_window], q_THD.shape[0]
     out_THD = q_THD.new_zeros(num_tokens + 1, *q_THD.shape[1:])  # one row more: padded queries write there
     q_UKRD = _unit_queries(q_THD, tiles, num_kv_heads)
     part_NKRD = q_THD.new_empty(tiles.unit_N.numel(), *q_UKRD.shape[1:])

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention_plans import SequenceGroup
 from bulkrun.ops.fp8 import FP8, raw_bytes, to_fp8
-from bulkrun.ops.sequence_groups import SequenceGroup, group_sequences
+from bulkrun.ops.sequence_groups import group_sequences
 
 
 def store_kv(
@@ -61,15 +62,15 @@ def paged_attention(
     query at position p sees (p - sliding_window, p], or [0, p] where it is None. Before the softmax a scaled score s
     becomes `soft_cap * tanh(s / soft_cap)`, unless soft_cap is None. Rows that belong to no sequence come out as zeros.
     """
-    if sliding_window not in meta.groups:
-        meta.groups[sliding_window] = group_sequences(
+    if sliding_window not in meta.plans.groups:
+        meta.plans.groups[sliding_window] = group_sequences(
             meta,
             block_size=k_cache.shape[1],
             kv_bytes=2 * k_cache[0, 0].numel() * q_THD.element_size(),
             sliding_window=sliding_window,
             dtype=q_THD.dtype,
         )
-    groups, num_tokens = meta.groups[sliding_window], q_THD.shape[0]
+    groups, num_tokens = meta.plans.groups[sliding_window], q_THD.shape[0]
     out_THD = q_THD.new_zeros(num_tokens + 1, *q_THD.shape[1:])  # one row more: padded queries write there
     workspace = _workspace(groups, k_cache)
     for group in groups:

@@ -13,23 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.attention_plans import SequenceGroup
 
 _MAX_GROUP_BYTES = 6 * 2**20  # gathered K and V of one group: about what the caches hold
 _MIN_GROUP_BYTES = 2**19  # below this, launching one more group costs more than the padding it saves
 _PARTS = 8  # a step smaller than the cache is still cut in so many parts, against padding
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceGroup:
-    """s sequences padded to Q queries and L keys each."""
-
-    query_index: torch.Tensor  # int64 [s * Q]: rows of q to read; padding repeats a valid row
-    output_index: torch.Tensor  # int64 [s * Q]: rows of the output to write; padding goes to row T, past the end
-    key_slots: torch.Tensor  # int64 [s * L]: cache slots to read; padding repeats the sequence's own first key
-    mask: torch.Tensor  # float [s, 1, Q, L]: 0 where a query sees a key, the dtype's lowest number elsewhere
-    num_seqs: int
-    num_queries: int
-    num_keys: int
 
 
 @dataclass(frozen=True, slots=True)

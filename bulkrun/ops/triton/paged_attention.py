@@ -113,12 +113,12 @@ def _room_for_parts(
     num_seqs = some.stop - some.start
     chunks_per_seq = max_chunks(meta.max_context_len, sliding_window)
     max_parts = chunks_per_seq + has_prefixes
-    starts_S = meta.part_starts.get(sliding_window) if num_seqs == meta.num_decode_seqs else None
+    starts_S = meta.plans.part_starts.get(sliding_window) if num_seqs == meta.num_decode_seqs else None
     if starts_S is None:
         starts_S = context_lens_S = meta.context_lens_S[some]
         if max_parts > 1:
             starts_S = part_starts(context_lens_S, chunks_per_seq, has_prefixes=has_prefixes)
     if num_seqs == meta.num_decode_seqs:
-        meta.part_starts[sliding_window] = starts_S
+        meta.plans.part_starts[sliding_window] = starts_S
     num_parts = _num_chunks(meta, num_seqs, chunks_per_seq) + has_prefixes * num_seqs
     return PartialResults.allocate(q_THD, num_parts, starts_S, max_parts)
