@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from bulkrun.engine.memory import DeviceMemory
-from bulkrun.engine.scheduling.batching import DEFAULT_WINDOW_S, Batching, check_batching
+from bulkrun.engine.scheduling.batching import check_batching
+from bulkrun.engine_args import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    Batching,
+    EngineArgs,
+)
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.host_memory import available_ram_bytes
@@ -20,12 +27,9 @@ from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.quantization import refuse_without_fp8
 from bulkrun.ops.fp8 import FP8
 
-BLOCK_SIZE = 16
 MIN_BLOCKS = 2  # the null block and one to use
 MIN_MODEL_LEN = 2  # a prompt token and an output token
 CPU_RAM_SHARE = 0.25  # of the RAM that is available; the rest is the job's and the other processes'
-DEFAULT_MAX_NUM_SEQS = {"cpu": 128, "cuda": 1024}
-DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 _MIB = 2**20
 
 
@@ -42,11 +46,11 @@ class EngineConfig:
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
     device: torch.device
-    batching: Batching = "continuous"
-    batching_window_s: float = DEFAULT_WINDOW_S
-    async_scheduling: bool = False
-    enforce_eager: bool = False
-    is_pool_given: bool = False  # the user gave its size: no other will do
+    batching: Batching
+    batching_window_s: float
+    async_scheduling: bool
+    enforce_eager: bool
+    is_pool_given: bool  # the user gave its size: no other will do
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -59,19 +63,8 @@ class EngineConfig:
         model_config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
+        args: EngineArgs,
         *,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        max_model_len: int | None = None,
-        block_size: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        kv_cache_memory_bytes: int | None = None,
-        kv_cache_dtype: str = "auto",
-        enable_prefix_caching: bool = True,
-        batching: Batching = "continuous",
-        batching_window_s: float = DEFAULT_WINDOW_S,
-        async_scheduling: bool | None = None,
-        enforce_eager: bool = False,
         measure: Callable[[EngineConfig], DeviceMemory] | None = None,
     ) -> EngineConfig:
         """Fill in what was not given. Raises UsageError, naming key and fix, for what cannot work.
@@ -79,34 +72,38 @@ class EngineConfig:
         On a GPU the KV cache gets what weights and the widest step leave of the utilization share: `measure` finds that
         out, given all sizes but the pool's. On a CPU it gets a share of the RAM that is available.
         """
-        check_batching(batching, batching_window_s)
-        num_seqs, num_tokens = _batch_sizes(device, max_num_seqs, max_num_batched_tokens)
-        block_size = block_size or BLOCK_SIZE
-        draft = cls(
-            max_num_seqs=num_seqs,
-            max_num_batched_tokens=num_tokens,
-            max_model_len=model_config.model_len(max_model_len),
-            block_size=block_size,
-            num_blocks=MIN_BLOCKS,
-            enable_prefix_caching=enable_prefix_caching,
-            dtype=dtype,
-            kv_cache_dtype=_kv_dtype(kv_cache_dtype, dtype, device),
-            device=device,
-            batching=batching,
-            batching_window_s=batching_window_s,
-            async_scheduling=device.type == "cuda" if async_scheduling is None else async_scheduling,
-            enforce_eager=enforce_eager,
-            is_pool_given=kv_cache_memory_bytes is not None,
-        )
-        pool_bytes, explanation = kv_cache_memory_bytes, None
+        draft = _draft(model_config, dtype, device, args)
+        pool_bytes, explanation = args.kv_cache_memory_bytes, None
         if pool_bytes is None and device.type == "cpu":
             pool_bytes = int(CPU_RAM_SHARE * available_ram_bytes())
         if pool_bytes is None:
             assert measure is not None, "what a GPU has free is found out by running a step on it"
-            memory = measure(draft)
-            pool_bytes, explanation = memory.kv_bytes(gpu_memory_utilization), memory.explain(gpu_memory_utilization)
-        block_bytes = bytes_per_block(model_config, block_size, draft.kv_cache_dtype)
-        return _with_pool(draft, max(pool_bytes, 0), block_bytes, max_model_len or MIN_MODEL_LEN, explanation)
+            memory, share = measure(draft), args.gpu_memory_utilization
+            pool_bytes, explanation = memory.kv_bytes(share), memory.explain(share)
+        block_bytes = bytes_per_block(model_config, draft.block_size, draft.kv_cache_dtype)
+        return _with_pool(draft, max(pool_bytes, 0), block_bytes, args.max_model_len or MIN_MODEL_LEN, explanation)
+
+
+def _draft(model_config: ModelConfig, dtype: torch.dtype, device: torch.device, args: EngineArgs) -> EngineConfig:
+    """All sizes but the pool's, which is the smallest there can be."""
+    check_batching(args.batching, args.batching_window_s)
+    num_seqs, num_tokens = _batch_sizes(device, args.max_num_seqs, args.max_num_batched_tokens)
+    return EngineConfig(
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+        max_model_len=model_config.model_len(args.max_model_len),
+        block_size=args.block_size or DEFAULT_BLOCK_SIZE,
+        num_blocks=MIN_BLOCKS,
+        enable_prefix_caching=args.enable_prefix_caching,
+        dtype=dtype,
+        kv_cache_dtype=_kv_dtype(args.kv_cache_dtype, dtype, device),
+        device=device,
+        batching=args.batching,
+        batching_window_s=args.batching_window_s,
+        async_scheduling=device.type == "cuda" if args.async_scheduling is None else args.async_scheduling,
+        enforce_eager=args.enforce_eager,
+        is_pool_given=args.kv_cache_memory_bytes is not None,
+    )
 
 
 def _batch_sizes(device: torch.device, num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:

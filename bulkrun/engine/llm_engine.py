@@ -18,7 +18,7 @@ from bulkrun.engine.counters import Counters
 from bulkrun.engine.loading import ready_model
 from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
 from bulkrun.engine.recovery import discard, start_over
-from bulkrun.engine.scheduling.batching import Batching, BatchingPolicy, batching_policy
+from bulkrun.engine.scheduling.batching import BatchingPolicy, batching_policy
 from bulkrun.engine.scheduling.block_manager import BlockManager
 from bulkrun.engine.scheduling.deadlines import Deadlines
 from bulkrun.engine.scheduling.finishing import (
@@ -36,6 +36,7 @@ from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.scheduling.sequence_factory import SequenceFactory
 from bulkrun.engine.step.pending_step import PendingStep, StepOutput
 from bulkrun.engine.step_launcher import StepLauncher
+from bulkrun.engine_args import Batching, EngineArgs
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import (
     Completion,
@@ -99,8 +100,8 @@ class LLMEngine:
         clock: Callable[[], float] = time.monotonic,
         **settings: Any,
     ) -> LLMEngine:
-        """Load a Hugging Face model directory; `settings`, and what they raise, are those of `loading.ready_model`."""
-        ready = ready_model(path, **settings)
+        """Load a Hugging Face model directory; `settings` are those of `EngineArgs`. Raises what `ready_model` does."""
+        ready = ready_model(path, EngineArgs(**settings))
         return cls(
             ready.model,
             ready.config,

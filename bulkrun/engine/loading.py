@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.device import refuse_gpu_without_kernels, resolve_device
 from bulkrun.engine.memory_probe import measure_cuda
+from bulkrun.engine_args import EngineArgs
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loader import default_dtype, load_model
@@ -26,36 +27,26 @@ class ReadyModel(NamedTuple):
     eos_token_ids: Iterable[int]
 
 
-def ready_model(
-    path: Path | str,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    load_format: str = "auto",
-    quantization: str | None = None,
-    deterministic: bool = False,
-    **engine_settings: Any,
-) -> ReadyModel:
-    """Load the model and work out the engine's sizes; `engine_settings` are those of `EngineConfig.resolve`.
+def ready_model(path: Path | str, args: EngineArgs) -> ReadyModel:
+    """Load the model and work out the engine's sizes.
 
     dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
     directory with nothing but config.json will do. quantization fp8: of the projections' weights, as they are loaded.
     deterministic: a row's tokens do not depend on what runs beside it (`models.invariant`). Raises ModelError for a
     model that cannot be used and UsageError for settings that cannot work.
     """
-    torch_device = resolve_device(device)
-    if torch_device.type == "cuda":
+    device = resolve_device(args.device)
+    if device.type == "cuda":
         refuse_gpu_without_kernels()
     model_config = ModelConfig.from_dir(path)
-    torch_dtype = default_dtype(model_config, torch_device) if dtype == "auto" else getattr(torch, dtype)
+    dtype = default_dtype(model_config, device) if args.dtype == "auto" else getattr(torch, args.dtype)
     model = load_model(
         path,
-        dtype=torch_dtype,
-        device=torch_device,
-        load_format=load_format,
-        quantization=quantization,
-        deterministic=deterministic,
+        dtype=dtype,
+        device=device,
+        load_format=args.load_format,
+        quantization=args.quantization,
+        deterministic=args.deterministic,
     )
-    measure = partial(measure_cuda, model)
-    config = EngineConfig.resolve(model_config, torch_dtype, torch_device, measure=measure, **engine_settings)
+    config = EngineConfig.resolve(model_config, dtype, device, args, measure=partial(measure_cuda, model))
     return ReadyModel(model, config, eos_token_ids(path))

@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from bulkrun.engine.config import BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from bulkrun.engine.scheduling.batching import ContinuousBatching
 from bulkrun.engine.scheduling.block_manager import BlockManager
 from bulkrun.engine.scheduling.finishing import append_token
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.scheduler import Scheduler
 from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine_args import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from bulkrun.launch.bench.ceilings import FLOPS_PER_PAIR, FLOPS_PER_WEIGHT, DeviceRates, ModelCost, attended, ceilings
 from bulkrun.launch.bench.shapes import SHAPE_NAMES, write_shape
 from bulkrun.launch.bench.workload import Lengths, Work, random_work
@@ -79,7 +79,7 @@ class Step(NamedTuple):
 
 def steps_of(work: Seq[Work], *, num_seqs: int, num_tokens: int, num_blocks: int) -> list[Step]:
     """The steps of an engine with asynchronous scheduling, which learns a step's tokens once the next is under way."""
-    blocks = BlockManager(num_blocks, BLOCK_SIZE)
+    blocks = BlockManager(num_blocks, DEFAULT_BLOCK_SIZE)
     scheduler = Scheduler(
         blocks,
         max_num_seqs=num_seqs,
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--cost", type=json.loads, default={}, help="JSON: assumptions other than the defaults")
     args = parser.parse_args()
     model, cost = cost_of_shape(args.shape), Cost(**args.cost)
-    num_blocks = int(args.pool_gb * 1e9 / (len(model.windows) * model.kv_bytes * BLOCK_SIZE))
+    num_blocks = int(args.pool_gb * 1e9 / (len(model.windows) * model.kv_bytes * DEFAULT_BLOCK_SIZE))
     sizes = {"num_seqs": args.max_num_seqs, "num_tokens": args.max_num_batched_tokens, "num_blocks": num_blocks}
     for lengths in args.lengths:
         input_len, output_len = (Lengths.parse(text, "--lengths") for text in lengths.split("/"))

@@ -11,6 +11,7 @@ import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
@@ -24,7 +25,7 @@ def model_config(model_dir) -> ModelConfig:
 
 
 def _resolve(model_config: ModelConfig, **given: object) -> EngineConfig:
-    return EngineConfig.resolve(model_config, torch.float32, CPU, **given)
+    return EngineConfig.resolve(model_config, torch.float32, CPU, EngineArgs(**given))
 
 
 def test_defaults_use_the_models_length_and_no_more_memory_than_is_useful(model_config: ModelConfig) -> None:

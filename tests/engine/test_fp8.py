@@ -10,6 +10,7 @@ import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
@@ -97,7 +98,9 @@ def test_the_same_memory_holds_four_times_the_tokens_of_float32(model_dir: Calla
     config, cpu = ModelConfig.from_dir(model_dir("llama")), torch.device("cpu")
     memory = 50 * bytes_per_block(config, 16, torch.float32)
     blocks = [
-        EngineConfig.resolve(config, torch.float32, cpu, kv_cache_memory_bytes=memory, kv_cache_dtype=name).num_blocks
+        EngineConfig.resolve(
+            config, torch.float32, cpu, EngineArgs(kv_cache_memory_bytes=memory, kv_cache_dtype=name)
+        ).num_blocks
         for name in ("auto", "bfloat16", "fp8")
     ]
     assert blocks == [50, 100, 200]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bulkrun.engine.config import MIN_BLOCKS, EngineConfig
 from bulkrun.engine.memory import DeviceMemory, SizeLimits, Sizes, smaller
+from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
@@ -47,7 +48,7 @@ def test_a_gpus_pool_is_measured_with_every_other_size_settled(model_config: Mod
         asked.append(config)
         return DeviceMemory(total_bytes=1000 * block_bytes, free_bytes=400 * block_bytes, step_bytes=80 * block_bytes)
 
-    config = EngineConfig.resolve(model_config, torch.bfloat16, CUDA, max_model_len=64, measure=measure)
+    config = EngineConfig.resolve(model_config, torch.bfloat16, CUDA, EngineArgs(max_model_len=64), measure=measure)
     assert config.num_blocks == 900 - 600 - 80
     (draft,) = asked
     assert draft.num_blocks == MIN_BLOCKS
@@ -56,14 +57,14 @@ def test_a_gpus_pool_is_measured_with_every_other_size_settled(model_config: Mod
 
 
 def test_a_pool_of_a_given_size_is_not_measured(model_config: ModelConfig) -> None:
-    config = EngineConfig.resolve(model_config, torch.bfloat16, CUDA, kv_cache_memory_bytes=2**20)
+    config = EngineConfig.resolve(model_config, torch.bfloat16, CUDA, EngineArgs(kv_cache_memory_bytes=2**20))
     assert config.num_blocks == 2**20 // bytes_per_block(model_config, 16, torch.bfloat16)
 
 
 def test_a_gpu_without_room_is_refused_with_what_takes_it_and_the_keys(model_config: ModelConfig) -> None:
     memory = DeviceMemory(total_bytes=8 * GIB, free_bytes=3 * GIB, step_bytes=2 * GIB + 2**29)
     with pytest.raises(UsageError) as caught:
-        EngineConfig.resolve(model_config, torch.bfloat16, CUDA, measure=lambda _: memory)
+        EngineConfig.resolve(model_config, torch.bfloat16, CUDA, EngineArgs(), measure=lambda _: memory)
     assert re.search(
         r"gpu_memory_utilization: 0\.9 of 8\.00 GiB, without 5\.00 GiB in use .* and 2\.50 GiB for the widest step "
         r"\(engine\.max_num_batched_tokens, .*leaves 0\.00 GiB, which hold 0 tokens, .*lower engine\.max_model_len",

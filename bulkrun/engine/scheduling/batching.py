@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 from bulkrun.engine.scheduling.waiting import WaitingQueue
+from bulkrun.engine_args import Batching
 from bulkrun.errors import UsageError
-
-Batching = Literal["continuous", "static", "dynamic"]
-DEFAULT_WINDOW_S = 0.05
 
 
 class BatchingPolicy(Protocol):

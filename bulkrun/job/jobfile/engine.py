@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
+from bulkrun.engine_args import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    DEFAULTS,
+    Batching,
+    Device,
+    Dtype,
+    KVCacheDtype,
+    LoadFormat,
+    Quantization,
+)
 from bulkrun.job.jobfile.section import Section
 
 
@@ -15,60 +25,71 @@ class EngineSpec(Section):
     Random or 8-bit weights, an 8-bit KV cache and `deterministic` are the exceptions: with them it is another run.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one.")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="auto: the model's own; float32 on a CPU without bf16 units."
-    )
-    load_format: Literal["auto", "dummy"] = Field(
-        "auto",
+    device: Device = Field(DEFAULTS.device, description="auto: the GPU if there is one.")
+    dtype: Dtype = Field(DEFAULTS.dtype, description="auto: the model's own; float32 on a CPU without bf16 units.")
+    load_format: LoadFormat = Field(
+        DEFAULTS.load_format,
         description="auto: the model's safetensors; dummy: random weights, for measuring speed without a download.",
     )
     max_num_seqs: int | None = Field(
-        None, ge=1, description="Maximum number of sequences running at once. Default: 1024 on a GPU, 128 on a CPU."
+        None,
+        ge=1,
+        description="Maximum number of sequences running at once. "
+        f"Default: {DEFAULT_MAX_NUM_SEQS['cuda']} on a GPU, {DEFAULT_MAX_NUM_SEQS['cpu']} on a CPU.",
     )
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of tokens computed in one step (prompts are chunked to fit). Default: 8192 on a "
-        "GPU, else 1024.",
+        description="Maximum number of tokens computed in one step (prompts are chunked to fit). Default: "
+        f"{DEFAULT_MAX_NUM_BATCHED_TOKENS['cuda']} on a GPU, else {DEFAULT_MAX_NUM_BATCHED_TOKENS['cpu']}.",
     )
     max_model_len: int | None = Field(
         None,
         ge=2,
         description="Maximum number of tokens of prompt and output together. Default: the model's, if memory allows.",
     )
-    block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per KV cache block. Default: 16.")
+    block_size: int | None = Field(
+        None, ge=1, le=1024, description=f"Tokens per KV cache block. Default: {DEFAULT_BLOCK_SIZE}."
+    )
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="Share of the GPU's memory that weights and KV cache may take."
+        DEFAULTS.gpu_memory_utilization,
+        gt=0,
+        le=1,
+        description="Share of the GPU's memory that weights and KV cache may take.",
     )
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
         description="Bytes of KV cache. Default: what gpu_memory_utilization leaves; on CPU a share of RAM.",
     )
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"] = Field(
-        "auto",
+    kv_cache_dtype: KVCacheDtype = Field(
+        DEFAULTS.kv_cache_dtype,
         description="auto: the model's; fp8: half of bfloat16's bytes, so twice the tokens, at some loss of quality.",
     )
-    quantization: Literal["fp8"] | None = Field(
+    quantization: Quantization | None = Field(
         None,
         description="fp8: weights and activations of the projections in 8 bits, at some loss of quality (on a CPU the "
         "same numbers, slowly). Default: the model's dtype.",
     )
     deterministic: bool = Field(
-        False,
+        DEFAULTS.deterministic,
         description="A row's tokens and log-probabilities have the same bits whatever runs beside it: any batch, "
         "chunking, prefix cache, resume, worker or thread count. Slower.",
     )
-    enable_prefix_caching: bool = Field(True, description="Compute a prefix shared by several prompts only once.")
-    batching: Literal["continuous", "static", "dynamic"] = Field(
-        "continuous",
+    enable_prefix_caching: bool = Field(
+        DEFAULTS.enable_prefix_caching, description="Compute a prefix shared by several prompts only once."
+    )
+    batching: Batching = Field(
+        DEFAULTS.batching,
         description="When waiting requests join. continuous: at once; static: when the whole batch has ended; dynamic: "
         "as static, after waiting a while for a full batch.",
     )
-    batching_window_s: float = Field(0.05, ge=0, description="Seconds that batching: dynamic waits for a full batch.")
+    batching_window_s: float = Field(
+        DEFAULTS.batching_window_s, ge=0, description="Seconds that batching: dynamic waits for a full batch."
+    )
     enforce_eager: bool = Field(
-        False, description="On a GPU, launch every kernel from Python instead of whole steps as CUDA graphs."
+        DEFAULTS.enforce_eager,
+        description="On a GPU, launch every kernel from Python instead of whole steps as CUDA graphs.",
     )
     async_scheduling: bool | None = Field(
         None,

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bulkrun.engine.scheduling.batching import Batching
+from bulkrun.engine_args import Batching
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.comparison import median_run, policy_facts, position_shares, speedup, timelines
 from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench

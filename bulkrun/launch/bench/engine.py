@@ -8,11 +8,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bulkrun
+from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
@@ -60,9 +61,7 @@ class LoadedModel:
     config: ModelConfig
     model_dir: Path | None
     load_s: float
-    quantization: str | None
-    load_format: str = "auto"
-    deterministic: bool = False
+    args: EngineArgs
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -77,12 +76,12 @@ class LoadedModel:
             "processor": _processor_name(),
             "bulkrun": bulkrun.__version__,
             "torch": str(torch.__version__),
-            "load_format": self.load_format,
-            "deterministic": self.deterministic,
+            "load_format": self.args.load_format,
+            "deterministic": self.args.deterministic,
             "async_scheduling": config.async_scheduling,
             "dtype": _name_of(config.dtype),
             "kv": "fp8" if config.kv_cache_dtype == torch.float8_e4m3fn else _name_of(config.kv_cache_dtype),
-            **({} if self.quantization is None else {"quantization": self.quantization}),
+            **({} if self.args.quantization is None else {"quantization": self.args.quantization}),
         }
 
 
@@ -119,30 +118,25 @@ def load_for_bench(choice: ModelChoice, check: Callable[[ModelConfig], object] |
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of every start and stop on stderr
     from bulkrun.engine.llm_engine import LLMEngine
 
-    settings = {name: value for name, value in choice.settings.items() if value is not None}
     with ExitStack() as scratch:
-        if choice.model is not None:
-            model_dir = resolve_model(choice.model, bundled_root=BUNDLED_ROOT)
-        else:
-            assert choice.shape is not None, "a choice is one of the two"
-            settings = {"max_model_len": SHAPE_MAX_MODEL_LEN, **settings, "load_format": "dummy"}
-            folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="bulkrun-shape-")))
-            dtype = settings.get("dtype", "auto")
-            stored = "bfloat16" if dtype == "auto" else dtype
-            model_dir = write_shape(choice.shape, folder, dtype=stored, max_model_len=settings["max_model_len"])
+        model_dir, args = _asked_for(choice, scratch)
         config = ModelConfig.from_dir(model_dir)
         if check is not None:
             check(config)
         start = time.perf_counter()
-        engine = LLMEngine.from_model_dir(model_dir, **settings)
+        engine = LLMEngine.from_model_dir(model_dir, **asdict(args))
         load_s = time.perf_counter() - start
-    named_dir = model_dir if choice.model is not None else None
-    return LoadedModel(
-        engine,
-        config,
-        named_dir,
-        load_s,
-        settings.get("quantization"),
-        settings.get("load_format", "auto"),
-        settings.get("deterministic", False),
-    )
+    return LoadedModel(engine, config, model_dir if choice.model is not None else None, load_s, args)
+
+
+def _asked_for(choice: ModelChoice, scratch: ExitStack) -> tuple[Path, EngineArgs]:
+    """The model's directory, that of a shape in `scratch`, and the engine's settings, a shape's own included."""
+    settings = {name: value for name, value in choice.settings.items() if value is not None}
+    if choice.model is not None:
+        return resolve_model(choice.model, bundled_root=BUNDLED_ROOT), EngineArgs(**settings)
+    assert choice.shape is not None, "a choice is one of the two"
+    max_model_len = settings.pop("max_model_len", SHAPE_MAX_MODEL_LEN)
+    args = EngineArgs(**settings | {"max_model_len": max_model_len, "load_format": "dummy"})
+    folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="bulkrun-shape-")))
+    stored = "bfloat16" if args.dtype == "auto" else args.dtype
+    return write_shape(choice.shape, folder, dtype=stored, max_model_len=max_model_len), args

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from os import PathLike, fspath
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
+from bulkrun.engine_args import Batching, Device, Dtype, KVCacheDtype, LoadFormat, Quantization
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.work.answers import AnswerReader
@@ -40,20 +41,20 @@ _NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matte
 class EngineSettings(TypedDict, total=False):
     """The keys of a job file's `engine` section, which has their descriptions and defaults."""
 
-    device: Literal["auto", "cpu", "cuda"]
-    dtype: Literal["auto", "bfloat16", "float16", "float32"]
-    load_format: Literal["auto", "dummy"]
+    device: Device
+    dtype: Dtype
+    load_format: LoadFormat
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"]
-    quantization: Literal["fp8"] | None
+    kv_cache_dtype: KVCacheDtype
+    quantization: Quantization | None
     deterministic: bool
     enable_prefix_caching: bool
-    batching: Literal["continuous", "static", "dynamic"]
+    batching: Batching
     batching_window_s: float
     async_scheduling: bool | None
     enforce_eager: bool

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.engine.scheduling.batching import Batching, batching_policy
+from bulkrun.engine.scheduling.batching import batching_policy
 from bulkrun.engine.scheduling.block_manager import BlockManager
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.scheduler import Scheduler
 from bulkrun.engine.scheduling.sequence import Sequence
+from bulkrun.engine_args import Batching
 from bulkrun.errors import UsageError
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run

@@ -30,6 +30,11 @@ def _config() -> EngineConfig:
         dtype=torch.float32,
         kv_cache_dtype=torch.float32,
         device=torch.device("cpu"),
+        batching="continuous",
+        batching_window_s=0.0,
+        async_scheduling=False,
+        enforce_eager=False,
+        is_pool_given=True,
     )
 
 

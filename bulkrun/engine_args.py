@@ -1,0 +1,49 @@
+"""What an engine is given: the settings of a job file's `engine` section, with their defaults. Names are vLLM's.
+
+Standard library only: the job column describes them to users, the tensor column works with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
+LoadFormat = Literal["auto", "dummy"]
+Quantization = Literal["fp8"]
+Batching = Literal["continuous", "static", "dynamic"]
+
+# What None stands for, where neither model nor memory decide.
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_MAX_NUM_SEQS: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 1024})
+DEFAULT_MAX_NUM_BATCHED_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 8192})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """Settings as they were asked for. None: the engine finds the value when it is loaded."""
+
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    load_format: LoadFormat = "auto"
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    block_size: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: KVCacheDtype = "auto"
+    quantization: Quantization | None = None
+    deterministic: bool = False
+    enable_prefix_caching: bool = True
+    batching: Batching = "continuous"
+    batching_window_s: float = 0.05
+    enforce_eager: bool = False
+    async_scheduling: bool | None = None
+
+
+DEFAULTS = EngineArgs()
