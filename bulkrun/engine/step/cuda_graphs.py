@@ -51,6 +51,11 @@ class StepGraphs:
         self._hidden_TE = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype, device=device)
         self._replays = {shape: capture(partial(self._forward, shape)) for shape in everything}
 
+    @property
+    def num_captured(self) -> int:
+        """How many shapes of steps there are graphs for."""
+        return len(self._replays)
+
     def shape_for(self, batch: ScheduledBatch) -> StepShape | None:
         """The captured shape that the batch is padded to; None: it has to be launched kernel by kernel."""
         return self._shapes.fit(batch)

@@ -92,7 +92,7 @@ def _engine_facts(engine: LLMEngine) -> dict[str, Any]:
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "pool_blocks": config.num_blocks,
         "pool_tokens": config.num_blocks * config.block_size,
-        "captured_graphs": 0 if graphs is None else len(graphs._replays),
+        "captured_graphs": 0 if graphs is None else graphs.num_captured,
     }
 
 

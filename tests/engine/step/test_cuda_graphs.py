@@ -51,14 +51,16 @@ def capture_steps(engine: LLMEngine, *, num_tokens: int | None = None, shares_pr
 
         return replay
 
+    shapes = CapturedShapes(config.max_num_seqs, num_tokens or config.max_num_batched_tokens, config.max_model_len)
     runner.graphs = StepGraphs(
         runner.model,
         runner.kv_cache,
-        CapturedShapes(config.max_num_seqs, num_tokens or config.max_num_batched_tokens, config.max_model_len),
+        shapes,
         max_blocks_per_seq=config.max_blocks_per_seq,
         prefixes=runner.prefixes,
         capture=capture,
     )
+    assert runner.graphs.num_captured == len(list(shapes))
     return replays
 
 
