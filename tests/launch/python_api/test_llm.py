@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import bulkrun
+from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import JobFileError, ModelError, UsageError
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.python_api import llm as module
@@ -66,6 +67,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_the_engine_settings_are_those_of_a_job_file() -> None:
     assert set(module.EngineSettings.__annotations__) == set(EngineSpec.model_fields)
+    assert EngineArgs(**EngineSpec().model_dump()) == EngineArgs(), "with the same defaults"
 
 
 def test_a_list_is_answered_as_a_job_answers_its_rows(llm: bulkrun.LLM, tmp_path: Path) -> None:
