@@ -9,7 +9,7 @@ import sys
 from typing import Any, BinaryIO, cast
 
 
-def settle_streams() -> None:
+def repair_streams() -> None:
     """Give closed streams a place, so that no file of a run gets their number; say what an encoding cannot in escapes.
 
     Writing to a stdout that was closed is still an error, and says so; what nobody can read on stderr does not matter.

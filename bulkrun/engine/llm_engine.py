@@ -85,7 +85,7 @@ class LLMEngine:
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
-        self._unsettled: list[Sequence] = []  # in the middle of an update; re-queued if interrupted
+        self._mid_update: list[Sequence] = []  # in the middle of an update; re-queued if interrupted
         self._memory = MemoryGuard(model.config, config)
         self._launcher = StepLauncher(self.model_runner, self._memory, model.config.vocab_size)
         self._counters = Counters()
@@ -250,12 +250,12 @@ class LLMEngine:
             if not output.is_valid[index]:
                 broken.append(seq)
                 continue
-            self._unsettled = [seq]
+            self._mid_update = [seq]
             ending = self._advance(seq, output, index)
             if ending is not None:
                 self._ended.append(completion_of(seq, ending))
                 ended.append(seq)
-            self._unsettled = []
+            self._mid_update = []
         if ended:
             self.scheduler.finish(ended)
         if broken:
@@ -274,24 +274,24 @@ class LLMEngine:
 
     def _discard(self, broken: list[Sequence]) -> None:
         """Remove sequences whose KV is not finite; those that may have read another's KV are computed again, alone."""
-        self._unsettled = broken
+        self._mid_update = broken
         discard(broken, self.scheduler, self.model_runner)
         for seq in broken:
             if seq.reads_prefix:
                 self._add(replace(seq.request, output_token_ids=seq.output_token_ids), shares_prefix=False)
             else:
                 self._ended.append(completion_of(seq, NOT_NUMBERS))
-        self._unsettled = []
+        self._mid_update = []
 
     def _start_over(self) -> None:
         """Clean up after a step that was interrupted."""
         self._under_way = None
-        self._launcher.settle()
+        self._launcher.wait_for_masks()
         start_over(self.scheduler, {completion.request_id for completion in self._ended})
-        self.abort([seq.request.request_id for seq in self._unsettled])
-        for seq in self._unsettled:
+        self.abort([seq.request.request_id for seq in self._mid_update])
+        for seq in self._mid_update:
             self._add(seq.request, shares_prefix=seq.shares_prefix)
-        self._unsettled = []
+        self._mid_update = []
         self._deadlines.keep_only(self.scheduler.waiting)
 
 

@@ -29,10 +29,10 @@ class StepLauncher:
         if self._mask_filler is None:
             self._mask_filler = MaskFiller(self._vocab_size)
 
-    def settle(self) -> None:
+    def wait_for_masks(self) -> None:
         """After an interrupted launch: wait until no thread uses a constraint any more."""
         if self._mask_filler is not None:
-            self._mask_filler.settle()
+            self._mask_filler.wait_for_threads()
 
     def launch(self, batch: ScheduledBatch, land: Callable[[], None]) -> PendingStep | None:
         """Put a step on its way; None where memory ran out for it.

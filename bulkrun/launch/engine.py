@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.preparation.prepare import PreparedJob
-from bulkrun.launch.threads import settle_threads
+from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.model_dir import eos_token_ids
 from bulkrun.request import Engine
 from bulkrun.text.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
 
 def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> Engine:
     """Load a model; this imports torch. Raises ModelError, and UsageError for settings that cannot work."""
-    settle_threads()
+    bound_spinning()
     from bulkrun.engine.llm_engine import LLMEngine
     from bulkrun.text.constraint import token_constraint_factory
     from bulkrun.text.stop import stop_matcher_factory

@@ -11,7 +11,7 @@ import os
 _SPIN_TURNS = 10_000
 
 
-def settle_threads() -> None:
+def bound_spinning() -> None:
     """Bound the spinning of OpenMP threads, unless the user has said how they wait. Call before torch is loaded."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_TURNS))

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from bulkrun.launch.threads import settle_threads
+from bulkrun.launch.threads import bound_spinning
 
-settle_threads()  # before torch is loaded, as in a real run
+bound_spinning()  # before torch is loaded, as in a real run
 
 import torch  # noqa: E402
 

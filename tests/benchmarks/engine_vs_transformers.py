@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bulkrun.launch.threads import settle_threads
+from bulkrun.launch.threads import bound_spinning
 
-settle_threads()  # before torch is loaded, as in a real run, and for both sides
+bound_spinning()  # before torch is loaded, as in a real run, and for both sides
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

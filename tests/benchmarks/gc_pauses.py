@@ -19,12 +19,12 @@ from pathlib import Path
 
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
-from bulkrun.launch.processes.garbage import settle_garbage
+from bulkrun.launch.processes.garbage import freeze_heap
 from bulkrun.text.tokenizer import Tokenizer
 from tests.benchmarks.million_rows import InstantEngine, corpus, job, plan, train_tokenizer, write_input
 from tests.job.small_runs import make_runner
 
-VARIANTS = ("as it was", "settled")
+VARIANTS = ("as it was", "frozen")
 
 
 class Pauses:
@@ -54,8 +54,8 @@ def work(folder: Path, variant: str) -> None:
 
     run, tokenizer = RunDir(folder / "run"), Tokenizer.from_dir(folder / "tokenizer")
     runner = make_runner(run, read_record(run), job(folder), InstantEngine(), decode=tokenizer.decode_batch)
-    if variant == "settled":
-        settle_garbage()
+    if variant == "frozen":
+        freeze_heap()
     pauses = Pauses()
     gc.callbacks.append(pauses)
     cpu = time.process_time()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from bulkrun.launch.bench.engine import ModelChoice, load_for_bench
-from bulkrun.launch.threads import settle_threads
+from bulkrun.launch.threads import bound_spinning
 from bulkrun.request import Request, SamplingParams
 from tests.benchmarks.machine import commit, machine
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
-    settle_threads()  # before torch is loaded
+    bound_spinning()  # before torch is loaded
     import torch
 
     if args.threads:

@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_read_is_named_and_is_not_called_stdout(
     (tmp_path / ".bulkrun").mkdir()
     record = unreadable(tmp_path / ".bulkrun" / "run.json")
     monkeypatch.setattr(sys, "argv", ["bulkrun", "status", str(tmp_path)])
-    monkeypatch.setattr(cli, "settle_streams", lambda: None)
+    monkeypatch.setattr(cli, "repair_streams", lambda: None)
     monkeypatch.setattr(cli, "drop_stdout", lambda: None)
     with pytest.raises(SystemExit) as ended:
         cli.run()

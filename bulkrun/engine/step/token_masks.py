@@ -78,7 +78,7 @@ class MaskFiller:
         self._tasks = tasks
         return PendingMasks([index for index, _ in wanted], buffer, tasks)
 
-    def settle(self) -> None:
+    def wait_for_threads(self) -> None:
         """Wait until no thread uses a constraint any more, whatever the outcome."""
         wait(self._tasks)
 

@@ -18,7 +18,7 @@ from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.launch.threads import settle_threads
+from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import resolve_model
 
@@ -114,7 +114,7 @@ def load_for_bench(choice: ModelChoice, check: Callable[[ModelConfig], object] |
 
     `check` refuses by raising, before any weights are read.
     """
-    settle_threads()
+    bound_spinning()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of every start and stop on stderr
     from bulkrun.engine.llm_engine import LLMEngine
 

@@ -17,7 +17,7 @@ import gc
 _THRESHOLDS = (700, 10, 1000)
 
 
-def settle_garbage() -> None:
+def freeze_heap() -> None:
     """Collect once, then set aside whatever is alive."""
     gc.collect()
     gc.freeze()

@@ -30,7 +30,7 @@ from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.runner import JobRunner
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.preparation.prepare import prepare
-from bulkrun.launch.processes.garbage import release_garbage, settle_garbage
+from bulkrun.launch.processes.garbage import freeze_heap, release_garbage
 from bulkrun.launch.processes.signals import DrainOnSignal, drain_on_signal
 from bulkrun.launch.processes.supervisor import Supervisor
 from bulkrun.request import Engine
@@ -53,14 +53,14 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
 
     def first_engine() -> Engine:  # that only the pipeline holds: one that failed must go before the next one comes
         engine = load_engine()
-        settle_garbage()
+        freeze_heap()
         drain.started()
         return engine
 
     def next_engine() -> Engine:
         release_garbage()
         engine = load_engine()
-        settle_garbage()
+        freeze_heap()
         return engine
 
     decode = prepared.tokenizer.decode_batch

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def load(options: Options) -> Generate:
     """The engine with its defaults."""
-    from bulkrun.launch.threads import settle_threads
+    from bulkrun.launch.threads import bound_spinning
 
-    settle_threads()
+    bound_spinning()
     from bulkrun.engine.llm_engine import LLMEngine
 
     engine = LLMEngine.from_model_dir(options.model, device="cpu", dtype=options.dtype)

@@ -10,7 +10,7 @@ from tests.models.tiny_models import save_tiny_model
 
 _SCRIPT = """
 import gc, weakref
-from bulkrun.launch.processes.garbage import release_garbage, settle_garbage
+from bulkrun.launch.processes.garbage import release_garbage, freeze_heap
 
 class Node:
     def __init__(self):
@@ -22,14 +22,14 @@ gc.callbacks.append(lambda phase, info: full.append(phase) if phase == "start" a
 kept = [Node() for _ in range(1000)]
 engine = Node()  # the first engine, set aside with everything else
 gone = weakref.ref(engine)
-settle_garbage()
+freeze_heap()
 assert gc.get_freeze_count() > 1000
 del full[:]
 
 del engine
 release_garbage()
 assert gone() is None, "an engine that failed is still in memory"
-settle_garbage()  # there is another engine now
+freeze_heap()  # there is another engine now
 assert gc.get_freeze_count() > 1000
 del full[:]
 
@@ -61,7 +61,7 @@ from bulkrun.job.work.deadline import Deadline
 from bulkrun.job.work.engine_runner import EngineRunner
 from bulkrun.job.work.flight import FlightLog
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.launch.processes.garbage import release_garbage, settle_garbage
+from bulkrun.launch.processes.garbage import release_garbage, freeze_heap
 from bulkrun.request import Request, SamplingParams
 
 memory = []
@@ -69,7 +69,7 @@ memory = []
 def load():
     engine = LLMEngine.from_model_dir(sys.argv[1], device="cpu", dtype="float32", kv_cache_memory_bytes=2**24)
     memory.extend([weakref.ref(engine.model_runner.kv_cache.k[0]), weakref.ref(engine.model_runner.model)])
-    settle_garbage()
+    freeze_heap()
     return engine
 
 def breaks_on_its_last_step(*args, **options):
