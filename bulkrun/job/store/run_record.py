@@ -8,7 +8,6 @@ the whole old directory. Knows no engine and reads no input.
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -24,19 +23,18 @@ from bulkrun.data.storage.durable import (
     write_new_json,
 )
 from bulkrun.data.storage.remote import insist, is_remote
-from bulkrun.errors import BulkrunError, ResumeError, RunError, UsageError, shortened
+from bulkrun.errors import BulkrunError, ResumeError, RunError, UsageError
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
+from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.events import utc_now
-from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, job_key, key_salt
+from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, key_salt
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import LifeWatch, read_workers
 
 FORMAT = 2
-_SHOWN_CHARS = 63  # of each value in a difference
-_CONTEXT_CHARS = 20  # before the place where two long values part
 
 
 @dataclass(frozen=True)
@@ -276,29 +274,3 @@ def _explain(run: RunDir, changed: Mapping[str, tuple[Any, Any]], *, harmless: b
         lines.append("The results do not depend on these: --resume-anyway continues the run.")
     lines.append("--fresh moves the old results aside and starts over; another output.path keeps both.")
     return "\n".join(lines)
-
-
-def difference_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    """A line for each key of a difference: the old value and the new one, each cut to what fits."""
-    return [
-        f"  {job_key(key)}: {_files_difference(old, new) if key == 'input.files' else _difference(old, new)}"
-        for key, (old, new) in changed.items()
-    ]
-
-
-def _difference(old: Any, new: Any) -> str:
-    """Both values; of long ones what comes where they part."""
-    texts = repr(old), repr(new)
-    parted = (at for at, (one, other) in enumerate(zip(*texts, strict=False)) if one != other)
-    is_long = max(map(len, texts)) > _SHOWN_CHARS
-    start = max(0, next(parted, min(map(len, texts))) - _CONTEXT_CHARS) if is_long else 0
-    before, now = (("..." if start else "") + shortened(text[start:], _SHOWN_CHARS) for text in texts)
-    return f"{before} -> {now}"
-
-
-def _files_difference(old: Sequence[Sequence[Any]] | None, new: Sequence[Sequence[Any]] | None) -> str:
-    """How many files are others; a record has no names of them."""
-    before, now = (Counter(map(tuple, files or ())) for files in (old, new))
-    others = (now - before).total()
-    what = f", {others:,} new or changed" if others else ", in another order" if before == now else ""
-    return f"{before.total():,} -> {now.total():,} files{what}"

@@ -14,9 +14,10 @@ import pyarrow as pa
 from bulkrun.data.results.parts import read_part_schema
 from bulkrun.data.types.casts import can_cast, rounds
 from bulkrun.errors import ResumeError
+from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, difference_lines
+from bulkrun.job.store.run_record import RunRecord
 
 # The input of a night: which rows there are. What they say is in their keys.
 _TODAY = (

@@ -21,7 +21,6 @@ from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import (
     RunRecord,
-    difference_lines,
     new_record,
     open_run,
     read_record,
@@ -115,25 +114,6 @@ def test_what_results_depend_on_is_refused_with_the_difference(
             open_run(run, wanted(run.root, changes, **facts), resume_anyway=resume_anyway)
         assert "--fresh" in str(error.value) and "--resume-anyway" not in str(error.value)
         assert error.value.exit_code == 4
-
-
-def test_a_difference_of_long_values_shows_where_they_part() -> None:
-    prompt = "Summarize the ticket in one sentence of at most twenty words, "
-    [line] = difference_lines({"prompt.template": (prompt + "politely: {{ text }}", prompt + "briefly: {{ text }}")})
-    assert "... most twenty words, politely: {{ text }}' -> ... most twenty words, briefly: {{ text }}'" in line
-    [line] = difference_lines({"prompt.template": ("x" * 1000, "y" * 1000)})
-    assert len(line) < 160 and "'xxx" in line and "'yyy" in line
-
-
-def test_a_difference_of_files_counts_those_that_are_others() -> None:
-    files = [[size, 0, f"{size}"] for size in range(200)]
-    for new, shown in [
-        ([*files[:7], [7, 1, "seven"], *files[8:]], "200 -> 200 files, 1 new or changed"),
-        ([*files, [9, 9, "x"]], "200 -> 201 files, 1 new or changed"),
-        (files[1:], "200 -> 199 files"),
-        (files[::-1], "200 -> 200 files, in another order"),
-    ]:
-        assert difference_lines({"input.files": (files, new)}) == [f"  input.files: {shown}"]
 
 
 @pytest.mark.parametrize("changes", [{"input.path": "moved.jsonl"}, {"model": "a/copy"}, {"output.rows_per_file": 9}])
