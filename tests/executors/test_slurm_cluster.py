@@ -13,14 +13,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from tests.executors.cluster_jobs import journals, results, write_job, write_rows
 from tests.executors.mini_slurm import MiniSlurm, why_no_slurm
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(why_no_slurm() is not None, reason=f"no Slurm here: {why_no_slurm()}"),
@@ -28,15 +29,7 @@ pytestmark = [
 ]
 
 ROWS = 400
-JOB = """\
-name: cluster
-model: bundled:tiny
-input: {{path: {input}, id: name}}
-prompt: {{template: "Summarize this Python code in one sentence:\\n{{{{ source }}}}"}}
-sampling: {{max_tokens: 32, temperature: 0, ignore_eos: true}}
-output: {{path: {output}, rows_per_file: 20}}
-engine: {{device: cpu, dtype: float32, max_num_seqs: 16}}
-run: {{checkpoint_every: 0.5}}
+SLURM = """\
 slurm:
   gpus: 1
   setup: [export OMP_NUM_THREADS=1 BULKRUN_CPU_OPS=reference, "echo gpu $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"]
@@ -47,17 +40,16 @@ SLOWLY = {"BULKRUN_CPU_OPS": "reference"}  # compiled ops are through before any
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slurm")
-    rows = [{"name": f"f{i}", "source": f"def add_{i}(a, b):\n    return a * {i} + b"} for i in range(ROWS)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder, ROWS)
     return folder
 
 
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> list[dict[str, object]]:
     """The results of one unbroken worker on this machine."""
-    done = bulkrun("submit", str(write_job(folder, "unbroken")), environment=os.environ | SLOWLY)
+    done = bulkrun("submit", str(job_of(folder, "unbroken")), environment=os.environ | SLOWLY)
     assert done.returncode == 0, done.stderr
-    return results(folder / "unbroken")
+    return results(folder / "unbroken", ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +58,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniSlurm]:
         yield cluster
 
 
-def write_job(folder: Path, name: str) -> Path:
-    path = folder / f"{name}.yaml"
-    path.write_text(JOB.format(input=folder / "rows.jsonl", output=folder / name))
-    return path
+def job_of(folder: Path, name: str) -> Path:
+    return write_job(folder, name, SLURM, max_tokens=32)
 
 
 def bulkrun(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -77,41 +67,22 @@ def bulkrun(*arguments: str, environment: dict[str, str]) -> subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
 
 
-def results(out: Path) -> list[dict[str, object]]:
-    """All rows in input order; fails on a row that is there twice."""
-    table = pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
-    rows = sorted(table.to_pylist(), key=lambda row: row["row"])
-    assert [row["row"] for row in rows] == list(range(ROWS))
-    return rows
-
-
-def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
-        time.sleep(0.05)
-
-
 def submit_and_begin(cluster: MiniSlurm, job: Path, *options: str) -> Path:
     """Put the job into the queue and wait until rows are being finished."""
     out = job.with_suffix("")
     done = bulkrun("submit", str(job), "--executor", "slurm", *options, environment=cluster.environment)
     assert done.returncode == 0 and "is in the queue" in done.stderr, done.stderr
-    until("the first finished rows", lambda: any(path.stat().st_size for path in journals(out)))
+    wait_until(lambda: journals(out), "the first finished rows")
     return out
-
-
-def journals(out: Path) -> list[Path]:
-    return list((out / ".bulkrun/journal").glob("shard-*.jsonl"))
 
 
 def end(cluster: MiniSlurm, job: Path, truth: list[dict[str, object]]) -> None:
     """The same command again brings the run to its end; nothing is left of it but the right results."""
     done = bulkrun("submit", str(job), "--executor", "slurm", "--wait", environment=cluster.environment)
     assert done.returncode == 0, done.stderr
-    assert results(job.with_suffix("")) == truth
-    until("an empty queue", lambda: cluster.run("squeue", "-h") == "")
-    until("no process left", lambda: not cluster.processes(), 15)
+    assert results(job.with_suffix(""), ROWS) == truth
+    wait_until(lambda: cluster.run("squeue", "-h") == "", "an empty queue")
+    wait_until(lambda: not cluster.processes(), "no process left", 15)
 
 
 def element_pids(cluster: MiniSlurm) -> list[int]:
@@ -122,22 +93,22 @@ def element_pids(cluster: MiniSlurm) -> list[int]:
 def test_an_array_of_four_on_two_nodes_with_gpus_completes_a_run(
     cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
 ) -> None:
-    job = write_job(folder, "array")
+    job = job_of(folder, "array")
     done = bulkrun(
         "submit", str(job), "--executor", "slurm", "--workers", "4", "--wait", environment=cluster.environment
     )
     assert done.returncode == 0, done.stderr
-    assert results(folder / "array") == truth
+    assert results(folder / "array", ROWS) == truth
     logs = [path.read_text() for path in sorted((folder / "array/.bulkrun/logs").glob("slurm-*.log"))]
     assert len(logs) == 4
     assert {log.split("\n")[0] for log in logs} == {"gpu n1 0", "gpu n1 1", "gpu n2 0", "gpu n2 1"}
-    until("no process left", lambda: not cluster.processes(), 30)
+    wait_until(lambda: not cluster.processes(), "no process left", 30)
 
 
 def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
     cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
 ) -> None:
-    job = write_job(folder, "cancelled")
+    job = job_of(folder, "cancelled")
     out = submit_and_begin(cluster, job, "--workers", "1")  # two could be through before the cancel
     cluster.run("sbatch", "--hold", str(next((out / ".bulkrun/slurm").glob("*.sh"))))  # one more, which waits
     again = bulkrun("submit", str(job), "--executor", "slurm", environment=cluster.environment)
@@ -146,8 +117,8 @@ def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
     assert json.loads(status.stdout)["queue"], status.stdout
     stopped = bulkrun("cancel", str(out), environment=cluster.environment)
     assert stopped.returncode == 0, stopped.stderr
-    until("an empty queue", lambda: cluster.run("squeue", "-h") == "", 30)
-    until("no process left", lambda: not cluster.processes(), 15)
+    wait_until(lambda: cluster.run("squeue", "-h") == "", "an empty queue", 30)
+    wait_until(lambda: not cluster.processes(), "no process left", 15)
     assert not (out / "_SUCCESS").exists()
     end(cluster, job, truth)
 
@@ -155,16 +126,16 @@ def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
 def test_a_cancelled_job_with_a_script_of_its_own_does_not_come_back(
     cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
 ) -> None:
-    job = write_job(folder, "own")
+    job = job_of(folder, "own")
     command = shlex.join([sys.executable, "-m", "bulkrun", "submit", str(job), "--executor", "local"])
     script, log = folder / "own.sh", folder / "own.log"
     script.write_text(f"#!/bin/bash\nexport OMP_NUM_THREADS=1 BULKRUN_CPU_OPS=reference\nexec {command}\n")
     cluster.run("sbatch", "--requeue", "--open-mode=append", f"--output={log}", str(script))
     out = job.with_suffix("")
-    until("the first finished rows", lambda: any(path.stat().st_size for path in journals(out)))
+    wait_until(lambda: journals(out), "the first finished rows")
     stopped = bulkrun("cancel", str(out), environment=cluster.environment)
     assert stopped.returncode == 0, stopped.stderr
-    until("an empty queue", lambda: cluster.run("squeue", "-h") == "", 30)  # a job that comes back never leaves it
+    wait_until(lambda: cluster.run("squeue", "-h") == "", "an empty queue", 30)  # a job that comes back never leaves it
     assert not (out / "_SUCCESS").exists() and "is taken out of the queue" in log.read_text()
     end(cluster, job, truth)
 
@@ -172,7 +143,7 @@ def test_a_cancelled_job_with_a_script_of_its_own_does_not_come_back(
 def test_requeued_by_the_cluster_and_two_copies_of_the_job_at_once(
     cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
 ) -> None:
-    job = write_job(folder, "requeued")
+    job = job_of(folder, "requeued")
     out = submit_and_begin(cluster, job, "--workers", "1")
     script = next((out / ".bulkrun/slurm").glob("*.sh"))
     cluster.run("sbatch", str(script))
@@ -184,7 +155,7 @@ def test_requeued_by_the_cluster_and_two_copies_of_the_job_at_once(
 def test_a_node_dies_and_the_controller_crashes(
     cluster: MiniSlurm, folder: Path, truth: list[dict[str, object]]
 ) -> None:
-    job = write_job(folder, "crashed")
+    job = job_of(folder, "crashed")
     submit_and_begin(cluster, job, "--workers", "2")
     cluster.kill("slurmctld")
     cluster.kill("slurmd-n1")
@@ -193,19 +164,20 @@ def test_a_node_dies_and_the_controller_crashes(
     time.sleep(0.5)
     cluster.start("slurmctld")
     cluster.start("slurmd-n1")
-    until("the controller", lambda: subprocess.run(["squeue"], env=cluster.environment, check=False).returncode == 0)
+    squeue = partial(subprocess.run, ["squeue"], env=cluster.environment, check=False)
+    wait_until(lambda: squeue().returncode == 0, "the controller")
     end(cluster, job, truth)
 
 
 @pytest.mark.slow  # over a minute, and a busy machine may need more turns than it waits for
 def test_a_worker_at_its_time_limit_saves_and_asks_for_its_next_turn_itself(folder: Path, tmp_path: Path) -> None:
     with MiniSlurm(tmp_path / "c", nodes=1, requeue_exit=76) as cluster:  # exit 75 requeues nothing here
-        job = write_job(folder, "walltime")
+        job = job_of(folder, "walltime")
         # A minute is Slurm's shortest limit, and it may warn a minute early: within seconds.
         limits = ["--set", 'slurm.time="1"', "--set", "slurm.warn=30", "--set", "sampling.max_tokens=200"]
         out = submit_and_begin(cluster, job, "--workers", "1", *limits)
-        until("the end", (out / "_SUCCESS").exists, 150)
-        assert {row["completion_tokens"] for row in results(out)} == {200}
+        wait_until((out / "_SUCCESS").exists, "the end", 150)
+        assert {row["completion_tokens"] for row in results(out, ROWS)} == {200}
         (log,) = (out / ".bulkrun/logs").glob("slurm-*.log")
         assert re.search(r"stopped by SIGUSR1, all is saved: asking Slurm to start job \d+_0 again", log.read_text())
-        until("no process left", lambda: not cluster.processes(), 15)
+        wait_until(lambda: not cluster.processes(), "no process left", 15)

@@ -22,6 +22,7 @@ from bulkrun.job.store.workers import read_workers
 from bulkrun.launch.processes.worker import allow_open_files
 from tests.job.small_runs import enter, job
 from tests.processor import has_gpu_driver
+from tests.waiting import wait_until
 
 JOB = """\
 name: many
@@ -62,13 +63,6 @@ def bulkrun(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             process.kill()
         process.communicate()
-
-
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"{what} did not happen in {seconds} s"
-        time.sleep(0.02)
 
 
 def runners(folder: Path) -> list[int]:

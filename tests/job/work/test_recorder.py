@@ -19,6 +19,7 @@ from bulkrun.job.work.recorder import Recorded, Recorder
 from bulkrun.job.work.shard_work import Generation, open_shard
 from bulkrun.request import Completion, Request, RowError, SamplingParams, StructuredOutput
 from tests.job.small_runs import Row, enter, job, write_plan
+from tests.waiting import wait_until
 
 
 def generation(rows: tuple[int, ...] = (0,)) -> Generation:
@@ -47,9 +48,8 @@ def test_stop_strings_are_cut_and_finished_rows_are_readable_before_any_sync(tmp
 
     run, made = recorder(tmp_path, decode)
     made.record([Answer(generation((0, 2)), Completion("0:0", (1, 2), "stop", "\n"))])
-    deadline = time.monotonic() + 10
-    while not (records := read_journal(run.journal_file(0, "me")).records):
-        assert time.monotonic() < deadline
+    wait_until(lambda: read_journal(run.journal_file(0, "me")).records, "a record", 10)
+    records = read_journal(run.journal_file(0, "me")).records
     assert [(record.rows, record.response) for record in records] == [((0, 2), "yes.")]
     assert made.take_committed() == []
     made.record([Answer(generation((1,)), Completion("1:0", (3,), "stop"))])
@@ -93,14 +93,11 @@ def test_a_shard_that_others_work_on_is_committed_only_when_told_so(tmp_path: Pa
     mine, theirs = (3 * shard, 3 * shard + 1), 3 * shard + 2
     made.help(shard, [JournalRecord((mine[0],), 0, error_code="bad_input")])
     made.record([Answer(replace(generation((mine[1],)), shard=shard), Completion("", (7,), "stop"))])
-    deadline = time.monotonic() + 10
-    while not made.idle:
-        assert time.monotonic() < deadline
+    wait_until(lambda: made.idle, "the recorder", 10)
     assert sorted(read_outcomes(run.journals_of(shard)).answered) == [(row, 0) for row in mine]
     assert made.take_committed() == []
     made.record([Answer(replace(generation((theirs,)), shard=shard), Completion("", (8,), "stop"))])
-    while not made.idle:
-        assert time.monotonic() < deadline
+    wait_until(lambda: made.idle, "the recorder", 10)
     assert made.take_committed() == [], "whose outcomes they are is not known here"
     made.commit(shard)
     made.close()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.processes.planner import PlannerProcess, plan_run
 from tests.launch.one_process import one_process
 from tests.signalled import LONG_SELECT
+from tests.waiting import wait_until
 
 JOB = """\
 name: try
@@ -426,13 +426,6 @@ def with_long_query() -> tuple[RunDir, str]:
     return prepared.run, open_run(prepared.run, prepared.record(None)).run_id
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while not (met := true()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return met
-
-
 def queries(run: RunDir) -> bool:
     """Whether the planner has begun its query."""
     return any(run.sql_snapshot.parent.glob("tmp/sql-*/input.tmp"))
@@ -441,7 +434,7 @@ def queries(run: RunDir) -> bool:
 def test_a_planner_in_a_long_query_stops_at_once(folder: Path) -> None:
     run, run_id = with_long_query()
     planner = PlannerProcess(run, run_id)
-    assert wait_until(lambda: queries(run))
+    wait_until(lambda: queries(run), "a query", 30)
     began = time.monotonic()
     planner.stop()
     assert time.monotonic() - began < 3
@@ -455,9 +448,9 @@ def test_a_planner_does_not_outlive_its_supervisor(folder: Path) -> None:
     code += "child = PlannerProcess(RunDir(Path(sys.argv[1])), sys.argv[2])"
     code += "; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, str(run.root), run_id]) as supervisor:
-        assert wait_until(lambda: queries(run))
+        wait_until(lambda: queries(run), "a query", 30)
         supervisor.kill()
-    assert wait_until(lambda: all(state.worker.gone for state in read_workers(run)), 3)
+    wait_until(lambda: all(state.worker.gone for state in read_workers(run)), "the end of the workers", 3)
     assert not run.sql_snapshot.exists()
 
 
