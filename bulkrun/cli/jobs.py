@@ -93,6 +93,7 @@ def submit(
     A second submit of the same job joins the first one as another worker. A finished run is left alone;
     with run.incremental, rows that are new, changed or failed are run and put into it.
     """
+    from bulkrun.launch.runs.submission import Submission
     from bulkrun.launch.runs.submit import submit_job
 
     given = {"run.workers": workers, "run.executor": executor}
@@ -106,13 +107,16 @@ def submit(
         raise UsageError("--fresh starts from the beginning and --resume-anyway continues; give only one of them")
     if wait and spec.run.executor != "slurm":
         raise UsageError(f"--wait is only for Slurm; with run.executor {spec.run.executor}, submit always waits")
-    flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
-
-    def work(view: View) -> Submitted | Queued:
-        return submit_job(spec, view, wait=wait, job_file=job, overrides=overrides, **flags)
-
+    asked = Submission(
+        spec=spec,
+        job_file=job,
+        overrides=overrides,
+        fresh=fresh,
+        resume_anyway=resume_anyway,
+        full_refresh=full_refresh,
+    )
     with _located(job, overrides):
-        _run_and_end(work, quiet, as_json, anew=" --fresh runs it again.")
+        _run_and_end(lambda view: submit_job(asked, view, wait=wait), quiet, as_json, anew=" --fresh runs it again.")
 
 
 @click.command()

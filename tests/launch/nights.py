@@ -22,6 +22,7 @@ from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.runs import retry as retry_module
 from bulkrun.launch.runs import submit as submit_module
 from bulkrun.launch.runs.run import Submitted
+from bulkrun.launch.runs.submission import Submission
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine, decode, expected_tokens
 from tests.launch.one_process import Decode, one_process
@@ -73,7 +74,7 @@ class Nights:
 
     def submit(self, *, flags: dict[str, bool] | None = None, **changed: Any) -> Submitted:
         with self.one_process():
-            return submit_module.submit(self.spec(**changed), Silent(), **(flags or {}))
+            return submit_module.submit(Submission(spec=self.spec(**changed), **(flags or {})), Silent())
 
     def retry(self, *overrides: str, codes: Sequence[str] = (), begin_anew: bool = False) -> Submitted:
         with self.one_process():

@@ -10,6 +10,7 @@ from bulkrun.job.jobfile.load import job_of, load_job
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.launch.runs.run import Submitted
+from bulkrun.launch.runs.submission import Submission
 from bulkrun.launch.runs.submit import submit_job
 
 
@@ -50,7 +51,8 @@ def run_job(
     else:
         spec, job_file = (job if isinstance(job, JobSpec) else job_of(job)), None
     view = _Quiet(on_progress)
-    done = submit_job(spec, view, wait=True, job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
+    asked = Submission(spec=spec, job_file=job_file, fresh=fresh, resume_anyway=resume_anyway)
+    done = submit_job(asked, view, wait=True)
     assert isinstance(done, Submitted), "it was waited for"
     if done.worked:
         view.update(_end_of(done))  # a short run lies between two looks

@@ -12,6 +12,7 @@ from bulkrun.job.store.run_record import RunRecord, forget_start, start_anew
 from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.runs.preview import check_prepared
 from bulkrun.launch.runs.run import View
+from bulkrun.launch.runs.submission import Submission
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class EnteredRun:
                 view.note(f"the old results are back in {run.root}")
 
 
-def enter_run(prepared: PreparedJob, wanted: RunRecord, view: View, *, fresh: bool, resume_anyway: bool) -> EnteredRun:
-    """Enter the run of `wanted`; with `fresh` move an older one aside, once all that can be checked has been checked.
+def enter_run(prepared: PreparedJob, wanted: RunRecord, asked: Submission, view: View) -> EnteredRun:
+    """Enter the run of `wanted`; a fresh start moves an older one aside, once all that can be checked has been checked.
 
     Raises what `check_prepared`, `start_anew` and `PreparedJob.enter` raise.
     """
     run, aside = prepared.run, None
-    if fresh and run.state.is_dir():
+    if asked.fresh and run.state.is_dir():
         check_prepared(prepared, anew=True)
         if aside := start_anew(run, wanted):
             view.note(f"the old results are now in {aside}")
     made_root = not run.root.exists()
-    record = prepared.enter(wanted, resume_anyway=resume_anyway)
+    record = prepared.enter(wanted, resume_anyway=asked.resume_anyway)
     return EnteredRun(prepared, record, record.run_id == wanted.run_id, made_root, aside)

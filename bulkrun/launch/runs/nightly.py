@@ -6,10 +6,8 @@ as far as it came, and the comparison is made anew, so that nothing that finishe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
@@ -35,19 +33,12 @@ from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.processes.signals import DrainOnSignal
 from bulkrun.launch.runs.run import Submitted, View
+from bulkrun.launch.runs.submission import Submission
 from bulkrun.launch.runs.update import finish_update
 from bulkrun.launch.runs.update_input import compare, new_update, night_input, write_input
 
 
-def submit_again(
-    prepared: PreparedJob,
-    view: View,
-    drain: DrainOnSignal,
-    *,
-    job_file: Path | None,
-    overrides: Sequence[str] = (),
-    full_refresh: bool,
-) -> Submitted | None:
+def submit_again(prepared: PreparedJob, asked: Submission, view: View, drain: DrainOnSignal) -> Submitted | None:
     """The night's work on a run that has results; None when there is no run yet, or its first one goes on as usual.
 
     Raises ResumeError (with the difference) when settings changed and `full_refresh` does not ask for all rows,
@@ -58,18 +49,18 @@ def submit_again(
         return None
     record = read_record(run)
     prepared = prepare_as_of(record, prepared.spec)
-    wanted = prepared.record(job_file, overrides)
+    wanted = prepared.record(asked.job_file, asked.overrides)
     if read_totals(run) is None and not must_settle(run, record, wanted):
         return None
     with hold(run):
         record = read_record(run)  # another night may just have ended
-        check_settings(run, record, wanted, full_refresh=full_refresh)
+        check_settings(run, record, wanted, full_refresh=asked.full_refresh)
         if read_totals(run) is None:
             view.phase(
                 "the input changed before the first run was done, or _SUCCESS is lost: keeping the existing rows"
             )
             settle_run(run, record)
-        return _night(record, prepared, wanted, view, drain, full_refresh)
+        return _night(record, prepared, wanted, view, drain, asked.full_refresh)
 
 
 def _night(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.executors.slurm import QueuedJob, queued_jobs, submit_array
@@ -27,6 +25,7 @@ from bulkrun.launch.processes.signals import drain_on_signal
 from bulkrun.launch.runs.enter_run import enter_run
 from bulkrun.launch.runs.queue_turn import turn_to_queue
 from bulkrun.launch.runs.run import Submitted, View
+from bulkrun.launch.runs.submission import Submission
 
 _LOOK_EVERY_S = 1.0
 _ASK_QUEUE_EVERY = 10  # in looks; Slurm's controller is shared
@@ -43,27 +42,19 @@ class Queued:
     new: bool
 
 
-def put_into_queue(
-    spec: JobSpec,
-    view: View,
-    job_file: Path | None,
-    overrides: Sequence[str],
-    *,
-    fresh: bool,
-    resume_anyway: bool,
-    full_refresh: bool,
-) -> Queued | Submitted:
+def put_into_queue(asked: Submission, view: View) -> Queued | Submitted:
     """Check the job, enter the run, put its array into the queue unless it is there already.
 
     Raises ExecutorError where Slurm refuses, or the submit is a night, and what entering a run raises.
     """
+    spec = asked.spec
     cancelled = CancelWatch(run_dir_of(spec.output.path, spec.output.state))
     view.phase("checking the job, the input and the model")
     prepared = prepare(spec)
-    wanted = prepared.record(job_file, overrides)
-    if spec.run.incremental and not fresh:
-        _refuse_night(prepared.run, wanted, full_refresh=full_refresh)
-    entered = enter_run(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
+    wanted = prepared.record(asked.job_file, asked.overrides)
+    if spec.run.incremental and not asked.fresh:
+        _refuse_night(prepared.run, wanted, full_refresh=asked.full_refresh)
+    entered = enter_run(prepared, wanted, asked, view)
     if (totals := finished_totals(prepared.run)) is not None:
         uploaded = deliver_late(prepared.run, entered.record, cancelled)
         return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)

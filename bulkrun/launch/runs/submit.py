@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from bulkrun.errors import InputError, UsageError
 from bulkrun.executors.allocation import current_allocation
@@ -20,29 +18,19 @@ from bulkrun.launch.runs.enter_run import enter_run
 from bulkrun.launch.runs.nightly import submit_again
 from bulkrun.launch.runs.queue import Queued, put_into_queue, wait_for
 from bulkrun.launch.runs.run import Submitted, View, run_to_end
+from bulkrun.launch.runs.submission import Submission
 
 
-def submit_job(
-    spec: JobSpec,
-    view: View,
-    *,
-    wait: bool = False,
-    job_file: Path | None = None,
-    overrides: Sequence[str] = (),
-    fresh: bool = False,
-    resume_anyway: bool = False,
-    full_refresh: bool = False,
-) -> Queued | Submitted:
+def submit_job(asked: Submission, view: View, *, wait: bool = False) -> Queued | Submitted:
     """Run the job, or continue it, where its executor says. With Slurm `wait` stays until the run is finished.
 
     Raises what `submit` and Slurm raise.
     """
-    if spec.run.executor == "slurm" and current_allocation() is not None:
-        spec = _as_one_element(spec)
-    given = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
-    if spec.run.executor != "slurm":
-        return submit(spec, view, job_file=job_file, overrides=overrides, **given)
-    done = put_into_queue(spec, view, job_file, overrides, **given)
+    if asked.spec.run.executor == "slurm" and current_allocation() is not None:
+        asked = replace(asked, spec=_as_one_element(asked.spec))
+    if asked.spec.run.executor != "slurm":
+        return submit(asked, view)
+    done = put_into_queue(asked, view)
     return wait_for(done, view) if wait and isinstance(done, Queued) else done
 
 
@@ -52,32 +40,21 @@ def _as_one_element(spec: JobSpec) -> JobSpec:
     return spec.with_keys(run={"executor": "local", "workers": max(1, workers)})
 
 
-def submit(
-    spec: JobSpec,
-    view: View,
-    *,
-    job_file: Path | None = None,
-    overrides: Sequence[str] = (),
-    fresh: bool = False,
-    resume_anyway: bool = False,
-    full_refresh: bool = False,
-) -> Submitted:
+def submit(asked: Submission, view: View) -> Submitted:
     """Run the job in the foreground, or continue it. With `run.incremental`, bring its results up to date.
 
     Raises Interrupted when a signal ended it (everything is saved), and every `BulkrunError` of its parts.
     """
+    spec = asked.spec
     with stoppable(run_dir_of(spec.output.path, spec.output.state), view.phase) as drain:
         view.phase("checking the job, the input and the model")
         prepared = prepare(spec)
-        if spec.run.incremental and not fresh:
-            again = submit_again(
-                prepared, view, drain, job_file=job_file, overrides=overrides, full_refresh=full_refresh
-            )
+        if spec.run.incremental and not asked.fresh:
+            again = submit_again(prepared, asked, view, drain)
             if again is not None:
                 uploaded = deliver_late(again.run, read_record(again.run), drain.should_stop)
                 return replace(again, uploaded=uploaded)
-        wanted = prepared.record(job_file, overrides)
-        entered = enter_run(prepared, wanted, view, fresh=fresh, resume_anyway=resume_anyway)
+        entered = enter_run(prepared, prepared.record(asked.job_file, asked.overrides), asked, view)
         if (totals := finished_totals(prepared.run)) is not None:
             uploaded = deliver_late(prepared.run, entered.record, drain.should_stop)
             return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)

@@ -26,6 +26,7 @@ from bulkrun.job.views.status import read_status
 from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch.runs import nightly
 from bulkrun.launch.runs import submit as submit_module
+from bulkrun.launch.runs.submission import Submission
 from bulkrun.request import Request
 from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights, Silent, after, rows_of, stop_at, whole
@@ -90,7 +91,7 @@ def test_status_and_logs_of_a_run_tell_of_an_interrupted_night(nights: Nights, f
     nights.refuse = stop
     with pytest.raises(KeyboardInterrupt), nights.one_process():
         given = {"job_file": Path("a job.yaml"), "overrides": ("run.workers=2",), "full_refresh": full_refresh}
-        submit_module.submit(nights.spec(), Silent(), **given)
+        submit_module.submit(Submission(spec=nights.spec(), **given), Silent())
     status = read_status(run)
     assert status.state == "completed" and status.update is not None and status.update.rows_done
     refresh = " --full-refresh" if full_refresh else ""

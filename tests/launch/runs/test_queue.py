@@ -27,6 +27,7 @@ from bulkrun.job.store.workers import LifeWatch, Worker
 from bulkrun.launch.python_api.run_job import run_job
 from bulkrun.launch.runs import queue, queue_turn
 from bulkrun.launch.runs.preview import check_job
+from bulkrun.launch.runs.submission import Submission
 from bulkrun.launch.runs.submit import submit_job
 from tests.job.bucket_runs import start_bucket_run
 from tests.job.small_runs import enter, job
@@ -59,8 +60,8 @@ def test_inside_a_slurm_job_submit_works_there_with_a_worker_for_each_of_its_gpu
     monkeypatch.setenv("SLURM_JOB_END_TIME", "4000000000")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr("bulkrun.executors.devices._DRIVERS", ("/",))
-    monkeypatch.setattr("bulkrun.launch.runs.submit.submit", lambda spec, view, **flags: submitted.append(spec))
-    submit_job(spec, NoView())
+    monkeypatch.setattr("bulkrun.launch.runs.submit.submit", lambda asked, view: submitted.append(asked.spec))
+    submit_job(Submission(spec=spec), NoView())
     assert [(one.run.executor, one.run.workers) for one in submitted] == [("local", workers)]
 
 
@@ -71,19 +72,20 @@ def test_on_a_login_node_without_slurm_it_says_so_and_leaves_no_run_behind(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert check_job(spec)
     with pytest.raises(ExecutorError, match="sbatch: not found"):
-        submit_job(spec, NoView())
+        submit_job(Submission(spec=spec), NoView())
     assert not Path("out").exists()
 
 
 def test_old_results_come_back_when_slurm_refuses_a_fresh_start(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    submit_job(spec.with_keys(run={"executor": "local", "workers": 1}, engine={"dtype": "float32"}), NoView())
+    here = spec.with_keys(run={"executor": "local", "workers": 1}, engine={"dtype": "float32"})
+    submit_job(Submission(spec=here), NoView())
     before = sorted(path.name for path in Path("out").iterdir())
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ExecutorError, match="sbatch: not found"):
-        submit_job(spec, NoView(), fresh=True)
+        submit_job(Submission(spec=spec, fresh=True), NoView())
     assert sorted(path.name for path in Path("out").iterdir()) == before and "_SUCCESS" in before
     assert not list(Path().glob("out.*"))
 
@@ -119,13 +121,13 @@ def test_a_night_is_not_put_into_the_queue_whatever_changed_and_the_command_that
     overrides = ("sampling.stop=a b", "run.executor=slurm")
     refresh = " --full-refresh" if full_refresh else ""
     with pytest.raises(ExecutorError, match="a later one runs where it is started") as refused:
-        submit_job(
-            nights.spec(run__executor="slurm"),
-            NoView(),
+        asked = Submission(
+            spec=nights.spec(run__executor="slurm"),
             job_file=Path("job.yaml"),
             overrides=overrides,
             full_refresh=full_refresh,
         )
+        submit_job(asked, NoView())
     *_, command = str(refused.value).partition("sbatch --wrap ")
     assert shlex.split(command) == [f"bulkrun submit job.yaml --set 'sampling.stop=a b'{refresh} --executor local"]
 
@@ -210,7 +212,7 @@ def test_submits_at_the_same_time_put_one_array_into_the_queue(
     programs(tmp_path / "bin", monkeypatch, sbatch=slow, squeue=f"cat {tmp_path}/queue")
     (tmp_path / "queue").touch()
     with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda _: submit_job(spec, NoView()), range(3)))
+        done = list(pool.map(lambda _: submit_job(Submission(spec=spec), NoView()), range(3)))
     assert sorted((one.job_id, one.new) for one in done if isinstance(one, queue.Queued)) == [
         ("7", False),
         ("7", False),
