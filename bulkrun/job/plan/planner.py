@@ -26,17 +26,14 @@ from bulkrun.job.plan.duplicates import DuplicateCounter, refuse_duplicate_ids, 
 from bulkrun.job.plan.ids import write_ids
 from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
-from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.report import Counters, PlanReport
 from bulkrun.job.plan.result_columns import INPUT_COLUMNS, extra_fields, schema_text
 from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
-from bulkrun.job.plan.sizes import RowSizes
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement, Window
 from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
-from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, read_worker
 
@@ -59,7 +56,8 @@ class PlanPoint(NamedTuple):
 class PlanInput:
     """What planning needs of the input, ready to stream: the same for a real plan and a dry one.
 
-    `dataset` has the columns alone that prompts, results, ids and priorities are made of.
+    `dataset` has the columns alone that prompts, results, ids and priorities are made of. `max_model_len` is in tokens;
+    `should_stop` is asked between batches.
 
     Raises JobFileError or InputError for what is wrong before the first row (unknown columns, templates).
     """
@@ -85,16 +83,7 @@ class PlanInput:
         used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}
         self.dataset = dataset.select([name for name in dataset.schema.names if name in used])
         self._stream = InputStream(self.dataset, all_columns=spec.input.columns is None)
-        fitter = fitter_of(spec, max_model_len)
-        self._maker = RowMaker(
-            self.passthrough,
-            fitter,
-            max_model_len,
-            RowSizes.of(spec.sampling),
-            spec.input.id,
-            Priorities(spec.input.priority, dataset.schema.names),
-            needs_ids=spec.run.incremental,
-        )
+        self._maker = RowMaker(spec, dataset.schema.names, self.passthrough, max_model_len)
         self._partitions = Partitions(spec.output.partition_by, self.passthrough)
         self._should_stop = should_stop
 
@@ -138,25 +127,13 @@ class Planner:
     `Window` (takes it into the index, by which a whole window is ordered and cut) and `Spool` (holds it on disk until
     then, and deals it out to its shard), in this order.
 
-    `max_model_len` is in tokens. `worker` is this process: its heartbeat tells other planners that its files are used.
-    `should_stop` is asked between batches; `check_input` raises when files changed: asked after each window is read,
-    before any of it is published, with the numbers of the files that the window came from.
+    `worker` is this process: its heartbeat tells other planners that its files are used. `check_input` raises when
+    files changed: asked after each window is read, before any of it is published, with the numbers of the files that
+    the window came from.
     """
 
-    def __init__(
-        self,
-        run: RunDir,
-        spec: JobSpec,
-        dataset: Dataset,
-        text: TextCodec,
-        max_model_len: int,
-        *,
-        worker: Worker,
-        should_stop: Callable[[], bool],
-        check_input: Callable[[range], None],
-    ) -> None:
-        self._run, self._worker, self._check_input = run, worker, check_input
-        self._input = PlanInput(spec, dataset, text, max_model_len, should_stop)
+    def __init__(self, run: RunDir, source: PlanInput, *, worker: Worker, check_input: Callable[[range], None]) -> None:
+        self._run, self._input, self._worker, self._check_input = run, source, worker, check_input
 
     def plan(self) -> PlanReport:
         """Plan what is not planned yet; the report over the whole plan.

@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 
 from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.errors import InputError, JobFileError
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.index import I64, U64
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.shard_file import shard_schema
 from bulkrun.job.plan.sizes import RowSizes
 from bulkrun.job.prompts.builder import Prompt
-from bulkrun.job.prompts.fit import PromptFitter
+from bulkrun.job.prompts.fit import PromptFitter, fitter_of
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 
@@ -61,29 +62,21 @@ class _Fitted:
 
 
 class RowMaker:
-    """Makes the shard rows of one job: `sizes` measures them, `id_column` names them (None: their number).
+    """Makes the shard rows of one job, with the columns `passthrough` of its input's `columns`.
 
-    A row whose id is not text is an error row; with `needs_ids` so is one whose id is null.
+    A row is named by `input.id`, or by its number. One whose id is not text is an error row; with `run.incremental` so
+    is one whose id is null.
     """
 
-    def __init__(
-        self,
-        passthrough: pa.Schema,
-        fitter: PromptFitter,
-        max_model_len: int,
-        sizes: RowSizes,
-        id_column: str | None,
-        priorities: Priorities,
-        needs_ids: bool = False,
-    ) -> None:
+    def __init__(self, spec: JobSpec, columns: Sequence[str], passthrough: pa.Schema, max_model_len: int) -> None:
         self.schema = shard_schema(passthrough)
         self._passthrough = passthrough
-        self._fitter = fitter
+        self._fitter = fitter_of(spec, max_model_len)
         self._max_model_len = max_model_len
-        self._sizes = sizes
-        self._id_column = id_column
-        self._priorities = priorities
-        self._needs_ids = needs_ids
+        self._sizes = RowSizes.of(spec.sampling)
+        self._id_column = spec.input.id
+        self._priorities = Priorities(spec.input.priority, columns)
+        self._needs_ids = spec.run.incremental
 
     def make(self, batch: InputBatch, prompts: Sequence[Prompt | RowError], first_row: int) -> PlannedRows:
         """The rows of `batch`, the first of which is row `first_row` of the input."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from bulkrun.errors import BulkrunError, Interrupted, RunError
 from bulkrun.executors.child_errors import ErrorChannel, received
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import Planner
+from bulkrun.job.plan.planner import PlanInput, Planner
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
@@ -82,14 +82,12 @@ def plan_run(
         with prepared.open_dataset(run.sql_snapshot) as dataset:
             prepared.check_input(record)  # with input.sql, after the rows were fixed
             started()
+            spec = JobSpec.model_validate(record.job)
+            source = PlanInput(spec, dataset, prepared.tokenizer, prepared.max_model_len, should_stop)
             Planner(
                 run,
-                JobSpec.model_validate(record.job),
-                dataset,
-                prepared.tokenizer,
-                max_model_len=prepared.max_model_len,
+                source,
                 worker=worker,
-                should_stop=should_stop,
                 check_input=lambda files: None if prepared.spec.input.sql else prepared.check_files(record, files),
             ).plan()
     if not run.plan_complete.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from bulkrun.data.inputs.reader import Dataset, open_input
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import Planner
+from bulkrun.job.plan.planner import PlanInput, Planner
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.prompts.builder import TextCodec
@@ -75,11 +75,19 @@ def make_plan(
 
 
 def make_planner(
-    run: RunDir, spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: int, **options: Any
+    run: RunDir,
+    spec: JobSpec,
+    dataset: Dataset,
+    text: TextCodec,
+    max_model_len: int,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    **options: Any,
 ) -> Planner:
     """A planner that nobody stops, of an input that nobody changes, unless options say more."""
-    usual = {"worker": Worker.this_process(), "should_stop": lambda: False, "check_input": lambda files: None}
-    return Planner(run, spec, dataset, text, max_model_len, **{**usual, **options})
+    source = PlanInput(spec, dataset, text, max_model_len, should_stop)
+    usual = {"worker": Worker.this_process(), "check_input": lambda files: None}
+    return Planner(run, source, **{**usual, **options})
 
 
 def read_shards(root: Path) -> list[tuple[ShardInfo, list[dict[str, Any]]]]:
