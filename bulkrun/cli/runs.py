@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +125,7 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, full: bool, as_json: 
 
     The view is `results`; one SELECT, read-only. The table clips long cells; --csv and --json never do.
     """
-    from bulkrun.data.results.export_files import csv_cell, json_text, readable_rows
+    from bulkrun.data.results.export_files import json_text, readable_rows
     from bulkrun.data.results.query import run_query
     from bulkrun.job.store.run_record import read_record
     from bulkrun.job.views.export_schema import schema_without_rows
@@ -141,15 +141,22 @@ def query(run: RunDir, sql: str, as_csv: bool, limit: int, full: bool, as_json: 
     if as_json:
         echo_json(json_text({"columns": table.column_names, "rows": rows}, ascii_only=not takes_unicode()))
     elif as_csv:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # a file for programs, as `export` writes it
-        writer = csv.writer(sys.stdout)
-        writer.writerow(table.column_names)
-        writer.writerows([csv_cell(cell) for cell in row.values()] for row in rows)
+        _echo_csv(table.column_names, rows)
     else:
         nested = (dict, list)  # as --json and DuckDB's own casts have them, not as Python does
         shown = [[json_text(cell) if isinstance(cell, nested) else cell for cell in row.values()] for row in rows]
         print_table(table.column_names, shown, max_lines=None if full else _LINES_PER_CELL)
+
+
+def _echo_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """On stdout, as `export` writes it: a file for programs."""
+    from bulkrun.data.results.export_files import csv_cell
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    writer = csv.writer(sys.stdout)
+    writer.writerow(columns)
+    writer.writerows([csv_cell(cell) for cell in row.values()] for row in rows)
 
 
 @click.command()

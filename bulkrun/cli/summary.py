@@ -21,27 +21,43 @@ def print_summary(done: Submitted, anew: str) -> None:
 
     `anew` says how this command runs a finished run again, where it can.
     """
-    from bulkrun.data.storage.durable import read_json
     from bulkrun.job.store.run_record import read_record
-    from bulkrun.job.update.staging import update_under_way
-    from bulkrun.job.views.status import read_status
 
-    totals, root = done.totals, shlex.quote(str(done.run.root))
     if done.changes:
         note(_changes(done.changes))
     if not done.worked:
-        note(f"{root} {_said_of_idle(done)} ({totals.status}).{anew}")
-        if "unchanged" in (done.changes or {}) and (failed := sum(totals.errors.values())):
-            note(f"  {counted(failed, 'failed row')} will run again only when the input changes: bulkrun errors {root}")
-        if update_under_way(done.run) is not None:
-            note(f"next     {read_status(done.run).next_command} (of a retry or an incremental night under way)")
+        _print_idle(done, anew)
         return
+    totals, record, root = done.totals, read_record(done.run), shlex.quote(str(done.run.root))
     tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
     rows = counted(totals.rows, "row") + (f" x {totals.samples} samples" if totals.samples > 1 else "")
     note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
+    _print_remarks(done, record, root)
+    deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
+    note(f"results  {shlex.quote(_results_place(done, record))}/{deep}*.parquet ({counted(totals.parts, 'part')})")
+    note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+
+
+def _print_idle(done: Submitted, anew: str) -> None:
+    """Of a run that had nothing to run."""
+    from bulkrun.job.update.staging import update_under_way
+    from bulkrun.job.views.status import read_status
+
+    root = shlex.quote(str(done.run.root))
+    note(f"{root} {_said_of_idle(done)} ({done.totals.status}).{anew}")
+    if "unchanged" in (done.changes or {}) and (failed := sum(done.totals.errors.values())):
+        note(f"  {counted(failed, 'failed row')} will run again only when the input changes: bulkrun errors {root}")
+    if update_under_way(done.run) is not None:
+        note(f"next     {read_status(done.run).next_command} (of a retry or an incremental night under way)")
+
+
+def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
+    """What to know of the results before they are used."""
+    from bulkrun.data.storage.durable import read_json
+
+    totals = done.totals
     if not totals.rows:
         note("  the input has no rows")
-    record = read_record(done.run)
     if record.has_random_weights:
         note(f"  warning: {RANDOM_WEIGHTS}")
     if what := saved(totals):
@@ -58,9 +74,6 @@ def print_summary(done: Submitted, anew: str) -> None:
         planned = read_json(done.run.plan_complete) or {}
         warn_of_duplicates(planned.get("duplicate_ids", {}))
         warn_of_undeclared(planned.get("undeclared_columns", {}))
-    deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
-    note(f"results  {shlex.quote(_results_place(done, record))}/{deep}*.parquet ({counted(totals.parts, 'part')})")
-    note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
 
 
 def _said_of_idle(done: Submitted) -> str:

@@ -139,12 +139,6 @@ def open_input(
     if sql is None:
         source = _open_files(files, max_row_bytes, delimiter, kept_as_text, known_types)
         return Dataset(files, with_folder_columns(source, files), len(files))
-    from bulkrun.data.inputs.sql import (  # DuckDB, which few jobs need, is slow to import
-        Given,
-        SnapshotSource,
-        write_snapshot,
-    )
-
     folder = None
     if sql_snapshot is None:
         folder = tempfile.TemporaryDirectory(prefix="bulkrun-")
@@ -154,10 +148,19 @@ def open_input(
         given = Dataset(files, with_folder_columns(source, files), len(files), folder)
         if given.is_void:  # no columns for a query to name
             return given
-        given.refuse_unreadable()
-        mixed = isinstance(source, ParquetSource) and source.mixed
-        write_snapshot(Given(files, given.batches(), given.schema, mixed), sql, sql_snapshot)
+        _make_snapshot(given, source, sql, sql_snapshot)
+    from bulkrun.data.inputs.sql import SnapshotSource  # DuckDB, which few jobs need, is slow to import
+
     return Dataset(files, SnapshotSource.open(sql_snapshot, max_row_bytes), 1, folder)
+
+
+def _make_snapshot(given: Dataset, source: Source, sql: str, path: Path) -> None:
+    """Run `sql` over the given rows, which `source` reads, and keep its result at `path`."""
+    from bulkrun.data.inputs.sql import Given, write_snapshot
+
+    given.refuse_unreadable()
+    mixed = isinstance(source, ParquetSource) and source.mixed
+    write_snapshot(Given(given.files, given.batches(), given.schema, mixed), sql, path)
 
 
 def _open_files(

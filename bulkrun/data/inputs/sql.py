@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -187,7 +187,6 @@ def _write_result(
 
     `tables` are the view `input`, which `make_view` makes, `named` what the query may read by name.
     """
-    errors = folder / _ERRORS
     connection = locked_connection(
         files=list(dict.fromkeys([*tables, *named])),
         spill=folder / "spill",
@@ -197,13 +196,7 @@ def _write_result(
         interruptible(connection, lambda: make_view(connection, "input", tables, union_by_name=True))
         relation = connection.sql(single_select(connection, sql))
         result = interruptible(connection, lambda: relation.to_arrow_reader(MAX_BATCH_ROWS))
-        schema = _snapshot_schema(result.schema)
-        with new_file(folder / "result.tmp") as file, _writer(file, schema) as writer:
-            for batch in _batches(connection, result):
-                writer.write(_fill(batch, schema))
-            if errors.exists():
-                for batch in pq.ParquetFile(errors).iter_batches(MAX_BATCH_ROWS):
-                    writer.write(_fill(batch, schema))
+        _write_batches(chain(_batches(connection, result), _errors_in(folder)), result.schema, folder / "result.tmp")
         for path in objects:
             path.check_unchanged()
     except duckdb.PermissionException as error:
@@ -212,6 +205,19 @@ def _write_result(
         raise InputError(f"input.sql: {error}") from error
     finally:
         connection.close()
+
+
+def _write_batches(batches: Iterable[pa.RecordBatch], result: pa.Schema, path: Path) -> None:
+    schema = _snapshot_schema(result)
+    with new_file(path) as file, _writer(file, schema) as writer:
+        for batch in batches:
+            writer.write(_fill(batch, schema))
+
+
+def _errors_in(folder: Path) -> Iterator[pa.RecordBatch]:
+    """The rows that could not be read; none where DuckDB read the files."""
+    if (errors := folder / _ERRORS).exists():
+        yield from pq.ParquetFile(errors).iter_batches(MAX_BATCH_ROWS)
 
 
 def _batches(connection: duckdb.DuckDBPyConnection, result: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

@@ -203,6 +203,11 @@ def find_mismatch(value: Any, want: JsonType, place: str, undeclared: KeyCounts)
             if problem := find_mismatch(element, want.item, f"{place}[{number}]", undeclared):
                 return problem
         return None
+    return _mismatch_of_kinds(value, want, place)
+
+
+def _mismatch_of_kinds(value: Any, want: JsonType, place: str) -> str | None:
+    """The same of a value whose inside is not asked about; a number may be of a kind that holds it exactly."""
     kind = kind_of(value)
     if want.kind == "float" and kind == "int" and abs(value) > MAX_DOUBLE_INT:
         return (

@@ -41,14 +41,8 @@ def refusal(
             f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output; "
             f"shorten it to {max_model_len - 1} tokens, raise engine.max_model_len or set run.on_too_long",
         )
-    for name, token_ids in (
-        ("the prompt", prompt),
-        ("output_token_ids", request.output_token_ids),
-        ("sampling.stop_token_ids", sampling.stop_token_ids),
-    ):
-        if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-            wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
-            return RowError("bad_input", f"{name} has token id {wrong}; the model's ids go from 0 to {vocab_size - 1}")
+    if (unknown := _unknown_token(request, vocab_size)) is not None:
+        return unknown
     if not -(2**63) <= request.seed < 2**63:
         return RowError("bad_input", f"the seed {request.seed} has more than 64 bits; give one from -2^63 to 2^63 - 1")
     if sampling.stop and not has_stop_matcher:
@@ -59,6 +53,20 @@ def refusal(
             "sampling.structured_outputs and sampling.thinking need a tokenizer; this engine was made without "
             "token constraints",
         )
+    return None
+
+
+def _unknown_token(request: Request, vocab_size: int) -> RowError | None:
+    """The first token id that the model does not have, wherever the request has one."""
+    given = {
+        "the prompt": request.prompt_token_ids,
+        "output_token_ids": request.output_token_ids,
+        "sampling.stop_token_ids": request.sampling.stop_token_ids,
+    }
+    for name, token_ids in given.items():
+        if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
+            return RowError("bad_input", f"{name} has token id {wrong}; the model's ids go from 0 to {vocab_size - 1}")
     return None
 
 
