@@ -107,14 +107,8 @@ def submit(
         raise UsageError("--fresh starts from the beginning and --resume-anyway continues; give only one of them")
     if wait and spec.run.executor != "slurm":
         raise UsageError(f"--wait is only for Slurm; with run.executor {spec.run.executor}, submit always waits")
-    asked = Submission(
-        spec=spec,
-        job_file=job,
-        overrides=overrides,
-        fresh=fresh,
-        resume_anyway=resume_anyway,
-        full_refresh=full_refresh,
-    )
+    flags = {"fresh": fresh, "resume_anyway": resume_anyway, "full_refresh": full_refresh}
+    asked = Submission(spec=spec, job_file=job, overrides=overrides, **flags)
     with _located(job, overrides):
         _run_and_end(lambda view: submit_job(asked, view, wait=wait), quiet, as_json, anew=" --fresh runs it again.")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bulkrun.engine.memory import DeviceMemory
-from bulkrun.engine.scheduling.batching import check_batching
+from bulkrun.engine.scheduling.batching import BatchingPolicy, batching_policy, check_batching
 from bulkrun.engine_args import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
@@ -56,6 +56,10 @@ class EngineConfig:
     def max_blocks_per_seq(self) -> int:
         """Blocks of a sequence of `max_model_len` tokens."""
         return -(-self.max_model_len // self.block_size)
+
+    def batching_policy(self, clock: Callable[[], float]) -> BatchingPolicy:
+        """A policy that has let nobody in yet."""
+        return batching_policy(self.batching, self.max_num_seqs, self.batching_window_s, clock)
 
     @classmethod
     def resolve(

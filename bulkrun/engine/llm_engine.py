@@ -18,7 +18,6 @@ from bulkrun.engine.counters import Counters
 from bulkrun.engine.loading import ready_model
 from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
 from bulkrun.engine.recovery import discard, start_over
-from bulkrun.engine.scheduling.batching import BatchingPolicy, batching_policy
 from bulkrun.engine.scheduling.block_manager import BlockManager
 from bulkrun.engine.scheduling.deadlines import Deadlines
 from bulkrun.engine.scheduling.finishing import (
@@ -71,7 +70,7 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
-            policy=_policy(config, clock),
+            policy=config.batching_policy(clock),
         )
         self._sequences = SequenceFactory(
             vocab_size=model.config.vocab_size,
@@ -125,7 +124,7 @@ class LLMEngine:
         """Go on with another policy; weights, cache and counters stay. Between two runs only."""
         assert not self.has_unfinished(), "a policy is changed between two runs"
         self.config = replace(self.config, batching=batching)
-        self.scheduler.policy = _policy(self.config, self._clock)
+        self.scheduler.policy = self.config.batching_policy(self._clock)
 
     def add_request(self, request: Request) -> None:
         """Queue a request. One that cannot be served ends as an error completion of the next step.
@@ -293,7 +292,3 @@ class LLMEngine:
             self._add(seq.request, shares_prefix=seq.shares_prefix)
         self._mid_update = []
         self._deadlines.keep_only(self.scheduler.waiting)
-
-
-def _policy(config: EngineConfig, clock: Callable[[], float]) -> BatchingPolicy:
-    return batching_policy(config.batching, config.max_num_seqs, config.batching_window_s, clock)
