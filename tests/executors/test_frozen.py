@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bulkrun.executors.frozen import FrozenWatch
-from bulkrun.job.store.workers import Heartbeat, Worker
+from bulkrun.job.store.heartbeat import Heartbeat
+from bulkrun.job.store.workers import Worker
 from tests.job.small_runs import enter, job
 
 

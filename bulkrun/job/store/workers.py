@@ -1,27 +1,24 @@
-"""Who works on a run: a worker's identity, its heartbeat file, and whether another worker still lives.
+"""Who works on a run, by the heartbeat files of all, and whether another worker still lives.
 
-Every process has a random id; Slurm job ids, hosts and pids are not unique. A heartbeat is a counter in
-`workers/<id>.json`, replaced by a thread, with live numbers beside it. A worker is dead when its counter did not
-change for a while on MY monotonic clock, so clocks are never compared between hosts; or at once when it said
-goodbye, or ran here and its process is gone. All of this is advice: results are safe whatever it says.
+Every process has a random id; Slurm job ids, hosts and pids are not unique. A heartbeat (`heartbeat` writes it) is a
+counter in `workers/<id>.json` with live numbers beside it. A worker is dead when its counter did not change for a while
+on MY monotonic clock, so clocks are never compared between hosts; or at once when it said goodbye, or ran here and its
+process is gone. All of this is advice: results are safe whatever it says.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from bulkrun.data.storage.documents import advice_from
-from bulkrun.data.storage.durable import read_json, replace_json
-from bulkrun.errors import Interrupted, RunError
+from bulkrun.data.storage.durable import read_json
+from bulkrun.errors import RunError
+from bulkrun.job.store.process_identity import start_time, this_place
 from bulkrun.job.store.run_dir import RunDir
 
 HEARTBEAT_S = 3.0
@@ -42,42 +39,12 @@ class Worker:
     @property
     def gone(self) -> bool:
         """Whether it ran on this machine and its process is gone."""
-        return self.place == _place() and _start_time(self.pid) != self.started
+        return self.place == this_place() and start_time(self.pid) != self.started
 
     @classmethod
     def this_process(cls, worker_id: str | None = None) -> Worker:
         """This process under a new random id, or under the one that its supervisor gave it."""
-        return cls(worker_id or secrets.token_hex(6), _place(), os.getpid(), _start_time(os.getpid()) or "")
-
-
-def _place() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        boot, namespace = "", ""
-    return "|".join((socket.gethostname(), boot, namespace))
-
-
-def _start_time(pid: int) -> str | None:
-    """When a process started, "" where the system does not tell, None when it is gone (or a zombie)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return None if Path("/proc/self/stat").exists() or not _answers(pid) else ""
-    except OSError:
-        return ""
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def _answers(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        return cls(worker_id or secrets.token_hex(6), this_place(), os.getpid(), start_time(os.getpid()) or "")
 
 
 @dataclass(frozen=True)
@@ -137,7 +104,7 @@ def beats(
     age = _age(run, state.worker.id)
     if -_CLOCKS_DIFFER_S <= age < young_s:
         return True
-    if age >= young_s and state.worker.place != _place():
+    if age >= young_s and state.worker.place != this_place():
         return False
     for _ in range(_LOOKS):
         sleep(HEARTBEAT_S * 1.5 / _LOOKS)
@@ -145,87 +112,6 @@ def beats(
         if now is None or now.gone or now.counter != state.counter:
             return now is not None and not now.gone
     return False
-
-
-class Heartbeat:
-    """Writes this worker's file every few seconds from a thread, until `stop` writes how it ended.
-
-    `snapshot` returns the numbers to publish (JSON values). A failing disk ends the thread; the error comes out of
-    `check`, so that the worker stops instead of being taken for dead while it works.
-    """
-
-    def __init__(
-        self,
-        run: RunDir,
-        worker: Worker,
-        snapshot: Callable[[], dict[str, Any]],
-        *,
-        role: str = "runner",
-        interval_s: float = HEARTBEAT_S,
-    ) -> None:
-        self._path = run.worker_file(worker.id)
-        self._worker, self._snapshot, self._role = worker, snapshot, role
-        self._interval_s = interval_s
-        self._counter = 0
-        self._stopping = threading.Event()
-        self._failure: RunError | None = None
-        self._thread = threading.Thread(target=self._beat_until_stopped, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        self._beat()
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise the RunError that ended the thread, if any."""
-        if self._failure:
-            raise self._failure
-
-    def stop(self, ended: str, message: str | None = None) -> None:
-        """End the thread and say goodbye: others may take this worker's shards at once.
-
-        Raises nothing: what stopped the worker matters more. Where a goodbye cannot be written (a full disk) the file
-        is removed, or it would claim a worker that is gone while its process lives on.
-        """
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        try:
-            self._beat(ended, message)
-        except RunError:
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
-
-    def _beat_until_stopped(self) -> None:
-        while not self._stopping.wait(self._interval_s):
-            try:
-                self._beat()
-            except RunError as error:
-                self._failure = error
-                return
-
-    def _beat(self, ended: str | None = None, message: str | None = None) -> None:
-        self._counter += 1
-        state = WorkerState(self._worker, self._counter, self._role, ended, message, self._snapshot())
-        replace_json(self._path, asdict(state), sync=False)
-
-
-@contextmanager
-def present(run: RunDir, worker: Worker, role: str) -> Iterator[None]:
-    """Show a process that computes no rows among those of the run while the body runs, and then how that ended.
-
-    A signal is an interruption; any other exception is a failure, also one that nobody foresaw.
-    """
-    heartbeat = Heartbeat(run, worker, dict, role=role)
-    heartbeat.start()
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt):
-        heartbeat.stop("interrupted")
-        raise
-    except BaseException as error:
-        heartbeat.stop("failed", f"{type(error).__name__}: {error}")
-        raise
-    heartbeat.stop("completed")
 
 
 class LifeWatch:

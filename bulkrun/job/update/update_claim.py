@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from bulkrun.errors import RunError
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.heartbeat import Heartbeat, present
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
-from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker, present, read_workers
+from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
 
 _CLAIM = "update"
 _LOOK_EVERY_S = 1.0

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from bulkrun.data.results.parts import read_part_info
 from bulkrun.errors import BulkrunError
+from bulkrun.job.store.heartbeat import Heartbeat
 from bulkrun.job.store.replaced import OwnRun
-from bulkrun.job.store.workers import Heartbeat
 from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.error_rate import ErrorRate
 from bulkrun.job.work.pipeline import Pipeline

@@ -21,9 +21,10 @@ from bulkrun.executors.child_errors import ErrorChannel, received
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput, Planner
 from bulkrun.job.store.claims import Claims
+from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
-from bulkrun.job.store.workers import LifeWatch, Worker, present
+from bulkrun.job.store.workers import LifeWatch, Worker
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.processes.signals import drain_on_signal
 from bulkrun.launch.processes.supervisor import Supervisor

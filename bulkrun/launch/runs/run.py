@@ -20,9 +20,10 @@ from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.attempts import forget_failed_attempts
+from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
-from bulkrun.job.store.workers import Worker, present
+from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from bulkrun.data.storage.durable import make_dirs
+from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Worker, present
+from bulkrun.job.store.workers import Worker
 from tests.job.plan.planning import job, make_plan, plan_bytes, write_parquet
 
 ROWS = 4007

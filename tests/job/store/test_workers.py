@@ -14,15 +14,14 @@ import pytest
 
 from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import Interrupted, RunError
+from bulkrun.job.store.heartbeat import Heartbeat, present
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import (
     HEARTBEAT_S,
-    Heartbeat,
     LifeWatch,
     Worker,
     WorkerState,
     beats,
-    present,
     read_worker,
     read_workers,
 )
@@ -133,7 +132,7 @@ def test_a_goodbye_that_cannot_be_written_is_said_by_taking_the_heartbeat_away(
 
     heartbeat = Heartbeat(run, Worker.this_process(), dict)
     heartbeat.start()
-    monkeypatch.setattr("bulkrun.job.store.workers.replace_json", full)
+    monkeypatch.setattr("bulkrun.job.store.heartbeat.replace_json", full)
     heartbeat.stop("failed")
     assert read_workers(run) == [], "the process lives on, and would be taken for a worker"
 

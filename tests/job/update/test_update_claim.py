@@ -71,12 +71,12 @@ def test_after_a_night_on_a_full_disk_the_same_process_may_try_again(
         raise RunError(f"{path}: writing failed: No space left on device")
 
     with monkeypatch.context() as meanwhile, pytest.raises(RunError, match="what the night was writing"), hold(run):
-        meanwhile.setattr("bulkrun.job.store.workers.replace_json", full)
+        meanwhile.setattr("bulkrun.job.store.heartbeat.replace_json", full)
         raise RunError("what the night was writing")
     with hold(run):
         pass
     with monkeypatch.context() as meanwhile, pytest.raises(RunError, match="No space"):
-        meanwhile.setattr("bulkrun.job.store.workers.replace_json", full)
+        meanwhile.setattr("bulkrun.job.store.heartbeat.replace_json", full)
         with hold(run):
             pass
     assert not list(run.claims.iterdir())

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bulkrun.errors import RunError
+from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Worker, present
+from bulkrun.job.store.workers import Worker
 from bulkrun.job.views.listing import statuses
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run

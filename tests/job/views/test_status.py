@@ -16,9 +16,10 @@ import pytest
 
 from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import RunError
+from bulkrun.job.store.heartbeat import Heartbeat
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
-from bulkrun.job.store.workers import Heartbeat, Worker, WorkerState, read_workers
+from bulkrun.job.store.workers import Worker, WorkerState, read_workers
 from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.staging import Update, begin_merge
 from bulkrun.job.views.finished import finished_totals

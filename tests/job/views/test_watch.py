@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.data.storage.durable import remove_tree
+from bulkrun.job.store.heartbeat import Heartbeat
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Heartbeat, Worker
+from bulkrun.job.store.workers import Worker
 from bulkrun.job.views.watch import watch_run
 from tests.job.small_runs import enter, job, make_rows, start
 from tests.job.store.test_workers import Clock

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.errors import RunError
+from bulkrun.job.store.heartbeat import Heartbeat
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
+from bulkrun.job.store.workers import LifeWatch, Worker
 from bulkrun.job.work import flight as flight_module
 from bulkrun.job.work.flight import FlightLog, Suspicion, key_of, read_flight, record_death, set_aside, suspicion
 from bulkrun.job.work.shard_work import Generation, ShardWork

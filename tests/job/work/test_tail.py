@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bulkrun.job.store.heartbeat import Heartbeat
 from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import Heartbeat, LifeWatch, Worker
+from bulkrun.job.store.workers import LifeWatch, Worker
 from bulkrun.job.work.flight import FlightLog
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
 from bulkrun.job.work.tail import Tail
