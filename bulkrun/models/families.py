@@ -44,8 +44,8 @@ _COMMON_KEYS: Mapping[str, Any] = {
 _MAX_LAYERS = 10_000  # a hundred times those of any model: a damaged file says more
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _BIASES = {"attention_bias": False, "mlp_bias": False}
-_WINDOW = {"sliding_window": 4096}
-_SWITCHED_WINDOW = _WINDOW | {"use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
+_WINDOW = {"sliding_window": 4096, "layer_types": None}
+_SWITCHED_WINDOW = _WINDOW | {"use_sliding_window": False, "max_window_layers": 28}
 _GEMMA: Mapping[str, Any] = {
     "head_dim": 256,
     "num_key_value_heads": 4,
@@ -54,7 +54,6 @@ _GEMMA: Mapping[str, Any] = {
     "query_pre_attn_scalar": 256,
     "attention_bias": False,
     "use_bidirectional_attention": False,
-    "layer_types": None,
     **_WINDOW,
 }
 
@@ -155,7 +154,6 @@ FAMILIES: Mapping[str, Family] = {
             "max_position_embeddings": 131_072,
             "rope_theta": 1_000_000.0,
             "rope_local_base_freq": 10_000.0,
-            "attn_logit_softcapping": None,
             "final_logit_softcapping": None,
             "sliding_window_pattern": 6,
         },
@@ -194,7 +192,6 @@ FAMILIES: Mapping[str, Family] = {
             "rope_theta": 500_000.0,
             "rope_local_base_freq": None,
             "attention_bias": False,
-            "layer_types": None,
             "sliding_window_pattern": 4,
         }
         | _WINDOW,

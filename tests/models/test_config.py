@@ -73,6 +73,8 @@ def test_windows_by_family() -> None:
     assert read(switched).sliding_windows == (None, 7)
     by_type = switched | {"layer_types": ["sliding_attention", "full_attention"]}
     assert read(by_type).sliding_windows == (7, None)
+    ministral = mistral | {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}
+    assert read(ministral).sliding_windows == (None, 7)
 
 
 def test_biases_by_family() -> None:

@@ -135,6 +135,25 @@ def test_base_frequencies_that_transformers_forgets_are_the_models(
 
 
 @pytest.mark.parametrize(
+    ("variant", "keys"),
+    [
+        ("mistral_sliding", {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}),
+        ("gemma3", {"attn_logit_softcapping": 1.0}),
+    ],
+)
+def test_keys_that_transformers_reads_otherwise_than_the_family_seems_to(
+    variant: str, keys: dict[str, object], tmp_path: Path
+) -> None:
+    """A Mistral with layer types is a Ministral to it, and Gemma 3 has no soft-cap in its attention."""
+    reference = save_published(tmp_path, variant, **keys)
+    tokens = random_tokens(60, seed=9)
+    ours = whole_prompt_logits(load_model(tmp_path, dtype=torch.float32, device="cpu"), tokens)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
     ("variant", "scaling"),
     [("qwen2", YARN), ("qwen3", YARN | {"factor": 4.0}), ("llama", {"type": "linear", "factor": 3.0})],
 )
