@@ -96,15 +96,19 @@ class LLMEngine:
         *,
         stop_matcher_factory: StopMatcherFactory | None = None,
         constraint_factory: TokenConstraintFactory | None = None,
+        more_eos_token_ids: Iterable[int] = (),
         clock: Callable[[], float] = time.monotonic,
         **settings: Any,
     ) -> LLMEngine:
-        """Load a Hugging Face model directory; `settings` are those of `EngineArgs`. Raises what `ready_model` does."""
+        """Load a Hugging Face model directory; `settings` are those of `EngineArgs`. Raises what `ready_model` does.
+
+        `more_eos_token_ids` end an output as those do that the model's own files name.
+        """
         ready = ready_model(path, EngineArgs(**settings))
         return cls(
             ready.model,
             ready.config,
-            eos_token_ids=ready.eos_token_ids,
+            eos_token_ids={*ready.eos_token_ids, *more_eos_token_ids},
             stop_matcher_factory=stop_matcher_factory,
             constraint_factory=constraint_factory,
             clock=clock,

@@ -20,16 +20,22 @@ def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
 
 
 def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> Engine:
-    """Load a model; this imports torch. Raises ModelError, and UsageError for settings that cannot work."""
+    """Load a model; this imports torch. Raises ModelError, and UsageError for settings that cannot work.
+
+    The end that the tokenizer names ends an output too, as in vLLM: who teaches a model to end its turns changes the
+    tokenizer and the chat template, and may forget generation_config.json.
+    """
     bound_spinning()
     from bulkrun.engine.llm_engine import LLMEngine
     from bulkrun.text.constraint import token_constraint_factory
     from bulkrun.text.stop import stop_matcher_factory
 
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return LLMEngine.from_model_dir(
         model_dir,
         stop_matcher_factory=stop_matcher_factory(tokenizer),
-        constraint_factory=token_constraint_factory(tokenizer, eos_token_ids(model_dir)),
+        constraint_factory=token_constraint_factory(tokenizer, {*eos_token_ids(model_dir), *own}),
+        more_eos_token_ids=own,
         **engine.model_dump(exclude_none=True),
     )
 

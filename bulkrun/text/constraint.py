@@ -116,7 +116,7 @@ class Grammars:
 
 
 def _eos_of(tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode_batch([tokenizer.special_tokens.get("eos_token", "")], False)[0]
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
 def _vocabulary(tokenizer: Tokenizer, eos_token_ids: list[int]) -> LLTokenizer:

@@ -85,6 +85,12 @@ class Tokenizer:
         return [token_id for token_id in range(self.vocab_size) if token_id not in used]
 
     @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text by the tokenizer's own word; None where it names none."""
+        eos_token = self.special_tokens.get("eos_token")
+        return None if eos_token is None else self._backend.token_to_id(eos_token)
+
+    @property
     def has_chat_template(self) -> bool:
         return self.chat_template is not None
 
