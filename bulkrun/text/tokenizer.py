@@ -188,7 +188,10 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]
 
 
 def _chat_template_source(path: Path, config: Mapping[str, Any]) -> str | None:
-    """The template's source: its own file, else the config's string, else the config's template named default."""
+    """The template's source: its own file, else the config's string or its template named default.
+
+    Models that also see may bring it with what prepares their images alone: that is asked last.
+    """
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
@@ -198,4 +201,6 @@ def _chat_template_source(path: Path, config: Mapping[str, Any]) -> str | None:
     source = config.get("chat_template")
     if isinstance(source, list):
         source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if source is None:
+        source = _read_json(path / "chat_template.json").get("chat_template")
     return source if isinstance(source, str) else None

@@ -143,6 +143,16 @@ def test_chat_template_is_found_in_every_form(tmp_path: Path, form: str) -> None
     assert tokenizer.chat_renderer().render(messages, add_generation_prompt=False) == theirs == "<s>[user]hi"
 
 
+def test_a_chat_template_that_only_the_processor_brings_is_found(tmp_path: Path) -> None:
+    """As vLLM finds it; transformers' tokenizer does not."""
+    (byte_level(tmp_path) / "chat_template.json").write_text(
+        json.dumps({"chat_template": "{{ messages[0].content }}!"})
+    )
+    assert Tokenizer.from_dir(tmp_path).chat_template == "{{ messages[0].content }}!"
+    byte_level(tmp_path, {"chat_template": "the tokenizer's"})
+    assert Tokenizer.from_dir(tmp_path).chat_template == "the tokenizer's"
+
+
 def test_a_directory_without_a_tokenizer_is_a_model_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=str(tmp_path)):
         Tokenizer.from_dir(tmp_path)
