@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from bulkrun.errors import ModelError
 from bulkrun.request import Progress, SamplingParams, StructuredOutput, TokenConstraint, TokenConstraintFactory
-from bulkrun.text.grammar import parser_limits, short_message, to_grammar
+from bulkrun.text.grammar import parser_limits, short_message, spells, to_grammar, without_forcing
 from bulkrun.text.thinking import ThinkingConstraint, ThinkingMarkers
 from bulkrun.text.tokenizer import Tokenizer
 
@@ -100,6 +100,8 @@ class Grammars:
         """The grammar at its start, or what is wrong with it (kept too: bad grammars come in numbers)."""
         try:
             grammar = to_grammar(structured)
+            if spells(structured, self._tokenizer.special_texts):
+                grammar = without_forcing(grammar)
         except ValueError as problem:
             return str(problem)
         matcher = LLMatcher(self._vocabulary(), grammar, log_level=0, limits=parser_limits())

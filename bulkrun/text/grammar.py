@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
@@ -45,6 +46,25 @@ def to_grammar(structured: StructuredOutput) -> str:
         texts = json.loads(structured.value)
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in texts))
     return LLMatcher.grammar_from_lark(structured.value)
+
+
+def spells(structured: StructuredOutput, texts: Iterable[str]) -> bool:
+    """Whether one of the texts stands in what an output must look like."""
+    is_json = structured.kind in ("json", "choice")
+    text = json.dumps(json.loads(structured.value), ensure_ascii=False) if is_json else structured.value
+    return any(one in text for one in texts)
+
+
+def without_forcing(grammar: str) -> str:
+    """The grammar, which allows every token that fits.
+
+    Where only one text can follow, llguidance allows nothing but the token that the model's tokenizer begins it with.
+    Of a text that is the name of a special token that is the special token, which reads as nothing.
+    """
+    if grammar.startswith("{"):
+        [inner] = json.loads(grammar)["grammars"]
+        grammar = inner.get("lark_grammar") or f"start: %json {json.dumps(inner['json_schema'])}"
+    return f'%llguidance {{"no_forcing": true}}\n{grammar}'
 
 
 def check_grammar(structured: StructuredOutput) -> None:

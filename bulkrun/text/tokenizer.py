@@ -47,8 +47,8 @@ class Tokenizer:
         self._now = now
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
-        added = backend.get_added_tokens_decoder().items()
-        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+        special = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.special_ids, self.special_texts = frozenset(special), frozenset(special.values())
         self._byte_tokens = ByteTokens.of(backend)
 
     @classmethod

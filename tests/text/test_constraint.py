@@ -115,6 +115,25 @@ def test_a_mask_allows_exactly_the_tokens_that_some_choice_goes_on_with(tmp_path
         assert written.decode() in CHOICES
 
 
+@pytest.mark.parametrize("make", [small_tokenizers.byte_level, small_tokenizers.metaspace])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("regex", "a<s>é</s>"),
+        ("choice", '["a<s>\\u00e9</s>"]'),
+        ("grammar", 'start: "a<s>" /é/ "</s>"'),
+        ("json", '{"enum": ["a<s>\\u00e9</s>"]}'),
+    ],
+)
+def test_the_name_of_a_special_token_is_written_in_letters(make: Any, kind: Any, value: str, tmp_path: Path) -> None:
+    """The token itself has no text: the output would lack a part that the grammar asks for."""
+    tokenizer = Tokenizer.from_dir(make(tmp_path))
+    output, ended = walk(constraint(tokenizer, kind, value), tokenizer, eos_of(tokenizer), at_random(1))
+    assert ended
+    text = tokenizer.decode_batch([output], skip_special_tokens=True)[0]
+    assert text == ('"a<s>é</s>"' if kind == "json" else "a<s>é</s>")
+
+
 def _token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
     """Bytes of each token that is not special, by the byte alphabet of GPT-2 (written out from its definition)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
