@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.storage.paths import user_path
 from bulkrun.errors import BulkrunError, ExecutorError, rebuilt
 from bulkrun.executors.head_watch import HeadWatch
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
+from bulkrun.executors.ray_connection import connected
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.job.store.run_dir import RunDir
 
@@ -31,8 +29,6 @@ Ended = tuple[str, str] | None  # the error that ended a worker: its class and i
 
 _TEND_EVERY_S = 0.2
 _PLACED_AFTER_S = 30.0  # usually; an actor starts within seconds
-_CONNECT_S = 5.0
-_TOKEN = Path("~/.ray/auth_token")  # where Ray keeps it
 
 
 class WorkerHost:
@@ -77,7 +73,7 @@ class RayWorkers:
     def __init__(
         self, run: RunDir, command: WorkerCommand, count: int, spec: RaySpec, say: Callable[[str], None]
     ) -> None:
-        self._ray = _connected(spec)
+        self._ray = connected(spec)
         run = RunDir(run.root.resolve())
         gpus = spec.gpus if spec.gpus is not None else float("GPU" in self._ray.cluster_resources())
         self._wanted = {"CPU": spec.cpus, "GPU": gpus}
@@ -152,33 +148,3 @@ class RayWorkers:
         except self._ray.exceptions.RayError as error:
             return ExecutorError(f"Ray lost a worker for good: {str(error).splitlines()[0]}")
         return None if ended is None else rebuilt(*ended)
-
-
-def _connected(spec: RaySpec) -> Any:
-    """The module `ray`, connected to the cluster (a local one is started where there is no address)."""
-    if str(spec.address).startswith("ray://") and user_path(_TOKEN).exists():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # a client from outside shows its token only when told to
-    try:
-        import ray
-    except ImportError:
-        raise ExecutorError("run.executor ray needs Ray: pip install 'ray[client]>=2.40'") from None
-    if not ray.is_initialized():
-        _refuse_unreachable(spec.address)
-        try:
-            ray.init(address=spec.address, log_to_driver=False, include_dashboard=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ExecutorError(f"ray.address {spec.address!r}: {str(error).splitlines()[0]}") from error
-    return ray
-
-
-def _refuse_unreachable(address: str | None) -> None:
-    """Raise ExecutorError where nothing listens: Ray itself tries for minutes, and hears no signal meanwhile."""
-    if (match := re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d{1,5})", address or "")) is None:
-        return
-    try:
-        socket.create_connection((match[1], int(match[2])), _CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ExecutorError(
-            f"ray.address {address!r}: nothing answers there ({error}); is the head running, and is this its port "
-            "(usually 6379, with ray:// 10001)?"
-        ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 import time
@@ -53,17 +52,6 @@ def test_a_machine_that_is_too_small_is_said_at_once(ray: SimpleNamespace, tmp_p
         workers(tmp_path, [], cpus=16)
     with pytest.raises(ExecutorError, match=r"and 1 GPU \(a node has 0\)"):
         workers(tmp_path, [], gpus=1)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "127.0.0.1:99999"])
-def test_an_address_where_nothing_listens_is_said_before_ray_tries_for_minutes(
-    ray: SimpleNamespace, tmp_path: Path, address: str
-) -> None:
-    ray.is_initialized, ray.init = lambda: False, lambda **_: pytest.fail("asked Ray")
-    with socket.socket() as taken:  # bound and not listening
-        taken.bind(("127.0.0.1", 0))
-        with pytest.raises(ExecutorError, match=r"ray\.address .*: nothing answers there \(.*is the head running"):
-            workers(tmp_path, [], address=address.format(port=taken.getsockname()[1]))
 
 
 def test_workers_that_wait_for_a_place_are_said_once_after_a_while(

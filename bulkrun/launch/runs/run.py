@@ -157,6 +157,7 @@ def _interrupted(run: RunDir, view: View, drain: DrainOnSignal) -> Interrupted:
 def _make_workers(spec: JobSpec, run: RunDir, run_id: str, view: View) -> Workers:
     """The workers of this process, by the job's executor. A Slurm job has its own place: it works where it is."""
     if spec.run.executor == "ray":
+        view.phase("connecting to Ray")
         return RayWorkers(run, partial(command, run_id=run_id), spec.run.workers, spec.ray, view.note)
     environments = worker_environments(spec.run.workers, spec.engine.device)
     return LocalWorkers(run, partial(command, run, supervisor=os.getpid(), run_id=run_id), environments)

@@ -1,0 +1,86 @@
+"""Connecting this process to Ray, so that it stays the master of its time and of its signals.
+
+`ray.init` tries for ever where something takes the connection and is no head, inside C code that lets no signal
+through; and in the main thread it takes SIGTERM, to end the process where that stands. So it gets a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import re
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from bulkrun.data.storage.paths import user_path
+from bulkrun.errors import ExecutorError
+from bulkrun.job.jobfile.cluster import RaySpec
+
+_CONNECT_S = 5.0
+_ANSWER_S = 45.0  # longer than the first of Ray's own tries, which takes 40
+_TOKEN = Path("~/.ray/auth_token")  # where Ray keeps it
+_THIS_PORT = "is the head running, and is this its port (usually 6379, with ray:// 10001)?"
+
+
+def connected(spec: RaySpec) -> Any:
+    """The module `ray`, connected to the cluster (a local one is started where there is no address).
+
+    Raises ExecutorError where Ray is not installed, or nobody at the address answers as its head does.
+    """
+    if spec.address not in (None, "auto") and user_path(_TOKEN).exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # a stated address is shown a token only where that is wanted
+    try:
+        import ray
+    except ImportError:
+        raise ExecutorError("run.executor ray needs Ray: pip install 'ray[client]>=2.40'") from None
+    if not ray.is_initialized():
+        _refuse_unreachable(spec.address)
+        _init(ray, spec.address)
+        _take_back_sigterm()
+    return ray
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """Raise ExecutorError where nothing listens, within seconds."""
+    if (match := re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d{1,5})", address or "")) is None:
+        return
+    try:
+        socket.create_connection((match[1], int(match[2])), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ExecutorError(f"ray.address {address!r}: nothing answers there ({error}); {_THIS_PORT}") from None
+
+
+def _init(ray: Any, address: str | None) -> None:
+    """`ray.init`, for which signals need not wait."""
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def init() -> None:
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        except Exception as error:  # whoever waits raises it
+            ended.put(error)
+        else:
+            ended.put(None)
+            threading.Event().wait()  # a local Ray ends with the thread that started it
+
+    threading.Thread(target=init, name="ray-init", daemon=True).start()
+    try:
+        error = ended.get(timeout=None if address is None else _ANSWER_S)
+    except queue.Empty:
+        raise ExecutorError(
+            f"ray.address {address!r}: takes connections, but no Ray head answers in {_ANSWER_S:.0f} s; {_THIS_PORT}"
+        ) from None
+    if isinstance(error, ConnectionError | RuntimeError | ValueError):
+        raise ExecutorError(f"ray.address {address!r}: {str(error).splitlines()[0]}") from error
+    if error is not None:
+        raise error
+
+
+def _take_back_sigterm() -> None:
+    """Let Python hear it first again: Ray's C code prints a stack before it passes it on."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
