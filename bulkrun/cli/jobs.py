@@ -190,6 +190,8 @@ def _say_where(queued: Queued, quiet: bool, as_json: bool) -> NoReturn:
         print_json({"run": str(queued.run.root), "job_id": queued.job_id, "new": queued.new})
     elif not quiet:
         note(f"Slurm job {queued.job_id} {'is in the queue' if queued.new else 'was already in the queue'}")
+        if queued.standing:
+            note(queued.standing)
         note(f"next     bulkrun status {root} (or watch, logs, cancel); the same command again continues the run")
     sys.exit(0)
 

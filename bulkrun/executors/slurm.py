@@ -20,6 +20,7 @@ from typing import NamedTuple
 from bulkrun.data.storage.durable import append_line, make_dirs, read_bytes, write_file
 from bulkrun.errors import ExecutorError
 from bulkrun.executors.slurm_program import SlurmRefused, slurm
+from bulkrun.executors.slurm_words import advice, ending
 from bulkrun.job.jobfile.cluster import SlurmSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
@@ -35,6 +36,13 @@ class QueuedJob:
     state: str  # Slurm's word: PENDING, RUNNING, COMPLETING, ...
     node: str
     reason: str
+
+    @property
+    def standing(self) -> str:
+        """Its state in words, with the reason and what to do about it."""
+        reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
+        to_do = advice(self.job_id, self.state, self.reason)
+        return f"Slurm job {self.job_id} is {self.state}{reason}" + (f": {to_do}" if to_do else "")
 
 
 class QueueEntry(NamedTuple):
@@ -188,6 +196,25 @@ def jobs_of(run: RunDir, queue: Sequence[QueueEntry]) -> list[QueuedJob]:
         return any(one.may_be(entry) for one in submitted)
 
     return [entry.job for entry in queue if is_ours(entry)]
+
+
+def how_it_ended(run: RunDir) -> str | None:
+    """What Slurm says of the last array that it was given for this run: how elements ended that did not complete.
+
+    None where it says nothing: it forgets a job some minutes after its end, and an accounting database is not
+    everywhere. Ids come again on a cluster that was set up again: the job's name must be right too.
+    """
+    if not (submitted := submitted_jobs(run)):
+        return None
+    last, shown = submitted[-1], ""
+    with suppress(ExecutorError):
+        shown = slurm("scontrol", "--oneliner", "show", "job", last.job_id)
+    states = re.findall(rf"\bJobName={re.escape(last.name or '')} .*?\bJobState=(\w+)", shown)
+    if not states:
+        with suppress(ExecutorError):
+            shown = slurm("sacct", "-X", "--noheader", "--parsable2", "--format=JobName,State", f"--jobs={last.job_id}")
+        states = re.findall(rf"^{re.escape(last.name or '')}\|(\w+)", shown, re.MULTILINE)
+    return None if (how := ending(states)) is None else f"Slurm job {last.job_id} ended: {how}"
 
 
 def _is_seen(script: Path) -> bool:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from bulkrun.errors import ExecutorError, Interrupted
-from bulkrun.executors.slurm import QueuedJob, queued_jobs, submit_array
+from bulkrun.executors.slurm import QueuedJob, how_it_ended, queued_jobs, submit_array
 from bulkrun.executors.slurm_program import SlurmRefused
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.cancel import CancelWatch
@@ -30,16 +30,18 @@ from bulkrun.launch.runs.submission import Submission
 _LOOK_EVERY_S = 1.0
 _ASK_QUEUE_EVERY = 10  # in looks; Slurm's controller is shared
 _TIMES_GONE = 2  # a requeued job is between two states for a moment
+_GOES_ON = ("RUNNING", "CONFIGURING", "COMPLETING")
 _PATIENCE_S = 3600.0  # with a queue that gives no answer: a controller that is restarted, moved, upgraded
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A run whose workers wait or work in the queue; `new` is False when they were there before."""
+    """A run whose workers wait or work in the queue; `new` is False when they were there before, `standing` how."""
 
     run: RunDir
     job_id: str
     new: bool
+    standing: str | None = None
 
 
 def put_into_queue(asked: Submission, view: View) -> Queued | Submitted:
@@ -60,7 +62,7 @@ def put_into_queue(asked: Submission, view: View) -> Queued | Submitted:
         return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)
     with turn_to_queue(prepared.run, cancelled, view.phase):
         if queued := queued_jobs(prepared.run):
-            return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False)
+            return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False, standing=queued[0].standing)
         if cancelled.now():
             raise Interrupted("stopped by bulkrun cancel before anything was put into the queue")
         try:
@@ -121,7 +123,7 @@ class _ArrayWatch:
     def __init__(self, queued: Queued, view: View) -> None:
         self._queued, self._view = queued, view
         self._looks = self._gone = 0
-        self._reasons: set[str] = set()
+        self._said = {"", "None", *_GOES_ON}
         self._unheard_since: float | None = None
 
     def check(self) -> None:
@@ -138,18 +140,19 @@ class _ArrayWatch:
         self._say_why_they_wait(jobs)
         self._gone = 0 if jobs else self._gone + 1
         if self._gone >= _TIMES_GONE:
-            root = self._queued.run.root
+            root, how = self._queued.run.root, how_it_ended(self._queued.run)
             raise ExecutorError(
-                f"{root}: job {self._queued.job_id} left the queue before the run was finished; "
-                f"`bulkrun logs {root}` shows why; the same command continues"
+                f"{root}: job {self._queued.job_id} left the queue before the run was finished"
+                f"{f' ({how})' if how else ''}; `bulkrun logs {root}` shows more; the same command continues"
             )
 
     def _say_why_they_wait(self, jobs: list[QueuedJob]) -> None:
         """Each reason once: some come and go for hours."""
-        reasons = {job.reason for job in jobs if job.state == "PENDING"} - {"", "None"}
-        for reason in sorted(reasons - self._reasons):
-            self._view.note(f"Slurm job {self._queued.job_id} waits: {reason}")
-        self._reasons |= reasons
+        for job in jobs:
+            why = job.reason if job.state == "PENDING" else job.state
+            if why not in self._said:
+                self._said.add(why)
+                self._view.note(job.standing)
 
     def _bear(self, error: ExecutorError) -> None:
         job = f"Slurm job {self._queued.job_id}"

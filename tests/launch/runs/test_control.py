@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from click.testing import CliRunner
 
 from bulkrun.cli import main
 from bulkrun.data.storage.durable import append_line, replace_json
+from bulkrun.errors import ExecutorError
 from bulkrun.executors.slurm import QueuedJob
+from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.launch.runs import control
 from bulkrun.launch.runs.control import cancel_run, status_with_queue, statuses_with_queue
@@ -43,6 +46,87 @@ def test_a_run_that_nobody_works_on_while_its_array_is_in_the_queue_is_queued(
     status, queue = status_with_queue(run)
     assert (status.state, status.message) == ("queued", "Slurm job 7_[0-3] is PENDING (Resources)")
     assert status.next_command == f"bulkrun status {run.root}" and len(queue) == 1
+
+
+def beaten(run: RunDir, age_s: float, **state: str) -> None:
+    """A worker of another node, whose last heartbeat is that old."""
+    worker = Worker("w", "another node", 1, "1")
+    replace_json(run.worker_file("w"), asdict(WorkerState(worker, 3, "runner", **state)))
+    os.utime(run.worker_file("w"), (time.time() - age_s,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("job_state", "ended", "state", "message"),
+    [
+        ("PENDING", None, "queued", r"Slurm job 7_0 is PENDING \(BeginTime\)"),  # its node failed: queued again
+        ("SUSPENDED", None, "queued", "Slurm job 7_0 is SUSPENDED.*: it goes on when"),
+        ("RUNNING", None, "stalled", "silent for .* s; Slurm job 7_0 is RUNNING"),
+        (
+            "PENDING",
+            "failed",
+            "queued",
+            r"Slurm job 7_0 is PENDING \(BeginTime\); before that it failed: no such model",
+        ),
+    ],
+)
+def test_what_the_queue_says_of_a_run_counts_more_than_a_worker_that_is_silent_or_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_state: str, ended: str | None, state: str, message: str
+) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    beaten(run, 600, **({"ended": ended, "message": "no such model"} if ended else {}))
+    monkeypatch.setattr(control, "queued_jobs", lambda run: [QueuedJob("7_0", job_state, "n1", "BeginTime")])
+    status, _ = status_with_queue(run)
+    assert status.state == state and re.search(message, status.message or ""), status.message
+
+
+@pytest.mark.parametrize(
+    ("shown", "accounted", "ended"),
+    [
+        ("TIMEOUT", "", "Slurm job 7 ended: 1 of 2 TIMEOUT, it was ended at its time limit; a longer slurm.time"),
+        (None, "bulkrun-q|NODE_FAIL\nbulkrun-q|COMPLETED", "Slurm job 7 ended: 1 of 2 NODE_FAIL, its node failed"),
+        (None, "bulkrun-q|CANCELLED by 1000", "Slurm job 7 ended: CANCELLED, scancel or an administrator took it"),
+        (None, "another|NODE_FAIL", None),  # whose id this is now
+        (None, None, None),
+    ],
+)
+def test_a_run_whose_array_was_ended_from_outside_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str | None, accounted: str | None, ended: str | None
+) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    beaten(run, 600)
+    run.slurm.mkdir()
+    append_line(run.slurm_jobs, b'{"job_id": "7", "script": "s.sh", "name": "bulkrun-q"}')
+    words = [f"JobId=7 JobName=bulkrun-q UserId=u(1) JobState={state} Reason=x" for state in ("COMPLETED", shown)]
+    programs = {
+        "squeue": "true",
+        "scontrol": "echo 'Invalid job id specified' >&2; exit 1"
+        if shown is None
+        else "echo '" + "\n".join(words) + "'",
+        "sacct": "echo disabled >&2; exit 1" if accounted is None else f"echo '{accounted}'",
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    status, _ = status_with_queue(run)
+    assert status.state == ("interrupted" if ended else "stalled")
+    assert ended is None or ended in (status.message or "")
+
+
+def test_a_queue_that_cannot_be_asked_is_said_and_a_cancel_says_whom_it_did_not_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = enter(tmp_path / "out", job(tmp_path / "out"))
+    run.slurm.mkdir()
+    (run.slurm / "s.sh").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, queue = status_with_queue(run)
+    assert queue == [] and "Slurm's queue, in which it may be, cannot be asked from here (squeue: not found" in str(
+        status.message
+    )
+    with pytest.raises(ExecutorError, match=r"squeue: not found.*who is at work was told to stop, jobs that wait"):
+        cancel_run(run)
+    assert run.cancelled.exists()
 
 
 def test_list_tells_queued_runs_and_asks_the_queue_once_for_all(

@@ -194,14 +194,45 @@ def test_a_queue_that_cannot_be_asked_for_a_while_ends_no_waiting_and_is_said_on
 
 
 def test_why_a_job_waits_is_said_once(unfinished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    reasons = ["None", "Priority", "Resources", "Priority", "PartitionTimeLimit"]
+    reasons = ["None", "Priority", "Resources", "Priority", "JobHeldUser"]
     queues = [[QueuedJob("7_[0-1]", "PENDING", "", reason)] for reason in reasons]
-    answers = iter([*queues, [QueuedJob("7_0", "RUNNING", "n1", "x")], [], []])
+    later = [[QueuedJob("7_0", state, "n1", "None")] for state in ("RUNNING", "SUSPENDED", "COMPLETING")]
+    answers = iter([*queues, *later, [], []])
     monkeypatch.setattr(queue, "queued_jobs", lambda run: next(answers))
     view = Notes()
     with pytest.raises(ExecutorError, match="left the queue"):
         queue.wait_for(queue.Queued(unfinished, "7", new=True), view)
-    assert view.notes == [f"Slurm job 7 waits: {reason}" for reason in ("Priority", "Resources", "PartitionTimeLimit")]
+    assert view.notes == [
+        "Slurm job 7_[0-1] is PENDING (Priority)",
+        "Slurm job 7_[0-1] is PENDING (Resources)",
+        "Slurm job 7_[0-1] is PENDING (JobHeldUser): it is held; `scontrol release 7` lets it go",
+        "Slurm job 7_0 is SUSPENDED: it goes on when Slurm or an administrator resumes it",
+    ]
+
+
+def test_what_became_of_an_array_that_left_the_queue_is_said(
+    unfinished: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unfinished.slurm.mkdir()
+    unfinished.slurm_jobs.write_text('{"job_id": "7", "script": "s.sh", "name": "bulkrun-q"}\n')
+    shown = "JobId=7 ArrayTaskId=0 JobName=bulkrun-q UserId=u(1) JobState=OUT_OF_MEMORY Reason=OutOfMemory"
+    programs(tmp_path / "bin", monkeypatch, squeue="true", scontrol=f"echo '{shown}'")
+    with pytest.raises(
+        ExecutorError, match=r"was finished \(Slurm job 7 ended: OUT_OF_MEMORY, raise slurm\.mem.*\); `"
+    ):
+        queue.wait_for(queue.Queued(unfinished, "7", new=True), NoView())
+
+
+def test_a_submit_that_finds_its_array_held_says_so(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    held = f'echo "7|7|7_[0]|PENDING||JobHeldUser|bulkrun-q|/|$2" > {tmp_path}/queue; echo 7'
+    programs(tmp_path / "bin", monkeypatch, sbatch=held, squeue=f"cat {tmp_path}/queue")
+    submit_job(spec, NoView())
+    again = submit_job(spec, NoView())
+    assert isinstance(again, queue.Queued) and not again.new
+    assert again.standing == "Slurm job 7_[0] is PENDING (JobHeldUser): it is held; `scontrol release 7` lets it go"
 
 
 def test_submits_at_the_same_time_put_one_array_into_the_queue(
