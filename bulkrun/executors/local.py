@@ -30,6 +30,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 DEATHS_IN_A_ROW = 5  # without a row finished between them: the rows are not to blame
 DRAIN_S = 10.0
 _PYTHON_FAILED = 1  # an exception that nobody caught; with nothing in the engine it would only come again
+_MEMORY = " (as the system ends who takes the last of its memory, or of its Slurm job's)"
 _STDERR_LINES = 12  # lines of a dead worker's stderr that are shown
 
 Command = Callable[[str], Sequence[str]]
@@ -146,8 +147,9 @@ class LocalWorkers:
         log_event(self._run, place.worker, "worker_died", how=how, deaths_in_a_row=place.deaths)
         if place.deaths >= DEATHS_IN_A_ROW:
             raise RunError(
-                f"workers died {place.deaths} times in a row without finishing a row, the last with {how}; what was "
-                f"finished is saved; fix the cause, then run the same command again\n{self._stderr_tail(place.worker)}"
+                f"workers died {place.deaths} times in a row without finishing a row, the last with {how}"
+                f"{_MEMORY if code == -signal.SIGKILL else ''}; what was finished is saved; fix the cause, then run "
+                f"the same command again\n{self._stderr_tail(place.worker)}"
             )
         place.start_at = self._clock() + min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (place.deaths - 1))
 

@@ -7,7 +7,6 @@ actor. Every node must see the run's directory and the input under the same path
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -85,7 +84,7 @@ class RayWorkers:
         self._hosts = [host.remote(run, command, str(Path.cwd())) for _ in range(count)]
         self._placed = [actor.is_placed.remote() for actor in self._hosts]
         self._calls = [actor.work.remote() for actor in self._hosts]
-        self._say, self._say_at = say, time.monotonic() + _PLACED_AFTER_S
+        self._say, self._say_at, self._waiting = say, time.monotonic() + _PLACED_AFTER_S, 0
         self._address, self._head = spec.address, HeadWatch(self._ray.nodes)
 
     def tend(self) -> bool:
@@ -120,13 +119,16 @@ class RayWorkers:
                 self._ray.kill(actor)
 
     def _say_who_waits(self) -> None:
-        """Once, after a while: Ray itself says nothing to the user, and waits for ever."""
+        """After a while, and again when others wait, as those whose node died: Ray itself says nothing, and waits."""
         if time.monotonic() < self._say_at:
             return
-        self._say_at = math.inf
+        self._say_at = time.monotonic() + _PLACED_AFTER_S
         _, waiting = self._ray.wait(self._placed, num_returns=len(self._placed), timeout=0)
-        if waiting:
+        if waiting and len(waiting) != self._waiting:
             self._say(f"Ray has no room yet for {len(waiting)} of {len(self._hosts)} workers: {self._needs()}")
+        self._waiting = len(waiting)
+        asked = zip(self._hosts, self._placed, strict=True)
+        self._placed = [call if call in waiting else actor.is_placed.remote() for actor, call in asked]
 
     def _needs(self) -> str:
         """What each worker asks for, beside what a node has."""

@@ -32,7 +32,7 @@ _ENDED = {
     "PREEMPTED": "a job with a higher priority took its place",
     "CANCELLED": "scancel or an administrator took it out of the queue",
     "REVOKED": "a sibling of it runs on another cluster",
-    "FAILED": "its worker ended with an error",
+    "FAILED": "its script ended with an error",
 }
 
 

@@ -89,8 +89,10 @@ def test_a_row_whose_answer_kills_its_reader_is_found_and_not_those_that_ran_mea
 def test_a_machine_on_which_every_row_dies_stops_the_run_and_blames_no_row(tmp_path: Path) -> None:
     out = tmp_path / "out"
     everything = ",".join(str(row) for row in range(200) if rows_of(200)[row].token_ids)
-    with pytest.raises(RunError, match=r"died 5 times in a row without finishing a row, the last with signal SIGSEGV"):
-        tend_to_the_end(workers_on(out, 200, 50, "--poison", everything))
+    with pytest.raises(
+        RunError, match=r"died 5 times in a row without finishing a row, the last with signal SIGKILL \(.*memory"
+    ):
+        tend_to_the_end(workers_on(out, 200, 50, "--poison", everything, "--die", "kill"))
     assert deaths(out).total() == DEATHS_IN_A_ROW
     tend_to_the_end(workers_on(out, 200, 50))
     assert results(out) == oracle(rows_of(200), job_of(out))

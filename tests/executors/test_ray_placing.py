@@ -74,6 +74,18 @@ def test_nothing_is_said_once_all_have_a_place(
     assert workers(tmp_path, said, address="auto").tend() and said == []
 
 
+def test_workers_that_lost_their_place_are_said_too(
+    ray: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_PLACED_AFTER_S", 0.0)
+    said: list[str] = []
+    running = workers(tmp_path, said, address="auto")
+    for done in (["is_placed"], [], [], ["is_placed"], []):  # a node that dies, comes back, dies
+        ray.done = done
+        assert running.tend()
+    assert said == ["Ray has no room yet for 3 of 3 workers: each asks for 1 CPU (a node has 8)"] * 2
+
+
 @pytest.mark.parametrize(("address", "named"), [("10.0.0.1:6379", "head at 10.0.0.1:6379"), (None, "of this machine")])
 def test_a_head_that_is_gone_ends_the_run_before_ray_ends_the_process(
     ray: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, named: str
