@@ -6,15 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from bulkrun.data.storage.durable import replace_json
-from bulkrun.errors import Interrupted, RunError
-from bulkrun.job.store.heartbeat import Heartbeat, present
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import (
     HEARTBEAT_S,
@@ -37,13 +34,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    run = RunDir(tmp_path)
-    run.workers.mkdir(parents=True)
-    return run
 
 
 def beat(run: RunDir, worker: Worker, counter: int, ended: str | None = None) -> None:
@@ -98,53 +88,6 @@ def test_a_reused_pid_is_another_process(run: RunDir) -> None:
     assert not LifeWatch(run).alive(worker)
 
 
-def test_the_heartbeat_counts_carries_numbers_and_says_goodbye(run: RunDir) -> None:
-    worker = Worker.this_process()
-    heartbeat = Heartbeat(run, worker, lambda: {"rows_done": 7}, interval_s=0.01)
-    heartbeat.start()
-    deadline = time.monotonic() + 10
-    while (state := read_worker(run, worker.id)) is None or state.counter < 3:
-        assert time.monotonic() < deadline
-    assert state.ended is None and state.progress == {"rows_done": 7}
-    heartbeat.stop("failed", "why")
-    last = read_workers(run)[0]
-    assert (last.ended, last.message) == ("failed", "why")
-
-
-def test_a_heartbeat_that_cannot_write_is_told_to_its_worker(run: RunDir) -> None:
-    heartbeat = Heartbeat(run, Worker.this_process(), dict, interval_s=0.01)
-    heartbeat.start()
-    for path in [*run.workers.iterdir()]:
-        path.unlink()
-    run.workers.rmdir()
-    run.workers.write_text("not a directory")
-    deadline = time.monotonic() + 10
-    with pytest.raises(RunError, match="writing failed"):
-        while time.monotonic() < deadline:
-            heartbeat.check()
-
-
-def test_a_goodbye_that_cannot_be_written_is_said_by_taking_the_heartbeat_away(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, document: dict[str, object], *, sync: bool) -> None:
-        raise RunError(f"{path}: writing failed: No space left on device")
-
-    heartbeat = Heartbeat(run, Worker.this_process(), dict)
-    heartbeat.start()
-    monkeypatch.setattr("bulkrun.job.store.heartbeat.replace_json", full)
-    heartbeat.stop("failed")
-    assert read_workers(run) == [], "the process lives on, and would be taken for a worker"
-
-
-def test_a_heartbeat_that_could_not_begin_can_be_stopped(run: RunDir) -> None:
-    run.workers.rmdir()
-    heartbeat = Heartbeat(run, Worker.this_process(), dict)
-    with pytest.raises(RunError, match="writing failed"):
-        heartbeat.start()
-    heartbeat.stop("failed")
-
-
 def test_a_heartbeat_that_a_power_cut_emptied_is_no_heartbeat(run: RunDir) -> None:
     (run.workers / "w.json").write_bytes(b"")
     assert read_worker(run, "w") is None and read_workers(run) == []
@@ -162,27 +105,6 @@ def test_a_heartbeat_of_a_newer_version_is_one_whatever_else_it_says(run: RunDir
 def test_what_is_no_heartbeat_says_nothing(run: RunDir, document: dict[str, object]) -> None:
     replace_json(run.workers / "w-far.json", document)
     assert read_workers(run) == []
-
-
-@pytest.mark.parametrize(
-    "error, ended, message",
-    [
-        (None, "completed", None),
-        (Interrupted("stopped by SIGTERM"), "interrupted", None),
-        (KeyboardInterrupt(), "interrupted", None),
-        (RunError("the disk is full"), "failed", "RunError: the disk is full"),
-        (KeyError("shard"), "failed", "KeyError: 'shard'"),
-    ],
-)
-def test_who_is_present_says_how_it_ended(
-    run: RunDir, error: BaseException | None, ended: str, message: str | None
-) -> None:
-    with nullcontext() if error is None else pytest.raises(type(error)), present(run, Worker.this_process(), "helper"):
-        assert read_workers(run)[0].ended is None
-        if error is not None:
-            raise error
-    last = read_workers(run)[0]
-    assert (last.role, last.ended, last.message) == ("helper", ended, message)
 
 
 @pytest.mark.parametrize("age_s", [10_800, -7_200])
