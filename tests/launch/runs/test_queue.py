@@ -229,8 +229,8 @@ def test_a_submit_that_finds_its_array_held_says_so(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     held = f'echo "7|7|7_[0]|PENDING||JobHeldUser|bulkrun-q|/|$2" > {tmp_path}/queue; echo 7'
     programs(tmp_path / "bin", monkeypatch, sbatch=held, squeue=f"cat {tmp_path}/queue")
-    submit_job(spec, NoView())
-    again = submit_job(spec, NoView())
+    submit_job(Submission(spec=spec), NoView())
+    again = submit_job(Submission(spec=spec), NoView())
     assert isinstance(again, queue.Queued) and not again.new
     assert again.standing == "Slurm job 7_[0] is PENDING (JobHeldUser): it is held; `scontrol release 7` lets it go"
 
