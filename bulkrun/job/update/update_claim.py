@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from bulkrun.data.storage.durable import remove_tree
 from bulkrun.errors import RunError
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
@@ -87,8 +88,10 @@ def _take(claims: Claims, run: RunDir, life: LifeWatch, sleep: Callable[[float],
 
 def _forget_the_dead(run: RunDir, life: LifeWatch) -> None:
     """Remove the heartbeats of changers and keepers before this one, of whom a thousand nights leave a thousand, and of
-    those who died without a goodbye: where that was on another host, everybody after them would wait again."""
+    those who died without a goodbye: where that was on another host, everybody after them would wait again. With the
+    heartbeat of a planner go the rows that it kept: no later planner would know that they are nobody's."""
     for state in read_workers(run):
         if (state.role in (_ROLE, _KEEPER) or state.ended is None) and not life.alive(state.worker):
-            with suppress(OSError):
+            with suppress(RunError, OSError):
+                remove_tree(run.spool / state.worker.id)
                 (run.workers / f"{state.worker.id}.json").unlink(missing_ok=True)

@@ -45,6 +45,16 @@ def test_the_heartbeats_of_earlier_nights_go_and_those_of_the_run_stay(run: RunD
     assert sorted(state.role for state in read_workers(run)) == ["runner", "updater"]
 
 
+def test_what_a_planner_kept_goes_with_its_heartbeat_when_it_died(run: RunDir) -> None:
+    living, dead = Worker.this_process(), replace(Worker.this_process(), id="killed", started="long ago")
+    for worker in (living, dead):
+        (run.spool / worker.id).mkdir(parents=True)
+        (run.spool / worker.id / "ids-0").touch()
+        beat(run, worker, 1, ended="completed" if worker is living else None)
+    with hold(run):
+        assert [path.name for path in run.spool.iterdir()] == [living.id]
+
+
 def test_one_that_lives_on_another_host_is_named_and_keeps_its_claim(run: RunDir) -> None:
     beats = iter(range(100))
     claim(run)
