@@ -87,28 +87,29 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def dying(work: Callable[[], object], at: int, *, before: bool) -> Callable[[], object]:
-    """`work`, killed with -9 right before or after its durable operation number `at`."""
+def dying(work: Callable[[], object], at: int, *, before: bool, number: int = signal.SIGKILL) -> Callable[[], object]:
+    """`work`, with a signal to its process right before or after its durable operation number `at`: kill -9."""
 
-    def run() -> None:
+    def run() -> object:
         count = 0
 
         def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any, **options: Any) -> Any:
                 nonlocal count
                 count += 1
-                if count == at and before:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                now = count == at
+                if now and before:
+                    os.kill(os.getpid(), number)
                 result = operation(*arguments, **options)
-                if count == at:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if now and not before:
+                    os.kill(os.getpid(), number)
                 return result
 
             return call
 
         for name in _OPERATIONS:
             mock.patch.object(os, name, counted(getattr(os, name))).start()
-        work()
+        return work()
 
     return run
 

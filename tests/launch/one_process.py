@@ -7,13 +7,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from bulkrun.errors import Interrupted
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.processes.planner import plan_run
+from bulkrun.launch.processes.signals import DrainOnSignal
 from bulkrun.launch.runs import submit as submit_module
 from bulkrun.launch.runs import update as update_module
 from bulkrun.launch.runs.run import Submitted
@@ -35,17 +38,20 @@ def own_engine(prepared: PreparedJob) -> tuple[Any, Decode]:
 
 @contextmanager
 def one_process(load: Callable[[PreparedJob], tuple[Any, Decode]] = fake_engine) -> Iterator[None]:
-    """Commands plan and work in this process, on the engine that `load` gives them."""
+    """Commands plan and work in this process, on the engine that `load` gives them; a signal drains them."""
 
-    def run_here(prepared: PreparedJob, record: RunRecord, view: object, drain: object) -> Submitted:
+    def run_here(prepared: PreparedJob, record: RunRecord, view: object, drain: DrainOnSignal) -> Submitted:
         run, spec = prepared.run, JobSpec.model_validate(record.job)
         prepared = prepare_as_of(record, spec, run.root)
         prepared.check_input(record)
-        plan_run(run, record, prepared, Worker.this_process())
+        with present(run, planner := Worker.this_process(), "planner"):
+            plan_run(run, record, prepared, planner)
         engine, decode = load(prepared)
-        make_runner(run, record, spec, engine, decode=decode).run()
-        totals = read_totals(run)
-        assert totals is not None, "it ran to its end"
+        drain.started()
+        rebuilt = {"rebuild_engine": lambda: load(prepared)[0], "should_stop": drain.should_stop}
+        make_runner(run, record, spec, engine, decode=decode, **rebuilt).run()
+        if (totals := read_totals(run)) is None:
+            raise Interrupted("saved")
         return Submitted(run, totals, worked=True)
 
     with ExitStack() as stack:

@@ -1,0 +1,203 @@
+"""A run as its user drives it, each command in a process of its own that may die; and all that can be seen of a run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+
+from bulkrun.data.results.query import run_query
+from bulkrun.errors import BulkrunError
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.views.export import export_run
+from bulkrun.job.views.export_target import ExportOptions
+from bulkrun.job.views.listing import find_runs
+from bulkrun.job.views.row_errors import read_row_errors
+from bulkrun.job.views.status import read_status
+from bulkrun.job.views.verify import verify_run
+from bulkrun.job.work.finish import read_totals
+from bulkrun.request import Request
+from tests.campaigns.kill_update import dying
+from tests.job.fake_engine import FakeEngine
+
+EXPORTS = ("jsonl", "csv", "parquet", "openai")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: with a `value`, with an `error` (its class) or killed (neither)."""
+
+    value: Any = None
+    error: str | None = None
+    message: str = ""
+    killed: bool = False
+
+
+@dataclass(frozen=True)
+class Death:
+    """SIGKILL, or SIGTERM, which drains, right before or after a durable operation."""
+
+    at: int
+    before: bool
+    signal: int = signal.SIGKILL
+
+
+def in_child(work: Callable[[], Any], death: Death | None = None) -> Ended:
+    """Run it in a forked process: this one has no threads, and no command finds what another left in memory."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(
+                pickle.dumps(_ended(dying(work, death.at, before=death.before, number=death.signal) if death else work))
+            )
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        said = stream.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pickle.loads(said) if code == 0 else Ended(killed=True, message=str(code))
+
+
+def _ended(work: Callable[[], Any]) -> Ended:
+    try:
+        return Ended(work())
+    except BulkrunError as error:
+        return Ended(error=type(error).__name__, message=str(error))
+    except BaseException as error:
+        traceback.print_exc(file=sys.stderr)
+        return Ended(error=f"crash: {type(error).__name__}", message=str(error))
+
+
+def engine_of(failing: Mapping[tuple[int, ...], str]) -> FakeEngine:
+    """An engine in which some prompts fail; those with `engine_error` take it down."""
+
+    def code(request: Request) -> str | None:
+        return failing.get(tuple(request.prompt_token_ids))
+
+    return FakeEngine(
+        4, poison=lambda request: code(request) == "engine_error", refuse=lambda request: code(request) == "nan_logits"
+    )
+
+
+@dataclass
+class Seen:
+    """What a run looks like from outside."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    columns: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    verify: list[str] = field(default_factory=list)
+    finished: bool = False
+    totals: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    leftovers: list[str] = field(default_factory=list)
+
+
+def look(out: Path, exports: bool) -> Seen:
+    """Read it in every way that there is; what disagrees is a problem."""
+    run, seen = RunDir(out), Seen()
+    parts = sorted(out.glob("**/*.parquet"))
+    seen.rows = _glob(out) if parts else []
+    schemas = {str(pq.read_schema(path).remove_metadata()) for path in parts}
+    if len(schemas) > 1:
+        seen.problems.append(f"{len(schemas)} schemas in one glob")
+    seen.columns = {column.name: str(column.type) for column in pq.read_schema(parts[0])} if parts else {}
+    seen.verify = verify_run(run).problems
+    totals, status = read_totals(run), read_status(run)
+    seen.finished, seen.totals = totals is not None, vars(totals) if totals else {}
+    names = (
+        "state",
+        "rows_total",
+        "rows_done",
+        "error_rows",
+        "message",
+        "run_id",
+        "completion_tokens",
+        "duplicate_ids",
+    )
+    seen.status = {name: getattr(status, name) for name in names} | {"update": status.update is not None}
+    seen.leftovers = leftovers(out)
+    if [found.root for found in find_runs(out.parent) if found.root == out] != [out]:
+        seen.problems.append("`list` does not find it")
+    errors = Counter(row["error_code"] for row in seen.rows if row["error_code"])
+    settled = seen.finished and not seen.status["update"]
+    if settled and (counted := read_row_errors(run, examples=1).counts) != dict(errors):
+        seen.problems.append(f"`errors` counts {counted}, the rows hold {dict(errors)}")
+    if exports and settled and parts:
+        seen.problems += _queried(out, seen.rows) + _exported(run, seen.rows)
+    return seen
+
+
+def _glob(out: Path) -> list[dict[str, Any]]:
+    return duckdb.connect().sql(f"SELECT * FROM '{out}/**/*.parquet'").to_arrow_table().to_pylist()
+
+
+def leftovers(out: Path) -> list[str]:
+    """Files that a command which has ended must not leave."""
+    state = out / ".bulkrun"
+    found = [path for path in out.rglob("*") if path.name.endswith((".tmp", ".staged"))]
+    found += [
+        path for name in ("tmp", "journal", "next", "flight") for path in (state / name).rglob("*") if path.is_file()
+    ]
+    found += [
+        path
+        for path in out.iterdir()
+        if path.name not in ("_SUCCESS", ".bulkrun") and path.suffix != ".parquet" and "=" not in path.name
+    ]
+    found += [path for path in out.parent.iterdir() if path.name.startswith(".")]
+    claims = [path for path in (state / "claims").glob("*") if not path.name.startswith("plan")]
+    workers = list((state / "workers").glob("*"))
+    return [str(path.relative_to(out.parent)) for path in {*found, *claims, *(workers if len(workers) > 12 else ())}]
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return int(row["row"]), int(row["sample"]), row["id"] or None, row["response"] or None, row["error_code"] or None
+
+
+def _queried(out: Path, rows: list[dict[str, Any]]) -> list[str]:
+    found = run_query(out, "SELECT * FROM results").to_pylist()
+    return [] if sorted(map(_key, found), key=str) == sorted(map(_key, rows), key=str) else ["`query` shows other rows"]
+
+
+def _exported(run: RunDir, rows: list[dict[str, Any]]) -> list[str]:
+    """Each format holds the rows of the glob, in input order."""
+    want, problems = sorted(map(_key, rows), key=lambda key: key[:2]), list[str]()
+    for name in EXPORTS:
+        path = run.root.parent / f"export.{name}"
+        report = export_run(run, ExportOptions(name, path, force=True), sys.stdout.buffer)
+        if name == "openai":
+            failed = {key[0] for key in want if key[4]}
+            good = {key[0] for key in want if not key[4]}
+            got: Any = (report.output_lines, report.error_lines)
+            problems += [] if got == (len(good), len(failed)) else [f"openai lines {got}"]
+            path.with_name("export.errors.openai").unlink(missing_ok=True)
+        elif (got := [_key(row) for row in _READERS[name](path)]) != want:
+            problems.append(f"export {name}: {len(got)} rows, {len(want)} in the parts, or others")
+        path.unlink()
+    return problems
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+_READERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "jsonl": lambda path: [json.loads(line) for line in path.read_text().splitlines()],
+    "csv": _read_csv,
+    "parquet": lambda path: pq.read_table(path).to_pylist(),
+}

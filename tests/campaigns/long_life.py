@@ -1,0 +1,215 @@
+"""Random walk over a run's whole life: every command that a user has in the months after the first run.
+
+    python -m tests.campaigns.long_life --steps 1000 --seed 0 [--life 40] [--only 17]
+
+Each life is one run of some forty steps. Between two commands its input changes: rows come, change, go and move, files
+are renamed, split and written in another format, columns come and go. The commands are nights, plain and partitioned
+runs, limits, refreshes, retries with other settings, `compact`, `--fresh`, `--resume-anyway`; rows fail in the template
+and in the engine, and a command may be killed or drained at any durable operation, then gone on with or not. The
+engine is the tests' fake one. After each step a plain DuckDB glob must show what a plain dictionary says
+(`life_oracle`), and all other views must agree with the glob (`life_run.look`). Prints one JSON line; a failure names
+the life, which `--only` lives again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.life_nights import NightSteps
+from tests.campaigns.life_oracle import Sample, Truth, shown_among
+from tests.campaigns.life_plain import PlainSteps
+from tests.campaigns.life_run import Ended, Seen, in_child, look
+from tests.campaigns.life_steps import Step, Steps
+
+_TEMPORARY = re.compile(r"/\.[^/]*\.[0-9a-f]{16}\.tmp$|^\.bulkrun-probe\.")
+
+
+class Divergence(AssertionError):
+    """What is there is not what should be there."""
+
+
+class Life:
+    """One run from its first submit on, with what it must hold (`truth`)."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.rng, self.folder = random.Random(seed), folder
+        self.tally: Counter[str] = Counter()
+        self.trace: list[str] = []
+        self.truth: Truth = {}
+        self.seen = Seen()
+        self.numbers: dict[Any, int] = {}
+        self.used: set[int] = set()
+        self.run_id: str | None = None
+        self.unfinished: Step | None = None
+        self.steps: Steps = (NightSteps if self.rng.random() < 0.7 else PlainSteps)(self)
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the results are those of whole commands."""
+        return self.seen.finished and not self.seen.status["update"]
+
+    def step(self) -> None:
+        step = self.steps.next()
+        self.trace.append(str(step))
+        self.tally[step.kind] += 1
+        ended = in_child(step.work, step.death)
+        self.trace[-1] += f" -> {'killed' if ended.killed else ended.error or 'done'} {ended.message[:90]}"
+        done = self._take(step, ended)
+        self._look()
+        self._check(step, ended, done)
+
+    def _take(self, step: Step, ended: Ended) -> bool:
+        """What the end of a command means for what must be there; whether it came to its end."""
+        cut_short = ended.killed or ended.error == "Interrupted"
+        if cut_short:
+            self.tally["cut short"] += 1
+            self._require(step.death is not None, f"{step} was cut short by nobody: {ended}")
+            self.truth = step.in_between(self.truth)
+            self.unfinished = step
+            return False
+        if ended.error is not None:
+            self.tally["refused"] += 1
+            self._require(ended.error in step.errors, f"{step}: {ended.error}, {ended.message}")
+            return False
+        self._require(None in step.errors, f"{step}: was not refused with {step.errors}")
+        step.accepted(ended.value)
+        self.truth = step.change(self.truth)
+        self.unfinished = None
+        return True
+
+    def _look(self) -> None:
+        if not (self.out / ".bulkrun" / "run.json").exists():
+            self.seen = Seen()
+            return
+        out, exports = self.out, self.rng.random() < 0.3
+        found = in_child(lambda: look(out, exports))
+        self._require(found.error is None and not found.killed, f"cannot be looked at: {found}")
+        self.seen = found.value
+
+    def _check(self, step: Step, ended: Ended, done: bool) -> None:
+        seen = self.seen
+        self._require(not seen.problems, f"views disagree: {seen.problems}")
+        self._check_rows()
+        if self.settled:
+            self.unfinished = None
+            self._check_settled()
+        if done:
+            self._require(self.settled, f"{step} is done, the run is not: {seen.status}")
+            self._check_leftovers(step)
+            if (wrong := self.steps.wrong(step, ended.value)) is not None:
+                raise Divergence(wrong)
+
+    def _check_rows(self) -> None:
+        """Each row once, with one of the results that it may have."""
+        shown: dict[Any, dict[int, Sample]] = {}
+        for row in self.seen.rows:
+            name = self.steps.name_of(row)
+            samples = shown.setdefault(name, {})
+            number = row["sample"] if name is not None else len(samples)
+            self._require(number not in samples, f"row {name!r} is there twice")
+            samples[number] = Sample(row["response"] or "", row["error_code"], self.steps.values_of(row))
+        shown.pop(None, None)
+        self._check_numbers(shown)
+        for name in {*self.truth, *shown}:
+            self._check_row(name, shown.get(name))
+
+    def _check_row(self, name: Any, samples: dict[int, Sample] | None) -> None:
+        seen = None if samples is None else tuple(samples[number] for number in sorted(samples))
+        may = self.truth.get(name, frozenset([None]))
+        found = shown_among(may, seen)
+        self._require(bool(found), f"row {name!r}: is {seen}, may be {sorted(map(str, may))}")
+        if self.settled:
+            self.truth[name] = found
+            if found == {None}:
+                del self.truth[name]
+
+    def _check_numbers(self, shown: dict[Any, Any]) -> None:
+        """A row keeps the number that it got first, and no other row gets it."""
+        if (run_id := self.seen.status.get("run_id")) != self.run_id:
+            self.run_id, self.numbers, self.used = run_id, {}, set()
+        now = {self.steps.name_of(row): row["row"] for row in self.seen.rows if row["id"] is not None}
+        for name, number in now.items():
+            before = self.numbers.get(name)
+            self._require(before in (None, number), f"row {name!r} had the number {before}, now {number}")
+            self._require(before is not None or number not in self.used, f"number {number} is given again, to {name!r}")
+        self.numbers = {name: number for name, number in now.items() if name in shown}
+        self.used |= set(now.values())
+
+    def _check_settled(self) -> None:
+        """The totals of a run that is whole."""
+        rows, errors = self.seen.rows, Counter(row["error_code"] for row in self.seen.rows if row["error_code"])
+        self._require(not self.seen.verify, f"verify: {self.seen.verify}")
+        totals, status = self.seen.totals, self.seen.status
+        want = {"ok": len(rows) - errors.total(), "errors": dict(errors), "rows": len(rows) // totals["samples"]}
+        self._require({name: totals[name] for name in want} == want, f"_SUCCESS says {totals}, there is {want}")
+        state = "completed_with_errors" if errors else "completed"
+        told = (status["state"], status["rows_total"], status["rows_done"], status["error_rows"], status["message"])
+        self._require(told == (state, len(rows), len(rows), errors.total(), None), f"status: {status}, rows {want}")
+        self._require(status["completion_tokens"] == totals["completion_tokens"], f"tokens: {status}, {totals}")
+
+    def _check_leftovers(self, step: Step) -> None:
+        left = [path for path in self.seen.leftovers if step.cleans or not path.startswith(".out.compact")]
+        dead = [path for path in left if _TEMPORARY.search(path)]  # a day later the next change removes them
+        left = [path for path in left if path not in dead or len(dead) > self.tally["cut short"]]
+        self._require(not left, f"{step} left {left}")
+
+    def _require(self, fact: bool, said: str) -> None:
+        if not fact:
+            raise Divergence(said)
+
+
+def live(seed: int, steps: int) -> Counter[str]:
+    """One life; raises Divergence with what was done before."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # fsync costs nothing there
+    with tempfile.TemporaryDirectory(dir=memory) as scratch:
+        life = Life(Path(scratch), seed)
+        try:
+            for _ in range(steps):
+                life.step()
+        except Divergence as problem:
+            if kept := os.environ.get("KEEP_LIFE"):
+                shutil.copytree(scratch, kept, dirs_exist_ok=True)
+            done = "\n  ".join([f"life {seed}: {life.steps}", *life.trace])
+            raise Divergence(f"{done}\n{problem}\nagain: --only {seed} --life {steps}") from problem
+    return life.tally
+
+
+def campaign(options: argparse.Namespace) -> dict[str, Any]:
+    """Lives until the steps are used up."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
+    tally: Counter[str] = Counter()
+    seeds = (
+        [options.only]
+        if options.only is not None
+        else range(options.seed, options.seed + -(-options.steps // options.life))
+    )
+    for seed in seeds:
+        tally += live(seed, options.life)
+        tally["lives"] += 1
+    return dict(tally)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first life; the next has the next one")
+    parser.add_argument("--life", type=int, default=40, help="steps of a life")
+    parser.add_argument("--only", type=int, default=None, help="the life of this seed alone")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    print(json.dumps(campaign(parse())))
