@@ -51,6 +51,7 @@ DURABLE_CALL = re.compile(
     r"os\.(?:fsync|fdatasync|link|rename|renames|replace)\(|\.(?:rename|hardlink_to)\(|\brenameat2\("
 )
 HEAVY = {"torch", "triton", "transformers"}
+MAX_LINES = 300
 JOB_ONLY = {"pyarrow", "duckdb", "click", "rich", "tqdm", "yaml", "pydantic"}
 
 
@@ -161,6 +162,11 @@ def modules_named(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return names
+
+
+def test_no_module_is_longer_than_can_be_read_at_once() -> None:
+    code = [path for kind in ("py", "cpp", "h") for path in PACKAGE.rglob(f"*.{kind}")]
+    assert [str(path) for path in code if len(path.read_text().splitlines()) > MAX_LINES] == []
 
 
 @pytest.mark.parametrize(

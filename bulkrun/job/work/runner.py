@@ -19,7 +19,7 @@ from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
-from bulkrun.job.work.housekeeping import Monitor
+from bulkrun.job.work.monitor import Monitor
 from bulkrun.job.work.pace import Pace
 from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.progress import ProgressSnapshot
