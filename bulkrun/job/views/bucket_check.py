@@ -1,4 +1,4 @@
-"""Does the bucket of a finished run hold what its directory holds? One listing, and a look at each part's content."""
+"""Does the bucket of a finished run hold what its directory holds? One listing, and a look at each file's content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bulkrun.job.store.bucket_owner import SUCCESS
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
-from bulkrun.job.work.delivery import lacks_results, name_of
+from bulkrun.job.work.delivery import content_digest, lacks_results, name_of
 
 _SHOWN = 3
 
@@ -34,20 +34,21 @@ def upload_command(run: RunDir) -> str:
 
 
 def _differences(run: RunDir, prefix: ObjectPrefix) -> list[str]:
-    parts = {name_of(run, path): path for path in run.parts().values()}
+    ours = {name_of(run, path): (path, read_part_info(path).attempt) for path in run.parts().values()}
+    ours[SUCCESS] = (run.success, content_digest(run.success))
     there = prefix.list()
-    strangers = [name for name in sorted(there.keys() - parts.keys()) if name.endswith(".parquet")]
+    strangers = [name for name in sorted(there.keys() - ours.keys()) if name.endswith(".parquet")]
     problems = [f"{prefix.url}/{name}: not a part of this run; move it away" for name in strangers]
     others = [
         name
-        for name, path in sorted(parts.items())
-        if name in there and not prefix.holds(path, name, read_part_info(path).attempt, there[name])
+        for name, (path, nonce) in sorted(ours.items())
+        if name in there and not prefix.holds(path, name, nonce, there[name])
     ]
     problems += [f"{prefix.url}/{name}: another program put this; move it away" for name in others]
-    if lacking := sorted([*others, *({SUCCESS, *parts} - there.keys())]):
+    if lacking := sorted([*others, *(ours.keys() - there.keys())]):
         shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
         problems.append(
-            f"{prefix.url}: {len(lacking)} of {len(parts) + 1} objects are not there ({shown}): "
+            f"{prefix.url}: {len(lacking)} of {len(ours)} objects are not there ({shown}): "
             f"delete {run.delivered}, then `{upload_command(run)}` uploads them again"
         )
     return problems

@@ -56,7 +56,7 @@ def lacks_results(run: RunDir, record: RunRecord) -> bool:
 def is_delivered(run: RunDir) -> bool:
     """Whether the bucket is complete for the `_SUCCESS` that is there now. Asks no store."""
     ledger = read_json(run.delivered)
-    return ledger is not None and run.success.exists() and ledger["success"] == _digest(run.success)
+    return ledger is not None and run.success.exists() and ledger["success"] == content_digest(run.success)
 
 
 def put_part(run: RunDir, prefix: ObjectPrefix, path: Path) -> bool:
@@ -69,7 +69,8 @@ def name_of(run: RunDir, part: Path) -> str:
     return part.relative_to(run.root).as_posix()
 
 
-def _digest(path: Path) -> str:
+def content_digest(path: Path) -> str:
+    """What tells one `_SUCCESS` from another."""
     return hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
 
 
@@ -89,7 +90,7 @@ class _Delivery:
     def put_all(self) -> int:
         """Upload parts, remove obsolete ones, then upload `_SUCCESS` if the run is finished; how many parts."""
         self._refuse_foreign()
-        digest = _digest(self._run.success) if self._run.success.exists() else None
+        digest = content_digest(self._run.success) if self._run.success.exists() else None
         self._withdraw_old_success(digest)
         self._note(dict.fromkeys(self._parts, "") | self._known)
         delivered = {name: self._bring(name, path) for name, path in sorted(self._parts.items())}

@@ -84,10 +84,12 @@ def test_what_somebody_put_over_a_part_or_beside_the_parts_is_found(run: RunDir,
     bucket.put(PART, b"mine")
     bucket.put("out/copy.parquet", b"mine")
     bucket.put("out/README.md", b"mine")
-    beside, over, advice = verify_run(run).problems
+    bucket.put("out/_SUCCESS", b"{}")
+    beside, success, over, advice = verify_run(run).problems
+    assert success == f"{bucket.url('out/_SUCCESS')}: another program put this; move it away"
     assert beside == f"{bucket.url('out')}/copy.parquet: not a part of this run; move it away"
     assert over == f"{bucket.url(PART)}: another program put this; move it away"
-    for key in ("out/copy.parquet", PART, "out/README.md"):
+    for key in ("out/copy.parquet", "out/_SUCCESS", PART, "out/README.md"):
         remove(bucket, key)
     follow(run, advice)
     assert {key: bucket.get(key) for key in bucket.list()} == whole and verify_run(run).ok
