@@ -45,7 +45,9 @@ _MAX_LAYERS = 10_000  # a hundred times those of any model: a damaged file says 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOW = {"sliding_window": 4096, "layer_types": None}
-_SWITCHED_WINDOW = _WINDOW | {"use_sliding_window": False, "max_window_layers": 28}
+_MISTRAL = _WINDOW | {"max_position_embeddings": 131_072, "num_attention_heads": 32, "num_key_value_heads": 8}
+_QWEN = _WINDOW | {"max_position_embeddings": 32_768, "num_key_value_heads": 32}
+_QWEN |= {"use_sliding_window": False, "max_window_layers": 28}
 _GEMMA: Mapping[str, Any] = {
     "head_dim": 256,
     "num_key_value_heads": 4,
@@ -65,7 +67,7 @@ FAMILIES: Mapping[str, Family] = {
         _BIASES,
     ),
     "MistralForCausalLM": Family(
-        "mistral", "Mistral; the text part of Mistral Small 3.1, 3.2, Magistral", "sliding window", _WINDOW
+        "mistral", "Mistral; the text part of Mistral Small 3.1, 3.2, Magistral", "sliding window", _MISTRAL
     ),
     "MixtralForCausalLM": Family(
         "mixtral",
@@ -81,14 +83,12 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 2,
         },
     ),
-    "Qwen2ForCausalLM": Family(
-        "qwen2", "Qwen2, Qwen2.5", "biases, sliding window layers", _SWITCHED_WINDOW, qkv_bias=True
-    ),
+    "Qwen2ForCausalLM": Family("qwen2", "Qwen2, Qwen2.5", "biases, sliding window layers", _QWEN, qkv_bias=True),
     "Qwen3ForCausalLM": Family(
         "qwen3",
         "Qwen3 (dense)",
         "QK-norm",
-        _SWITCHED_WINDOW | {"head_dim": 128, "attention_bias": False},
+        _QWEN | {"head_dim": 128, "attention_bias": False},
         qk_norm="head",
     ),
     "Qwen3MoeForCausalLM": Family(

@@ -40,6 +40,19 @@ def test_absent_keys_have_transformers_defaults() -> None:
     assert config.eos_token_ids == ()
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sizes_that_a_file_leaves_out_are_those_of_transformers(name: str) -> None:
+    sizes = {key: value for key, value in LLAMA.items() if key not in ("architectures", "num_key_value_heads")}
+    sizes |= {"hidden_size": 512, "num_attention_heads": 32, "pad_token_id": 0}
+    theirs = getattr(transformers, name).config_class(**sizes)
+    ours = read(sizes | {"architectures": [name]})
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+
+
 def test_old_and_new_rope_keys_mean_the_same() -> None:
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
