@@ -19,6 +19,7 @@ from bulkrun.errors import ModelError
 from bulkrun.sandbox import Sandbox, TemplateFailed
 
 Message = Mapping[str, Any]
+_PROBE = "probe"
 # The names a message's reasoning comes under; templates read the first or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -52,21 +53,36 @@ class ChatTemplate:
             raise ModelError(f"{name}, line {problem.lineno}: {problem.message}") from None
         except TemplateFailed as problem:
             raise ModelError(f"{name}: {problem}") from None
+        self._wants_parts = False
+        self._wants_parts = not self._shows(_PROBE) and self._shows(_as_parts(_PROBE))
 
     def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **options: Any) -> str:
         """The prompt text of one conversation; `options` are passed on (`enable_thinking=False`), whatever their names.
 
-        Raises TemplateFailed with the template's own complaint or the cap it ran into.
+        A content that is text becomes a list of one part where the template would leave it out otherwise. Raises
+        TemplateFailed with the template's own complaint or the cap it ran into.
         """
+        given = [_in_parts(message) for message in messages] if self._wants_parts else messages
         variables = {
             **self._special_tokens,
             "tools": None,
             "documents": None,
             **options,
-            "messages": [_with_reasoning(message) for message in messages],
+            "messages": [_with_reasoning(message) for message in given],
             "add_generation_prompt": add_generation_prompt,
         }
         return self._sandbox.render_capped(self._template, variables)
+
+    def _shows(self, content: str | list[dict[str, str]]) -> bool:
+        """Whether a user's text is in the prompt.
+
+        Templates of models that see, or that were made from such (Llama Guard 3 1B), may look for it in parts alone,
+        and go through a text letter by letter without a word.
+        """
+        try:
+            return _PROBE in self.render([{"role": "user", "content": content}])
+        except TemplateFailed:
+            return False
 
 
 class _GenerationTag(Extension):
@@ -78,6 +94,15 @@ class _GenerationTag(Extension):
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=lineno)
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": _as_parts(content)} if isinstance(content, str) else message
 
 
 def _with_reasoning(message: Message) -> dict[str, Any]:

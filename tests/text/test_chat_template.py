@@ -88,6 +88,24 @@ def test_renders_what_transformers_renders(name: str, chat: int, add_generation_
         assert ours.render(CHATS[chat], add_generation_prompt=add_generation_prompt, **options) == theirs[0]
 
 
+IN_PARTS = """{% for message in messages %}[{{ message.role }}]{% for part in message.content %}
+{%- if part.type == 'text' %}{{ part.text | trim }}{% endif %}{% endfor %}{% endfor %}"""
+IN_BOTH = """{% for message in messages %}{% if message.content is string %}text: {{ message.content }}
+{%- else %}{{ message.content[0].text }}{% endif %}{% endfor %}"""
+
+
+def test_a_text_is_not_lost_in_a_template_that_looks_for_parts() -> None:
+    chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": " Is this safe? "}]
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in chat]
+    theirs, _ = render_jinja_template([parts], chat_template=IN_PARTS)
+    assert ChatTemplate(IN_PARTS, {}).render(chat) == theirs[0] == "[system]Be kind.[user]Is this safe?"
+
+
+def test_a_template_that_takes_text_is_given_text() -> None:
+    assert ChatTemplate(IN_BOTH, {}).render([{"role": "user", "content": "Hi"}]) == "text: Hi"
+    assert ChatTemplate("always the same", {}).render([{"role": "user", "content": "Hi"}]) == "always the same"
+
+
 def test_options_may_have_any_name_and_never_replace_the_messages() -> None:
     template = ChatTemplate("{{ messages[0].content }} {{ cls }}", {})
     said = {"role": "user", "content": "Hi"}
