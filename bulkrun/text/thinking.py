@@ -197,7 +197,8 @@ def _forbid_all(mask: memoryview[int]) -> None:
 def _allow_all_but(mask: memoryview[int], token_ids: Sequence[int]) -> None:
     mask[:] = memoryview(b"\xff" * mask.nbytes).cast("i")
     for token_id in token_ids:
-        mask[token_id // 32] &= ~_bit(token_id)
+        if token_id // 32 < len(mask):  # a tokenizer may have more tokens than its model
+            mask[token_id // 32] &= ~_bit(token_id)
 
 
 def _allow(mask: memoryview[int], token_id: int) -> None:

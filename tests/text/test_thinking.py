@@ -146,6 +146,14 @@ def test_thoughts_before_an_answer_cannot_end_the_output(tokenizer: Tokenizer) -
     assert set(range(tokenizer.vocab_size)) - set(allowed) == {eos_of(tokenizer)}
 
 
+def test_an_end_that_the_model_does_not_have_is_no_trouble(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_dir(small_tokenizers.byte_level(tmp_path, {"eos_token": "<|added later|>"}))
+    made = constraint(tokenizer, 4, prompt="<think>")
+    num_logits = tokenizer.vocab_size // 64 * 32
+    allowed = allowed_tokens(made, num_logits)
+    assert allowed is not None and len(allowed) == num_logits
+
+
 def test_an_end_that_has_begun_is_finished_not_begun_again(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_dir(small_tokenizers.byte_level(tmp_path))
     markers = ThinkingMarkers(tokenizer, "<think>", "</think>")
