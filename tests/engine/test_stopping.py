@@ -105,6 +105,15 @@ def test_min_tokens_holds_every_end_back(make_engine: EngineFactory, free: list[
     assert stopped.num_output_tokens == 6  # seen early, honoured as soon as it may
 
 
+def test_min_tokens_holds_back_an_end_that_is_ignored(make_engine: EngineFactory, free: list[int]) -> None:
+    """As in vLLM: before so many tokens an end-of-sequence token cannot be generated; after them it may."""
+    expected = generate_with_transformers("llama", PROMPT, 5, eos_token_id=free[0], min_new_tokens=5)
+    engine = make_engine()
+    engine._sequences.eos_token_ids = frozenset([free[0]])
+    assert list(_one(engine, _greedy(min_tokens=5)).token_ids)[:5] == expected
+    assert list(_one(engine, _greedy()).token_ids) == free
+
+
 def test_output_that_already_reached_its_end_is_returned_as_it_is(make_engine: EngineFactory, free: list[int]) -> None:
     completion = _one(make_engine(), _greedy(max_tokens=4), output_token_ids=tuple(free[:4]))
     assert list(completion.token_ids) == free[:4]

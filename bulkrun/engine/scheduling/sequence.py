@@ -41,6 +41,7 @@ class Sequence:
         "eos_token_ids",
         "has_ended",
         "has_offered_tail",
+        "late_token_ids",
         "logprobs",
         "max_num_tokens",
         "num_cached_tokens",
@@ -85,6 +86,8 @@ class Sequence:
         ignores_eos = sampling.ignore_eos and sampling.structured_outputs is None
         self.eos_token_ids = frozenset() if ignores_eos else eos_token_ids
         self.stop_token_ids = self.eos_token_ids.union(sampling.stop_token_ids)
+        # what `min_tokens` holds back: as in vLLM an end does not come early where it is ignored either
+        self.late_token_ids = eos_token_ids.union(sampling.stop_token_ids)
         self.stop_matcher = stop_matcher
         self.constraint = constraint
         self.repetition = None if sampling.repetition_stop is None else RepetitionWatch(sampling.repetition_stop)

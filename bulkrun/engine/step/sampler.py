@@ -134,10 +134,10 @@ def _choose(
 
 def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence], staging: HostStaging) -> None:
     """Take the ending tokens away from the A sequences below their `min_tokens`, unless nothing else is left."""
-    early = [i for i, seq in enumerate(seqs) if seq.stop_token_ids and _is_early(seq)]
+    early = [i for i, seq in enumerate(seqs) if seq.late_token_ids and _is_early(seq)]
     if not early:
         return
-    pairs = [(i, token_id) for i in early for token_id in seqs[i].stop_token_ids]
+    pairs = [(i, token_id) for i in early for token_id in seqs[i].late_token_ids]
     index_A, *ends = staging.send(early, [i for i, _ in pairs], [token_id for _, token_id in pairs])
     ends_before = logits_SV[ends[0], ends[1]]
     logits_SV[ends[0], ends[1]] = float("-inf")
