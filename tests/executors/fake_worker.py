@@ -1,7 +1,7 @@
 """A supervised worker with the fake engine, which dies as told whenever a certain row is in it.
 
     python -m tests.executors.fake_worker OUT ROWS SHARD_ROWS --id ID [--poison ROW,ROW] [--die segv|exit137|kill|lost]
-        [--poisoned-answer ROW]
+        [--poisoned-answer ROW] [--supervisor PID]
 
 A poisoned answer lets the engine end it, and kills the process 0.2 s later, when it is read.
 The rows are a function of ROWS alone, so that the test can make the oracle.
@@ -23,6 +23,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.engine_runner import EngineLost
 from bulkrun.launch.processes.signals import drain_on_signal
+from bulkrun.launch.processes.supervisor import Supervisor
 from bulkrun.request import Request
 from tests.job import fake_engine
 from tests.job.fake_engine import FakeEngine
@@ -61,6 +62,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--die", choices=sorted(WAYS_TO_DIE), default="segv")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--supervisor", type=int, default=os.getppid())
     parser.add_argument("--ttl-s", type=float, default=30.0)
     return parser.parse_args(argv)
 
@@ -87,6 +89,8 @@ def main(argv: list[str]) -> int:
     engine = FakeEngine(options.max_num_seqs, step_s=options.step_s, poison=poison)
     try:
         with drain_on_signal(supervised=True) as drain:
+            supervisor = Supervisor(options.supervisor)
+            supervisor.tell_me_when_gone()
             drain.started()
             outcome = start(
                 options.out,
@@ -97,7 +101,7 @@ def main(argv: list[str]) -> int:
                 rebuild_engine=fail,
                 decode=decode,
                 worker=Worker.this_process(options.id),
-                should_stop=drain.should_stop,
+                should_stop=lambda: drain.should_stop() or supervisor.is_gone(),
                 ttl_s=options.ttl_s,
                 heartbeat_s=min(1.0, options.ttl_s / 10),
             )
