@@ -19,7 +19,7 @@ from typing import Any
 from bulkrun.errors import BulkrunError, ExecutorError, rebuilt
 from bulkrun.executors.head_watch import HeadWatch
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
-from bulkrun.executors.ray_connection import connected
+from bulkrun.executors.ray_connection import connected, gist
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.job.store.run_dir import RunDir
 
@@ -148,5 +148,8 @@ class RayWorkers:
         try:
             ended: Ended = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            return ExecutorError(f"Ray lost a worker for good: {str(error).splitlines()[0]}")
+            return ExecutorError(
+                f"Ray lost a worker for good: {gist(error)}; each node needs bulkrun itself, and the run, the input "
+                "and this folder under the same paths"
+            )
         return None if ended is None else rebuilt(*ended)

@@ -44,6 +44,14 @@ def connected(spec: RaySpec) -> Any:
     return ray
 
 
+def gist(error: Exception) -> str:
+    """The first line of what Ray says, and the last one where that is the cause, at the end of a traceback."""
+    said = "\n".join(str(one) for one in (error, error.__cause__) if one is not None)
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
+    has_cause = re.search(r'^\s*File "|Traceback \(most recent', said, re.MULTILINE) is not None
+    return f"{lines[0].removesuffix(':')}: {lines[-1]}" if has_cause else lines[0]
+
+
 def _refuse_unreachable(address: str | None) -> None:
     """Raise ExecutorError where nothing listens, within seconds."""
     if (match := re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d{1,5})", address or "")) is None:
@@ -75,7 +83,7 @@ def _init(ray: Any, address: str | None) -> None:
             f"ray.address {address!r}: takes connections, but no Ray head answers in {_ANSWER_S:.0f} s; {_THIS_PORT}"
         ) from None
     if isinstance(error, ConnectionError | RuntimeError | ValueError):
-        raise ExecutorError(f"ray.address {address!r}: {str(error).splitlines()[0]}") from error
+        raise ExecutorError(f"ray.address {address!r}: {gist(error)}") from error
     if error is not None:
         raise error
 

@@ -16,7 +16,7 @@ import pytest
 
 from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.executors import ray_connection
-from bulkrun.executors.ray_connection import connected
+from bulkrun.executors.ray_connection import connected, gist
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.launch.processes.signals import drain_on_signal
 
@@ -99,6 +99,22 @@ def test_what_ray_refuses_is_said_with_the_address(ray: SimpleNamespace, error: 
     ray.init = refuse
     with pytest.raises(ExecutorError, match=r"^ray\.address 'auto': no cluster$"):
         connected(RaySpec(address="auto"))
+
+
+def test_what_ray_says_in_many_lines_is_its_first_one_with_the_cause() -> None:
+    traceback = "    ^^^^\n  File \"x.py\", line 5, in __init__\n    ^^^^^\nFileNotFoundError: '/data/run'\n"
+    assert gist(RuntimeError(f"The actor died, H.__init__()\n{traceback}")) == (
+        "The actor died, H.__init__(): FileNotFoundError: '/data/run'"
+    )
+    bare = "Traceback (most recent call last):\n  worker.pyx\nModuleNotFoundError: no bulkrun\n"
+    assert gist(RuntimeError(f"The actor died\n{bare}")) == "The actor died: ModuleNotFoundError: no bulkrun"
+    refused = ConnectionError("Failed to connect")
+    refused.__cause__ = RuntimeError(
+        'No GCS. Last error: Traceback (most recent call last):\n  File "x"\nBadToken: missing\n'
+    )
+    assert gist(refused) == "Failed to connect: BadToken: missing"
+    assert gist(RuntimeError("The actor is dead.\nclass_name: H")) == "The actor is dead."
+    assert gist(RuntimeError()) == "RuntimeError"
 
 
 @pytest.mark.parametrize(
