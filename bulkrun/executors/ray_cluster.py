@@ -19,7 +19,7 @@ from typing import Any
 from bulkrun.errors import BulkrunError, ExecutorError, rebuilt
 from bulkrun.executors.head_watch import HeadWatch
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
-from bulkrun.executors.ray_connection import connected, gist
+from bulkrun.executors.ray_connection import connected, gist, head_address
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.job.store.run_dir import RunDir
 
@@ -72,11 +72,12 @@ class RayWorkers:
     def __init__(
         self, run: RunDir, command: WorkerCommand, count: int, spec: RaySpec, say: Callable[[str], None]
     ) -> None:
-        self._ray = connected(spec)
+        self._address = head_address(spec)
+        self._ray = connected(self._address)
         run = RunDir(run.root.resolve())
         gpus = spec.gpus if spec.gpus is not None else float("GPU" in self._ray.cluster_resources())
         self._wanted = {"CPU": spec.cpus, "GPU": gpus}
-        if spec.address is None and any(self._wanted[kind] > most for kind, most in self._largest().items()):
+        if self._address is None and any(self._wanted[kind] > most for kind, most in self._largest().items()):
             raise ExecutorError(f"no worker fits on this machine: {self._needs()}; lower ray.cpus or ray.gpus")
         # -1: for ever. An actor that was lost starts again, and so does its call, which is safe to repeat.
         again = {"max_restarts": -1, "max_task_retries": -1}
@@ -85,7 +86,7 @@ class RayWorkers:
         self._placed = [actor.is_placed.remote() for actor in self._hosts]
         self._calls = [actor.work.remote() for actor in self._hosts]
         self._say, self._say_at, self._waiting = say, time.monotonic() + _PLACED_AFTER_S, 0
-        self._address, self._head = spec.address, HeadWatch(self._ray.nodes)
+        self._head = HeadWatch(self._ray.nodes)
 
     def tend(self) -> bool:
         """Whether anybody works or will again. Raises the error that ended a worker, ExecutorError without a head."""
@@ -103,8 +104,10 @@ class RayWorkers:
 
     def stop(self, grace_s: float = DRAIN_S) -> list[BulkrunError]:
         """Let all save and end, and end those that do not. Returns the errors that kept some from saving."""
-        for actor in self._hosts:
-            actor.stop.remote()
+        _, going = self._ray.wait(self._calls, num_returns=len(self._calls), timeout=0)
+        for actor, call in zip(self._hosts, self._calls, strict=True):
+            if call in going:  # to one that has ended it would only fail, with words of Ray's, when that is killed
+                actor.stop.remote()
         # The host ends a worker after its own grace; a little longer lets it say how that went.
         done, _ = self._ray.wait(self._calls, num_returns=len(self._calls), timeout=grace_s + 5.0)
         ended = [self._ended(call) for call in done]

@@ -26,20 +26,26 @@ _TOKEN = Path("~/.ray/auth_token")  # where Ray keeps it
 _THIS_PORT = "is the head running, and is this its port (usually 6379, with ray:// 10001)?"
 
 
-def connected(spec: RaySpec) -> Any:
+def head_address(spec: RaySpec) -> str | None:
+    """Where the cluster's head is, as the job or Ray's own variable has it; None for a Ray that is started here."""
+    stated = None if spec.address == "auto" else spec.address
+    return stated or os.environ.get("RAY_ADDRESS") or spec.address
+
+
+def connected(address: str | None) -> Any:
     """The module `ray`, connected to the cluster (a local one is started where there is no address).
 
     Raises ExecutorError where Ray is not installed, or nobody at the address answers as its head does.
     """
-    if spec.address not in (None, "auto") and user_path(_TOKEN).exists():
+    if address not in (None, "auto") and user_path(_TOKEN).exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # a stated address is shown a token only where that is wanted
     try:
         import ray
     except ImportError:
         raise ExecutorError("run.executor ray needs Ray: pip install 'ray[client]>=2.40'") from None
     if not ray.is_initialized():
-        _refuse_unreachable(spec.address)
-        _init(ray, spec.address)
+        _refuse_unreachable(address)
+        _init(ray, address)
         _take_back_sigterm()
     return ray
 
@@ -63,12 +69,16 @@ def _refuse_unreachable(address: str | None) -> None:
 
 
 def _init(ray: Any, address: str | None) -> None:
-    """`ray.init`, for which signals need not wait."""
+    """`ray.init`, for which signals need not wait.
+
+    Given no address it joins what was started on this machine before, and tries for ever where that was killed.
+    """
+    options = {"address": address or "local", "include_dashboard": False, "log_to_driver": False}
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def init() -> None:
         try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+            ray.init(**options, logging_level=logging.ERROR)
         except Exception as error:  # whoever waits raises it
             ended.put(error)
         else:
@@ -80,10 +90,11 @@ def _init(ray: Any, address: str | None) -> None:
         error = ended.get(timeout=None if address is None else _ANSWER_S)
     except queue.Empty:
         raise ExecutorError(
-            f"ray.address {address!r}: takes connections, but no Ray head answers in {_ANSWER_S:.0f} s; {_THIS_PORT}"
+            f"ray.address {address!r}: no Ray head answers there in {_ANSWER_S:.0f} s; {_THIS_PORT}"
         ) from None
     if isinstance(error, ConnectionError | RuntimeError | ValueError):
-        raise ExecutorError(f"ray.address {address!r}: {gist(error)}") from error
+        where = "a local Ray" if address is None else f"ray.address {address!r}"
+        raise ExecutorError(f"{where}: {gist(error)}") from error
     if error is not None:
         raise error
 

@@ -16,7 +16,7 @@ import pytest
 
 from bulkrun.errors import ExecutorError, Interrupted
 from bulkrun.executors import ray_connection
-from bulkrun.executors.ray_connection import connected, gist
+from bulkrun.executors.ray_connection import connected, gist, head_address
 from bulkrun.job.jobfile.cluster import RaySpec
 from bulkrun.launch.processes.signals import drain_on_signal
 
@@ -36,7 +36,7 @@ def test_an_address_where_nothing_listens_is_said_before_ray_tries_for_minutes(
     with socket.socket() as taken:  # bound and not listening
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ExecutorError, match=r"ray\.address .*: nothing answers there \(.*is the head running"):
-            connected(RaySpec(address=address.format(port=taken.getsockname()[1])))
+            connected(address.format(port=taken.getsockname()[1]))
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_what_takes_connections_and_is_no_head_is_said_after_a_while(
     forever = threading.Event()
     ray.init = lambda **_: forever.wait()
     monkeypatch.setattr(ray_connection, "_ANSWER_S", 0.1)
-    with pytest.raises(ExecutorError, match=r"127.*: takes connections, but no Ray head answers.*usually 6379"):
-        connected(RaySpec(address=f"127.0.0.1:{no_head}"))
+    with pytest.raises(ExecutorError, match=r"127.*: no Ray head answers there.*usually 6379"):
+        connected(f"127.0.0.1:{no_head}")
     forever.set()
 
 
@@ -62,7 +62,7 @@ def test_a_signal_is_heard_while_ray_waits(ray: SimpleNamespace, no_head: int) -
     ray.init = lambda **_: os.kill(os.getpid(), signal.SIGINT) or forever.wait()
     began = time.monotonic()
     with pytest.raises(Interrupted, match="stopped by SIGINT while starting"), drain_on_signal():
-        connected(RaySpec(address=f"127.0.0.1:{no_head}"))
+        connected(f"127.0.0.1:{no_head}")
     assert time.monotonic() - began < ray_connection._ANSWER_S
     forever.set()
 
@@ -77,7 +77,7 @@ def test_sigterm_stays_what_it_was(ray: SimpleNamespace) -> None:
     ray.init = init
     with drain_on_signal() as drain:
         drain.started()
-        connected(RaySpec())
+        connected(None)
         signal.raise_signal(signal.SIGTERM)
         assert drain.received == "SIGTERM"
 
@@ -86,7 +86,7 @@ def test_the_thread_that_started_a_local_ray_stays(ray: SimpleNamespace) -> None
     """Its processes end with it."""
     threads: list[threading.Thread] = []
     ray.init = lambda **_: threads.append(threading.current_thread())
-    connected(RaySpec())
+    connected(None)
     threads[0].join(0.05)
     assert threads[0].is_alive() and threads[0].daemon
 
@@ -98,7 +98,7 @@ def test_what_ray_refuses_is_said_with_the_address(ray: SimpleNamespace, error: 
 
     ray.init = refuse
     with pytest.raises(ExecutorError, match=r"^ray\.address 'auto': no cluster$"):
-        connected(RaySpec(address="auto"))
+        connected("auto")
 
 
 def test_what_ray_says_in_many_lines_is_its_first_one_with_the_cause() -> None:
@@ -131,5 +131,32 @@ def test_a_stated_head_is_shown_the_token_that_is_there(
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.setattr(ray_connection, "_refuse_unreachable", lambda _: None)
     ray.init = lambda **_: None
-    connected(RaySpec(address=address))
+    connected(address)
     assert os.environ.get("RAY_AUTH_MODE") == ("token" if is_shown else None)
+
+
+@pytest.mark.parametrize(
+    ("stated", "variable", "address"),
+    [
+        (None, None, None),
+        (None, "10.0.0.1:6379", "10.0.0.1:6379"),
+        ("auto", "10.0.0.1:6379", "10.0.0.1:6379"),
+        ("auto", None, "auto"),
+        ("10.0.0.2:6379", "10.0.0.1:6379", "10.0.0.2:6379"),
+    ],
+)
+def test_the_head_is_where_the_job_says_or_rays_own_variable(
+    monkeypatch: pytest.MonkeyPatch, stated: str | None, variable: str | None, address: str | None
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    assert head_address(RaySpec(address=stated)) == address
+
+
+def test_without_an_address_ray_is_told_to_start_its_own(ray: SimpleNamespace) -> None:
+    """And joins none that somebody started and killed on this machine: it would try for ever."""
+    asked: list[object] = []
+    ray.init = lambda **options: asked.append(options["address"])
+    connected(None)
+    assert asked == ["local"]

@@ -21,21 +21,28 @@ from bulkrun.job.store.run_dir import RunDir
 class Actor:
     """One whose calls come to nothing yet; a call is its own reference."""
 
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *_: name)
+        return SimpleNamespace(remote=lambda *_: self._asked.append(name) or name)
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Ray with two nodes of 8 CPUs, and a third that died; all calls of `done` have ended."""
+    """Ray with two nodes of 8 CPUs, and a third that died; all calls of `done` have ended, `asked` were made."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     nodes = [{"Resources": {"CPU": 8.0}, "Alive": True}] * 2 + [{"Resources": {"CPU": 99.0}, "Alive": False}]
     ray = SimpleNamespace(
         is_initialized=lambda: True,
         cluster_resources=lambda: {"CPU": 16.0},
         nodes=lambda: nodes,
-        remote=lambda **_: lambda host: SimpleNamespace(remote=lambda *_: Actor()),
+        remote=lambda **_: lambda host: SimpleNamespace(remote=lambda *_: Actor(ray.asked)),
         get=lambda call: None,
         done=[],
+        asked=[],
+        kill=lambda actor: None,
+        exceptions=SimpleNamespace(RayError=RuntimeError),
     )
     ray.wait = lambda calls, **_: ([c for c in calls if c in ray.done], [c for c in calls if c not in ray.done])
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -72,6 +79,16 @@ def test_nothing_is_said_once_all_have_a_place(
     ray.done = ["is_placed"]
     said: list[str] = []
     assert workers(tmp_path, said, address="auto").tend() and said == []
+
+
+@pytest.mark.parametrize(("done", "stopped"), [([], 3), (["work"], 0)])
+def test_only_workers_that_work_are_told_to_stop(
+    ray: SimpleNamespace, tmp_path: Path, done: list[str], stopped: int
+) -> None:
+    running = workers(tmp_path, [], address="auto")
+    ray.done = done
+    running.stop()
+    assert ray.asked.count("stop") == stopped
 
 
 def test_workers_that_lost_their_place_are_said_too(
