@@ -27,6 +27,7 @@ WorkerCommand = Callable[[RunDir, str, int], list[str]]  # of a run, a worker's 
 Ended = tuple[str, str] | None  # the error that ended a worker: its class and its message
 
 _TEND_EVERY_S = 0.2
+_EACH_NODE = "each node needs bulkrun itself, and the run, the input and this folder under the same paths"
 _PLACED_AFTER_S = 30.0  # usually; an actor starts within seconds
 
 
@@ -151,8 +152,8 @@ class RayWorkers:
         try:
             ended: Ended = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            return ExecutorError(
-                f"Ray lost a worker for good: {gist(error)}; each node needs bulkrun itself, and the run, the input "
-                "and this folder under the same paths"
+            to_do = (
+                _EACH_NODE if "creation task" in str(error) else "what is finished is saved; the same command continues"
             )
+            return ExecutorError(f"Ray lost a worker for good: {gist(error).rstrip('.')}; {to_do}")
         return None if ended is None else rebuilt(*ended)

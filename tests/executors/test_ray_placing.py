@@ -91,6 +91,25 @@ def test_only_workers_that_work_are_told_to_stop(
     assert ray.asked.count("stop") == stopped
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("The actor died unexpectedly.", "died unexpectedly; what is finished is saved; the same command continues"),
+        ("The actor died in its creation task", "creation task; each node needs bulkrun itself"),
+    ],
+)
+def test_a_worker_that_ray_gives_up_is_said_with_what_to_do(
+    ray: SimpleNamespace, tmp_path: Path, words: str, said: str
+) -> None:
+    def lost(call: str) -> None:
+        raise ray.exceptions.RayError(words)
+
+    running = workers(tmp_path, [], address="auto")
+    ray.done, ray.get = ["work"], lost
+    with pytest.raises(ExecutorError, match=said):
+        running.tend()
+
+
 def test_workers_that_lost_their_place_are_said_too(
     ray: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
