@@ -65,7 +65,8 @@ class RaySpec(Section):
     """How `submit --executor ray` places its workers: one Ray actor each (Ray Core, the extra `bulkrun[ray]`)."""
 
     address: str | None = Field(
-        None, description="An existing cluster: auto, HOST:PORT or ray://HOST:10001. Default: start a local one."
+        None,
+        description="An existing cluster: auto, HOST:PORT or ray://HOST:10001. Default: RAY_ADDRESS, else a local one.",
     )
     gpus: float | None = Field(None, ge=0, description="GPUs per worker. Default: 1 if the cluster has any, else 0.")
     cpus: float = Field(1, ge=0, description="CPUs per worker.")
