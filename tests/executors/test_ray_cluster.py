@@ -16,11 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
 import pytest
 
+from tests.executors import cluster_jobs
 from tests.executors.fake_worker import job_of, rows_of
 from tests.job.small_runs import oracle, results
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs `pip install 'bulkrun[ray]'`"),
@@ -29,23 +30,6 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, REAL_ROWS = 400, 8
-JOB = """\
-name: on-ray
-model: bundled:tiny
-input: {{path: {input}}}
-prompt: {{column: text}}
-sampling: {{max_tokens: 4, temperature: 0}}
-output: {{path: {output}}}
-engine: {{device: cpu, dtype: float32}}
-ray: {{cpus: 1}}
-"""
-
-
-def write_job(folder: Path) -> Path:
-    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(REAL_ROWS)))
-    path = folder / "job.yaml"
-    path.write_text(JOB.format(input=folder / "rows.jsonl", output=folder / "real"))
-    return path
 
 
 class AtWork(NamedTuple):
@@ -76,7 +60,9 @@ def all_answer(out: Path, workers: list[AtWork]) -> bool:
 
 def test_two_actors_killed_three_times_answer_every_row_once(tmp_path: Path) -> None:
     out = tmp_path / "on-ray"
-    command = [sys.executable, "-m", "tests.executors.ray_run", str(out), str(ROWS), str(write_job(tmp_path))]
+    cluster_jobs.write_rows(tmp_path, REAL_ROWS)
+    job = cluster_jobs.write_job(tmp_path, "real", "ray: {cpus: 1}\n", max_tokens=4)
+    command = [sys.executable, "-m", "tests.executors.ray_run", str(out), str(ROWS), str(job)]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
     until, victims = time.monotonic() + 240, set[AtWork]()
@@ -90,9 +76,5 @@ def test_two_actors_killed_three_times_answer_every_row_once(tmp_path: Path) -> 
     assert process.wait(60) == 0, process.stderr.read() if process.stderr else ""
     assert len(victims) == 3
     assert results(out) == oracle(rows_of(ROWS), job_of(out))
-    (part,) = (tmp_path / "real").glob("part-*.parquet")
-    assert pq.read_table(part).column("error_code").to_pylist() == [None] * REAL_ROWS
-    gone = time.monotonic() + 15
-    while at_work(out):
-        assert time.monotonic() < gone, "a worker outlived its run"
-        time.sleep(0.1)
+    assert all(row["error_code"] is None for row in cluster_jobs.results(tmp_path / "real", REAL_ROWS))
+    wait_until(lambda: not at_work(out), "the end of its workers", 15)
