@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -31,6 +33,8 @@ class Table:
         self.format, self.pieces, self.prefix = ".jsonl", 1, "rows"
         self.extra = False  # a column that comes and goes
         self._made = 0
+        self.whole_ids = typed and rng.random() < 0.5
+        self.hidden: str | None = None  # rows with this tag are none of `input.sql`
         folder.mkdir()
         self.add(rng.randint(4, 14))
         self.write()
@@ -38,17 +42,18 @@ class Table:
     def add(self, count: int) -> None:
         for _ in range(count):
             self._made += 1
-            row = {"id": f"r{self._made}", "text": self._text(), "tag": self._tag(), "score": self._score()}
+            name = 7 * self._made if self.whole_ids else f"r{self._made}{self.rng.choice(['', ' é', ',:%'])}"
+            row = {"id": name, "text": self._text(), "tag": self._tag(), "score": self._score()}
             self.rows.insert(self.rng.randint(0, len(self.rows)), row)
 
     def _text(self) -> str | None:
         kind = self.rng.random()
         if kind < 0.12:
             return self.rng.choice([None, LONG, "zero"])
-        return f"text {self.rng.randrange(80)}"  # some rows have the same
+        return f"text {self.rng.randrange(80)}{self.rng.choice(['', '', '', ' é', chr(10) + '|'])}"  # some are the same
 
     def _tag(self) -> str | None:
-        return self.rng.choice(["en", "de", "a b", None])
+        return self.rng.choice(["en", "de", "a b/c=d", "2024-01-01", "07", 'é"q", ~', "NULL", None])
 
     def _score(self) -> Any:
         score = self.rng.randint(0, 9) + (0.5 if self.rng.random() < 0.1 else 0)
@@ -142,7 +147,8 @@ class Table:
 
     def read(self) -> list[Row | None]:
         """The rows as a reader of these files has them: numbers of one type, no nulls in CSV."""
-        return [None if row is None else self._typed(row) for row in self._shown(self.rows)]
+        rows = [row for row in self.rows if row is None or self.hidden is None or row["tag"] != self.hidden]
+        return [None if row is None else self._typed(row) for row in self._shown(rows)]
 
     def _typed(self, row: Row) -> Row:
         if ".csv" in self.format:
@@ -177,4 +183,8 @@ def _write(path: Path, rows: Sequence[Row | None]) -> None:
 
 
 def _line(kind: str, row: Row) -> str:
-    return json.dumps(row) if kind == ".jsonl" else ",".join(value or "" for value in row.values())
+    if kind == ".jsonl":
+        return json.dumps(row)
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(row.values())
+    return line.getvalue()

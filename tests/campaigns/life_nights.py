@@ -45,7 +45,7 @@ class NightSteps(Steps):
         drop = self.rng.random() < 0.5
         today, broken = self.today(limit)
         asker = self.asker(settings, list(today.values()))
-        unread = limit is not None and len(self.table.rows[:limit]) >= limit
+        unread = limit is not None and len(self.table.read()[:limit]) >= limit
         same = settings == self.settings
         night = Night(asker, today, unread, drop, refresh and same)
         run = {"limit": limit, "on_vanished": "drop" if drop else "keep"}

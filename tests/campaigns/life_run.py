@@ -56,20 +56,34 @@ class Death:
 
 def in_child(work: Callable[[], Any], death: Death | None = None) -> Ended:
     """Run it in a forked process: this one has no threads, and no command finds what another left in memory."""
+    return _start(work, death)()
+
+
+def in_children(one: Callable[[], Any], death: Death | None, other: Callable[[], Any]) -> tuple[Ended, Ended]:
+    """Two at the same time."""
+    ends = _start(one, death), _start(other, None)
+    return ends[0](), ends[1]()
+
+
+def _start(work: Callable[[], Any], death: Death | None) -> Callable[[], Ended]:
+    """Fork; what is returned waits for the end."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
+        doomed = dying(work, death.at, before=death.before, number=death.signal) if death else work
         with os.fdopen(writing, "wb") as stream:
-            stream.write(
-                pickle.dumps(_ended(dying(work, death.at, before=death.before, number=death.signal) if death else work))
-            )
+            stream.write(pickle.dumps(_ended(doomed)))
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        said = stream.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return pickle.loads(said) if code == 0 else Ended(killed=True, message=str(code))
+
+    def end() -> Ended:
+        with os.fdopen(reading, "rb") as stream:
+            said = stream.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return pickle.loads(said) if code == 0 else Ended(killed=True, message=str(code))
+
+    return end
 
 
 def _ended(work: Callable[[], Any]) -> Ended:
@@ -111,7 +125,7 @@ def look(out: Path, exports: bool) -> Seen:
     """Read it in every way that there is; what disagrees is a problem."""
     run, seen = RunDir(out), Seen()
     parts = sorted(out.glob("**/*.parquet"))
-    seen.rows = _glob(out) if parts else []
+    seen.rows = read_glob(out)
     schemas = {str(pq.read_schema(path).remove_metadata()) for path in parts}
     if len(schemas) > 1:
         seen.problems.append(f"{len(schemas)} schemas in one glob")
@@ -142,8 +156,12 @@ def look(out: Path, exports: bool) -> Seen:
     return seen
 
 
-def _glob(out: Path) -> list[dict[str, Any]]:
-    return duckdb.connect().sql(f"SELECT * FROM '{out}/**/*.parquet'").to_arrow_table().to_pylist()
+def read_glob(out: Path) -> list[dict[str, Any]]:
+    """All rows, by DuckDB's glob alone."""
+    parts = f"read_parquet('{out}/**/*.parquet', hive_types_autocast = false)"
+    if not any(out.glob("**/*.parquet")):
+        return []
+    return duckdb.connect().sql(f"SELECT * FROM {parts}").to_arrow_table().to_pylist()
 
 
 def leftovers(out: Path) -> list[str]:
@@ -165,7 +183,8 @@ def leftovers(out: Path) -> list[str]:
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return int(row["row"]), int(row["sample"]), row["id"] or None, row["response"] or None, row["error_code"] or None
+    texts = (row["id"], row["tag"], row.get("text"), row["response"], row["error_code"])
+    return int(row["row"]), int(row["sample"]), *(str(text) if text not in (None, "") else None for text in texts)
 
 
 def _queried(out: Path, rows: list[dict[str, Any]]) -> list[str]:
@@ -180,8 +199,8 @@ def _exported(run: RunDir, rows: list[dict[str, Any]]) -> list[str]:
         path = run.root.parent / f"export.{name}"
         report = export_run(run, ExportOptions(name, path, force=True), sys.stdout.buffer)
         if name == "openai":
-            failed = {key[0] for key in want if key[4]}
-            good = {key[0] for key in want if not key[4]}
+            failed = {key[0] for key in want if key[-1]}
+            good = {key[0] for key in want if not key[-1]}
             got: Any = (report.output_lines, report.error_lines)
             problems += [] if got == (len(good), len(failed)) else [f"openai lines {got}"]
             path.with_name("export.errors.openai").unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -51,12 +50,14 @@ class Step:
     death: Death | None = None
     begins: bool = False  # a run of its own: the old rows may be gone before the new ones come
     cleans: bool = False
+    beside: Callable[[], Any] | None = None  # runs at the same time
+    same_beside: bool = False
     accepted: Callable[[Any], None] = lambda value: None
     counts: Mapping[str, int] | None = None
 
     def __str__(self) -> str:
         died = f" {signal.Signals(self.death.signal).name} at {self.death.at}" if self.death else ""
-        return f"{self.kind} {self.said}{died}"
+        return f"{self.kind} {self.said}{died}{' twice at once' if self.same_beside else ''}"
 
     def in_between(self, truth: Truth) -> Truth:
         """What may be there when it was cut short."""
@@ -97,10 +98,14 @@ class Steps:
     def __init__(self, life: Life) -> None:
         self.life, self.rng = life, life.rng
         rng: random.Random = life.rng
+        hidden = rng.choice([None, None, "de"])
         self.sql = rng.choice([None, None, None, "SELECT * FROM input"])
+        if self.sql is not None and hidden is not None:
+            self.sql += f" WHERE tag IS DISTINCT FROM '{hidden}'"
         self.columns = rng.choice([None, None, ["tag"]])
         self.settings = Settings(samples=rng.choice([1, 1, 2]), temperature=rng.choice([0.0, 0.0, 0.9]))
         self.table = Table(life.folder / "in", rng, typed=rng.random() < 0.5, with_broken=self.sql is None)
+        self.table.hidden = hidden if self.sql is not None else None
 
     def __str__(self) -> str:
         facts = {"sql": self.sql, "columns": self.columns, "typed": self.table.typed, **vars(self.settings)}
@@ -148,19 +153,27 @@ class Steps:
 
     def values_of(self, row: Mapping[str, Any]) -> Values:
         names = ("id", "text", "tag", "score", "extra")
-        return tuple((name, row[name]) for name in names if name in row)
+        return tuple((name, row[name]) for name in names if name in row)  # in the order of `asker`
 
     def next(self) -> Step:
         """The unfinished command again, or another one."""
         if (again := self.life.unfinished) is not None and (self.must_go_on(again) or self.rng.random() < 0.55):
             errors = (*again.errors, "ResumeError") if again.kind == "retry" else again.errors
-            return replace(again, death=self.death(0.4), counts=None, errors=errors)
+            return self.crowded(replace(again, death=self.death(0.4), counts=None, errors=errors))
         if not self.exists:
             return self.submit()
-        return self.other()
+        return self.crowded(self.other())
+
+    def crowded(self, step: Step) -> Step:
+        """Now and then somebody else is at it at the same moment."""
+        if step.begins or self.rng.random() < 0.85:
+            return replace(step, beside=None, same_beside=False)
+        if self.rng.random() < 0.6:
+            return replace(step, beside=step.work, same_beside=True)
+        return replace(step, beside=partial(compact, RunDir(self.life.out), 4, grace_s=0))
 
     def must_go_on(self, step: Step) -> bool:
-        return step.begins and not self.life.seen.finished
+        return step.kind == "refresh" or (step.begins and not self.life.seen.finished)
 
     def other(self) -> Step:
         raise NotImplementedError
@@ -190,8 +203,6 @@ class Steps:
 
     def begun(self) -> None:
         """A new run has the place of the old one."""
-        for aside in self.life.folder.glob("out.*"):
-            shutil.rmtree(aside)
 
     def overrides(self) -> tuple[tuple[str, ...], Settings]:
         said, changed = self.rng.choice(_OVERRIDES)

@@ -27,7 +27,7 @@ from typing import Any
 from tests.campaigns.life_nights import NightSteps
 from tests.campaigns.life_oracle import Sample, Truth, shown_among
 from tests.campaigns.life_plain import PlainSteps
-from tests.campaigns.life_run import Ended, Seen, in_child, look
+from tests.campaigns.life_run import Ended, Seen, in_child, in_children, look, read_glob
 from tests.campaigns.life_steps import Step, Steps
 
 _TEMPORARY = re.compile(r"/\.[^/]*\.[0-9a-f]{16}\.tmp$|^\.bulkrun-probe\.")
@@ -65,11 +65,23 @@ class Life:
         step = self.steps.next()
         self.trace.append(str(step))
         self.tally[step.kind] += 1
-        ended = in_child(step.work, step.death)
+        before = self.seen.rows
+        ended = self._run(step)
         self.trace[-1] += f" -> {'killed' if ended.killed else ended.error or 'done'} {ended.message[:90]}"
         done = self._take(step, ended)
         self._look()
         self._check(step, ended, done)
+        self._check_aside(step, before)
+
+    def _run(self, step: Step) -> Ended:
+        """The end of a command; where another one ran beside it, of that of the two which came to an end."""
+        if step.beside is None:
+            return in_child(step.work, step.death)
+        self.tally["beside"] += 1
+        ended, other = in_children(step.work, step.death, step.beside)
+        self.trace[-1] += f" (beside: {other.error or 'done'} {other.message[:90]})"
+        self._require(other.error in (None, "RunError", "UsageError", *step.errors), f"beside: {other}")
+        return other if step.same_beside and other.error is None else ended
 
     def _take(self, step: Step, ended: Ended) -> bool:
         """What the end of a command means for what must be there; whether it came to its end."""
@@ -82,6 +94,8 @@ class Life:
             return False
         if ended.error is not None:
             self.tally["refused"] += 1
+            if step.beside is not None and ended.error == "RunError":
+                return False
             self._require(ended.error in step.errors, f"{step}: {ended.error}, {ended.message}")
             return False
         self._require(None in step.errors, f"{step}: was not refused with {step.errors}")
@@ -109,7 +123,7 @@ class Life:
         if done:
             self._require(self.settled, f"{step} is done, the run is not: {seen.status}")
             self._check_leftovers(step)
-            if (wrong := self.steps.wrong(step, ended.value)) is not None:
+            if step.beside is None and (wrong := self.steps.wrong(step, ended.value)) is not None:
                 raise Divergence(wrong)
 
     def _check_rows(self) -> None:
@@ -159,6 +173,13 @@ class Life:
         told = (status["state"], status["rows_total"], status["rows_done"], status["error_rows"], status["message"])
         self._require(told == (state, len(rows), len(rows), errors.total(), None), f"status: {status}, rows {want}")
         self._require(status["completion_tokens"] == totals["completion_tokens"], f"tokens: {status}, {totals}")
+
+    def _check_aside(self, step: Step, before: list[dict[str, Any]]) -> None:
+        """What `--fresh` moved aside is as it was."""
+        for aside in self.folder.glob("out.*"):
+            rows = in_child(lambda aside=aside: read_glob(aside)).value
+            self._require(rows == before, f"{step}: {aside.name} holds {rows}, not {before}")
+            shutil.rmtree(aside)
 
     def _check_leftovers(self, step: Step) -> None:
         left = [path for path in self.seen.leftovers if step.cleans or not path.startswith(".out.compact")]
