@@ -44,6 +44,7 @@ class Table:
             self._made += 1
             name = 7 * self._made if self.whole_ids else f"r{self._made}{self.rng.choice(['', ' é', ',:%'])}"
             row = {"id": name, "text": self._text(), "tag": self._tag(), "score": self._score()}
+            row["most"] = self._most()
             self.rows.insert(self.rng.randint(0, len(self.rows)), row)
 
     def _text(self) -> str | None:
@@ -58,6 +59,11 @@ class Table:
     def _score(self) -> Any:
         score = self.rng.randint(0, 9) + (0.5 if self.rng.random() < 0.1 else 0)
         return score if self.typed else str(score)
+
+    def _most(self) -> Any:
+        """The row's own sampling.max_tokens, in jobs that read it."""
+        most = self.rng.choice([1, 2, 5, 8, 8, None])
+        return most if self.typed or most is None else str(most)
 
     def mutate(self) -> str:
         """One thing that happens to an input between two nights; its name."""
@@ -74,8 +80,8 @@ class Table:
 
     def _change(self) -> None:
         for row in self.some(4):
-            name = self.rng.choice(["text", "text", "tag", "score"])
-            row[name] = {"text": self._text, "tag": self._tag, "score": self._score}[name]()
+            name = self.rng.choice(["text", "text", "tag", "score", "most"])
+            row[name] = {"text": self._text, "tag": self._tag, "score": self._score, "most": self._most}[name]()
 
     def some(self, most: int) -> list[Row]:
         whole = [row for row in self.rows if row is not None]
@@ -176,7 +182,7 @@ def _write(path: Path, rows: Sequence[Row | None]) -> None:
     kind = path.suffixes[0]
     lines = [BROKEN[kind] if row is None else _line(kind, row) for row in rows]
     if kind == ".csv":
-        whole = next((row for row in rows if row is not None), {"id": 0, "text": 0, "tag": 0, "score": 0})
+        whole = next((row for row in rows if row is not None), {"id": 0, "text": 0, "tag": 0, "score": 0, "most": 0})
         lines.insert(0, ",".join(whole))
     data = "".join(f"{line}\n" for line in lines).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -186,5 +192,5 @@ def _line(kind: str, row: Row) -> str:
     if kind == ".jsonl":
         return json.dumps(row)
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(row.values())
-    return line.getvalue()
+    csv.writer(line, lineterminator="\n").writerow(row.values())
+    return line.getvalue().removesuffix("\n")

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.runs.preview import plan_job
 from tests.campaigns.life_input import Row
@@ -29,8 +31,8 @@ class NightSteps(Steps):
         changes = [self.table.mutate() for _ in range(self.rng.choice([0, 1, 1, 2, 3]))]
         if changes:
             self.life.unfinished = None
-        kinds = [self.submit, self.retry, self.compact, self.fresh, self.refresh, self.other_settings]
-        step = self.rng.choices(kinds, [10, 4, 2, 1, 2, 1])[0]()
+        kinds = [self.submit, self.retry, self.compact, self.fresh, self.refresh, self.other_settings, self.lost]
+        step = self.rng.choices(kinds, [10, 4, 2, 1, 2, 1, 1])[0]()
         step.said = f"[{', '.join(changes)}] {step.said}"
         return step
 
@@ -110,6 +112,21 @@ class NightSteps(Steps):
         """Which are refused."""
         step = self.submit(replace(self.settings, max_tokens=9))
         return replace(step, kind="other settings")
+
+    def lost(self) -> Step:
+        """`_SUCCESS` is deleted, maybe with a part, as messages say; the same command mends that."""
+        parts = sorted(self.life.out.glob("*.parquet"))
+        if not self.life.settled or not parts:
+            return self.submit()
+        self.life.used.clear()
+        gone = self.rng.choice([None, self.rng.choice(parts)])
+        if gone is not None:
+            for row in pq.read_table(gone, columns=["id"]).to_pylist():
+                self.life.forget(row["id"])
+            gone.unlink()
+        (self.life.out / "_SUCCESS").unlink()
+        step = self.submit()
+        return replace(step, kind="lost", said=f"{gone and gone.name} {step.said}", counts=None)
 
     def retry(self) -> Step:
         today, _ = self.today()

@@ -40,6 +40,7 @@ class Settings:
     samples: int = 1
     max_model_len: int = 96
     truncate: bool = False
+    per_row: bool = False
 
     @property
     def salt(self) -> tuple[Any, ...]:
@@ -101,22 +102,29 @@ class Asker:
 
     def key(self, row: Mapping[str, Any] | None) -> tuple[Any, ...]:
         text, code = self.prompt(row)
-        return ("refused", code, repr(self._values(row))) if text is None else ("runs", text, self.settings.salt)
+        if text is None or row is None:
+            return "refused", code, repr(self._values(row))
+        return "runs", text, self.settings.salt, self._own(row)
+
+    def _own(self, row: Mapping[str, Any]) -> int | None:
+        """The row's own max_tokens."""
+        return int(row["most"]) if self.settings.per_row and row["most"] else None
 
     def result(self, row: Mapping[str, Any] | None, position: int) -> Result:
         """What a run of the row ends with."""
         (text, code), values = self.prompt(row), self._values(row)
         name = str(row["id"]) if self.named and row is not None else str(position)
-        samples = (self._sample(text, code, values, name, number) for number in range(self.settings.samples))
+        most = (self._own(row) if row is not None else None) or self.settings.max_tokens
+        samples = (self._sample(text, code, values, name, number, most) for number in range(self.settings.samples))
         return Result(tuple(samples), self.key(row))
 
-    def _sample(self, text: str | None, code: str | None, values: Values, name: str, number: int) -> Sample:
+    def _sample(self, text: str | None, code: str | None, values: Values, name: str, number: int, most: int) -> Sample:
         settings = self.settings
         if text is None or text in self.failing:
             return Sample(None, code or self.failing[str(text)], values)
-        if settings.truncate and len(tokens_of(text)) > settings.max_model_len - settings.max_tokens:
+        if settings.truncate and len(tokens_of(text)) > settings.max_model_len - most:
             return Sample(ANY, None, values)
-        params = SamplingParams(max_tokens=settings.max_tokens, temperature=settings.temperature)
+        params = SamplingParams(max_tokens=most, temperature=settings.temperature)
         seed = row_seed(settings.seed, name, number)
         return Sample(decode([expected_tokens(Request("", tokens_of(text), params, seed))])[0], None, values)
 

@@ -145,7 +145,7 @@ def look(out: Path, exports: bool) -> Seen:
     )
     seen.status = {name: getattr(status, name) for name in names} | {"update": status.update is not None}
     seen.leftovers = leftovers(out)
-    if [found.root for found in find_runs(out.parent) if found.root == out] != [out]:
+    if not out.is_symlink() and [run.root for run in find_runs(out.parent) if run.root == out] != [out]:
         seen.problems.append("`list` does not find it")
     errors = Counter(row["error_code"] for row in seen.rows if row["error_code"])
     settled = seen.finished and not seen.status["update"]
@@ -166,6 +166,7 @@ def read_glob(out: Path) -> list[dict[str, Any]]:
 
 def leftovers(out: Path) -> list[str]:
     """Files that a command which has ended must not leave."""
+    out = out.resolve()
     state = out / ".bulkrun"
     found = [path for path in out.rglob("*") if path.name.endswith((".tmp", ".staged"))]
     found += [

@@ -98,17 +98,29 @@ class Steps:
     def __init__(self, life: Life) -> None:
         self.life, self.rng = life, life.rng
         rng: random.Random = life.rng
+        self.window_rows, self.rows_per_file = rng.choice([1000, 1000, 5, 2]), rng.choice([1, 3, 4, 100])
+        self.logprobs = rng.choice([None, None, None, 1])
         hidden = rng.choice([None, None, "de"])
         self.sql = rng.choice([None, None, None, "SELECT * FROM input"])
         if self.sql is not None and hidden is not None:
             self.sql += f" WHERE tag IS DISTINCT FROM '{hidden}'"
         self.columns = rng.choice([None, None, ["tag"]])
-        self.settings = Settings(samples=rng.choice([1, 1, 2]), temperature=rng.choice([0.0, 0.0, 0.9]))
+        self.settings = Settings(
+            samples=rng.choice([1, 1, 2]), temperature=rng.choice([0.0, 0.0, 0.9]), per_row=rng.random() < 0.3
+        )
         self.table = Table(life.folder / "in", rng, typed=rng.random() < 0.5, with_broken=self.sql is None)
         self.table.hidden = hidden if self.sql is not None else None
 
     def __str__(self) -> str:
-        facts = {"sql": self.sql, "columns": self.columns, "typed": self.table.typed, **vars(self.settings)}
+        facts = {
+            "window": self.window_rows,
+            "per_file": self.rows_per_file,
+            "logprobs": self.logprobs,
+            "sql": self.sql,
+            "columns": self.columns,
+            "typed": self.table.typed,
+            **vars(self.settings),
+        }
         return f"{type(self).__name__} {facts}"
 
     @property
@@ -124,10 +136,17 @@ class Steps:
                 "temperature": settings.temperature,
                 "seed": settings.seed,
                 "n": settings.samples,
+                "logprobs": self.logprobs,
+                "per_row": {"max_tokens": "most"} if settings.per_row else {},
             },
-            "output": {"path": str(self.life.out), "rows_per_file": 4},
+            "output": {"path": str(self.life.out), "rows_per_file": self.rows_per_file},
             "engine": {"max_model_len": settings.max_model_len},
-            "run": {"incremental": self.incremental, "checkpoint_every": 0.02, "max_error_rate": 1.0},
+            "run": {
+                "window_rows": self.window_rows,
+                "incremental": self.incremental,
+                "checkpoint_every": 0.02,
+                "max_error_rate": 1.0,
+            },
         }
         merged = {name: {**section, **sections.get(name, {})} for name, section in values.items()}
         return JobSpec.model_validate({"name": "life", "model": "bundled:tiny", **merged})
@@ -135,7 +154,7 @@ class Steps:
     def asker(self, settings: Settings, rows: list[Row | None]) -> Asker:
         """Which columns pass through, and which prompts fail in the engine this time."""
         extra = ("extra",) if self.table.extra else ()
-        columns = ("id", "text", "tag", "score", *extra) if self.columns is None else ("id", *self.columns)
+        columns = ("id", "text", "tag", "score", "most", *extra) if self.columns is None else ("id", *self.columns)
         plain = Asker(settings, columns)
         texts = sorted({text for row in rows if (text := plain.prompt(row)[0]) is not None and len(text) < 60})
         some = self.rng.sample(texts, min(len(texts), self.rng.choice([0, 0, 1, 3])))
@@ -152,7 +171,7 @@ class Steps:
         return Death(at, self.rng.random() < 0.5, number)
 
     def values_of(self, row: Mapping[str, Any]) -> Values:
-        names = ("id", "text", "tag", "score", "extra")
+        names = ("id", "text", "tag", "score", "most", "extra")
         return tuple((name, row[name]) for name in names if name in row)  # in the order of `asker`
 
     def next(self) -> Step:
@@ -162,6 +181,8 @@ class Steps:
             return self.crowded(replace(again, death=self.death(0.4), counts=None, errors=errors))
         if not self.exists:
             return self.submit()
+        if self.rng.random() < 0.05:
+            self.life.move()
         return self.crowded(self.other())
 
     def crowded(self, step: Step) -> Step:

@@ -41,7 +41,7 @@ class Life:
     """One run from its first submit on, with what it must hold (`truth`)."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.rng, self.folder = random.Random(seed), folder
+        self.rng, self.folder, self.name = random.Random(seed), folder, "out"
         self.tally: Counter[str] = Counter()
         self.trace: list[str] = []
         self.truth: Truth = {}
@@ -50,16 +50,41 @@ class Life:
         self.used: set[int] = set()
         self.run_id: str | None = None
         self.unfinished: Step | None = None
+        self.place()
         self.steps: Steps = (NightSteps if self.rng.random() < 0.7 else PlainSteps)(self)
 
     @property
     def out(self) -> Path:
-        return self.folder / "out"
+        """Where the user sees the run; maybe a link to where it lies."""
+        return self.folder / self.name
+
+    def place(self) -> None:
+        """The run's directory is a link in some lives."""
+        if self.rng.random() < 0.15:
+            (self.folder / "disk" / "out").mkdir(parents=True)
+            self.out.symlink_to("disk/out")
+
+    def move(self) -> None:
+        """The user moves the run, and says so in the job file."""
+        if self.out.is_symlink() or not self.out.exists():
+            return
+        name = "results" if self.name == "out" else "out"
+        self.out.rename(self.folder / name)
+        shutil.rmtree(self.folder / f".{self.name}.compact", ignore_errors=True)  # of a killed one, under the old name
+        self.name = name
+        self.trace.append(f"moved to {name}")
+        self.unfinished = None
 
     @property
     def settled(self) -> bool:
         """Whether the results are those of whole commands."""
         return self.seen.finished and not self.seen.status["update"]
+
+    def forget(self, name: Any) -> None:
+        """The user deleted the part with this row; which numbers were given is known by `_SUCCESS` alone."""
+        self.truth.pop(name, None)
+        self.numbers.pop(name, None)
+        self.used.clear()
 
     def step(self) -> None:
         step = self.steps.next()
@@ -176,13 +201,13 @@ class Life:
 
     def _check_aside(self, step: Step, before: list[dict[str, Any]]) -> None:
         """What `--fresh` moved aside is as it was."""
-        for aside in self.folder.glob("out.*"):
+        for aside in self.out.resolve().parent.glob(f"{self.name}.*"):
             rows = in_child(lambda aside=aside: read_glob(aside)).value
             self._require(rows == before, f"{step}: {aside.name} holds {rows}, not {before}")
             shutil.rmtree(aside)
 
     def _check_leftovers(self, step: Step) -> None:
-        left = [path for path in self.seen.leftovers if step.cleans or not path.startswith(".out.compact")]
+        left = [path for path in self.seen.leftovers if step.cleans or ".compact" not in path]
         dead = [path for path in left if _TEMPORARY.search(path)]  # a day later the next change removes them
         left = [path for path in left if path not in dead or len(dead) > self.tally["cut short"]]
         self._require(not left, f"{step} left {left}")
