@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+TEMPORARIES = f".*.{'[0-9a-f]' * 16}.tmp"  # the names of `durable.temporary`
 _OLD_S = 24 * 3600.0  # longer than any process leaves alone what it works on, and than clocks of two hosts differ
 
 

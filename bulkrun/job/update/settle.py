@@ -24,7 +24,7 @@ from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.update.update_claim import refuse_lost_hold
 from bulkrun.job.work.commit import RunIdentity, commit_answered
-from bulkrun.job.work.finish import RunTotals, publish_totals, sum_parts
+from bulkrun.job.work.finish import RunTotals, clear_leftovers, publish_totals, sum_parts
 
 
 def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
@@ -37,6 +37,7 @@ def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
     totals = replace(sum_parts(record, infos), generation=generation, next_row=_rows_used(run))
     refuse_lost_hold(run)
     totals = publish_totals(run, totals)
+    clear_leftovers(run)
     log_event(run, "-", "settled", rows=totals.rows)
     return totals
 

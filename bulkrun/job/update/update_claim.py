@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from bulkrun.data.storage.durable import remove_tree
+from bulkrun.data.storage.leftovers import TEMPORARIES, remove_old
 from bulkrun.errors import RunError
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
@@ -35,6 +36,8 @@ def hold(
     claims = Claims(run, worker, life)
     _take(claims, run, life, sleep)
     _forget_the_dead(run, life)
+    for folder in (run.root, run.state, run.claims, run.plan, run.workers):
+        remove_old(folder, TEMPORARIES)
     heartbeat = Heartbeat(run, worker, dict, role=_ROLE)
     ended = "failed"
     try:

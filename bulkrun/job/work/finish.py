@@ -79,7 +79,7 @@ def finish_run(run: RunDir, record: RunRecord) -> RunTotals:
         plan = PlanView(run)
         plan.refresh()
         totals = publish_totals(run, add_up_parts(run, record, plan))
-    _clear_leftovers(run)
+    clear_leftovers(run)
     return totals
 
 
@@ -152,7 +152,7 @@ def publish_totals(run: RunDir, totals: RunTotals) -> RunTotals:
     return published
 
 
-def _clear_leftovers(run: RunDir) -> None:
+def clear_leftovers(run: RunDir) -> None:
     """What a late worker or a kill left of shards that are long committed, and temporary files."""
     for shard in run.journaled_shards():
         clear_shard_state(run, shard)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from bulkrun.data.storage.durable import write_new_json
+from bulkrun.data.storage.durable import temporary, write_new_json
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
@@ -53,6 +54,18 @@ def test_what_a_planner_kept_goes_with_its_heartbeat_when_it_died(run: RunDir) -
         beat(run, worker, 1, ended="completed" if worker is living else None)
     with hold(run):
         assert [path.name for path in run.spool.iterdir()] == [living.id]
+
+
+def test_half_written_files_of_the_killed_go_a_day_later(run: RunDir) -> None:
+    targets = (run.success, run.run_json, run.claims / "update.1", run.plan_complete, run.worker_file("w"))
+    old, young = ([temporary(path) for path in targets] for _ in range(2))
+    for path in [*old, *young]:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    for path in old:
+        os.utime(path, (1, 1))
+    with hold(run):
+        assert [path.exists() for path in [*old, *young]] == [False] * 5 + [True] * 5
 
 
 def test_one_that_lives_on_another_host_is_named_and_keeps_its_claim(run: RunDir) -> None:

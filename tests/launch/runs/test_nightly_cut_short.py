@@ -151,6 +151,14 @@ def test_a_first_run_whose_input_changed_keeps_what_it_finished(nights: Nights) 
     whole(nights)
 
 
+def test_a_first_run_that_was_killed_while_it_was_ended_leaves_nothing_half_written(nights: Nights) -> None:
+    cut_first_run(nights)
+    (left := RunDir(nights.out).tmp / "success.0123456789abcdef.tmp").touch()
+    nights.submit()
+    assert not left.exists()
+    whole(nights)
+
+
 def test_a_night_whose_input_changed_keeps_what_it_finished(nights: Nights) -> None:
     nights.write(rows_of(5))
     nights.submit()
