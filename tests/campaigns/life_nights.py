@@ -106,6 +106,8 @@ class NightSteps(Steps):
         changed = [{}, {"max_tokens": 5}, {"max_tokens": 7}, {"template": TEMPLATES[1]}, {"seed": 4}]
         settings = replace(self.settings, **self.rng.choice(changed))
         step = self.submit(settings, refresh=True)
+        if not self.life.seen.finished:  # which is refused with other settings
+            step.errors = (*step.errors, "ResumeError")
         return replace(step, kind="refresh", said=f"{settings} {step.said}")
 
     def other_settings(self) -> Step:
@@ -126,6 +128,8 @@ class NightSteps(Steps):
             gone.unlink()
         (self.life.out / "_SUCCESS").unlink()
         step = self.submit()
+        if gone is not None and len(parts) == 1:  # nothing tells the columns any more
+            step.errors = (*step.errors, None)
         return replace(step, kind="lost", said=f"{gone and gone.name} {step.said}", counts=None)
 
     def retry(self) -> Step:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from bulkrun.data.results.query import run_query
 from bulkrun.errors import BulkrunError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
 from bulkrun.job.views.export import export_run
 from bulkrun.job.views.export_target import ExportOptions
 from bulkrun.job.views.listing import find_runs
@@ -118,6 +119,7 @@ class Seen:
     finished: bool = False
     totals: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
 
 
@@ -144,6 +146,7 @@ def look(out: Path, exports: bool) -> Seen:
         "duplicate_ids",
     )
     seen.status = {name: getattr(status, name) for name in names} | {"update": status.update is not None}
+    seen.job = read_record(run).job
     seen.leftovers = leftovers(out)
     if not out.is_symlink() and [run.root for run in find_runs(out.parent) if run.root == out] != [out]:
         seen.problems.append("`list` does not find it")

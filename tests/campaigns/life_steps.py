@@ -193,6 +193,11 @@ class Steps:
             return replace(step, beside=step.work, same_beside=True)
         return replace(step, beside=partial(compact, RunDir(self.life.out), 4, grace_s=0))
 
+    def learn(self, job: Mapping[str, Any]) -> None:
+        """A refresh that was cut short may have come to its end all the same."""
+        kept = {name: job["sampling"][name] for name in ("max_tokens", "seed")}
+        self.settings = replace(self.settings, template=job["prompt"]["template"], **kept)
+
     def must_go_on(self, step: Step) -> bool:
         return step.kind == "refresh" or (step.begins and not self.life.seen.finished)
 
