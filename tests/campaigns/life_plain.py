@@ -68,7 +68,9 @@ class PlainSteps(Steps):
         if not self.same_input:
             return replace(step, errors=("ResumeError",))
         finished = self.life.seen.finished
-        return step if finished else replace(step, change=lambda truth: self._ran_on(asker, truth))
+        if finished:
+            return replace(step, idle=not self.life.settled)
+        return replace(step, change=lambda truth: self._ran_on(asker, truth))
 
     def _ran_on(self, asker: Asker, truth: Truth) -> Truth:
         """Rows that are answered stay; of the others an earlier attempt may have noted the outcome."""
@@ -85,7 +87,9 @@ class PlainSteps(Steps):
         step = Step("harmless", f"{section} anyway={anyway}", partial(work, resume_anyway=anyway), death=self.death())
         if not self.same_input or not anyway:
             return replace(step, errors=("ResumeError",) if self.life.seen.finished else ("ResumeError", None))
-        return step if self.life.seen.finished else replace(step, change=lambda truth: self._ran_on(asker, truth))
+        if self.life.seen.finished:
+            return replace(step, idle=not self.life.settled)
+        return replace(step, change=lambda truth: self._ran_on(asker, truth))
 
     def other_settings(self) -> Step:
         spec = self.spec(replace(self.settings, max_tokens=9))

@@ -52,6 +52,7 @@ class Step:
     cleans: bool = False
     beside: Callable[[], Any] | None = None  # runs at the same time
     same_beside: bool = False
+    idle: bool = False  # it finds nothing to do, and leaves a retry that is under way to its own command
     accepted: Callable[[Any], None] = lambda value: None
     counts: Mapping[str, int] | None = None
 

@@ -126,7 +126,7 @@ class Life:
         self._require(None in step.errors, f"{step}: was not refused with {step.errors}")
         step.accepted(ended.value)
         self.truth = step.change(self.truth)
-        self.unfinished = None
+        self.unfinished = self.unfinished if step.idle else None
         return True
 
     def _look(self) -> None:
@@ -146,7 +146,7 @@ class Life:
             self.unfinished = None
             self.steps.learn(seen.job)
             self._check_settled()
-        if done:
+        if done and not step.idle:
             killed_late = step.beside is not None and step.death is not None  # after the other one was done
             self._require(self.settled or killed_late, f"{step} is done, the run is not: {seen.status}")
             if step.beside is None or step.death is None:
