@@ -30,7 +30,7 @@ from tests.campaigns.life_plain import PlainSteps
 from tests.campaigns.life_run import Ended, Seen, in_child, in_children, look, read_glob
 from tests.campaigns.life_steps import Step, Steps
 
-_TEMPORARY = re.compile(r"/\.[^/]*\.[0-9a-f]{16}\.tmp$|^\.bulkrun-probe\.|/claims/update\.[0-9]+$")
+_TEMPORARY = re.compile(r"/\.[^/]*\.[0-9a-f]{16}\.tmp$|/?\.bulkrun-[^/]*$|/claims/update\.[0-9]+$")
 
 
 class Divergence(AssertionError):

@@ -38,6 +38,7 @@ def hold(
     _forget_the_dead(run, life)
     for folder in (run.root, run.state, run.claims, run.plan, run.workers):
         remove_old(folder, TEMPORARIES)
+    remove_old(run.root, ".bulkrun-*")  # of `check_place`
     heartbeat = Heartbeat(run, worker, dict, role=_ROLE)
     ended = "failed"
     try:

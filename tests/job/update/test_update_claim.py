@@ -62,9 +62,11 @@ def test_half_written_files_of_the_killed_go_a_day_later(run: RunDir) -> None:
     for path in [*old, *young]:
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    for path in old:
+    (probe := run.root / ".bulkrun-ab12cd_3").mkdir()  # a look whether anything can be written here
+    for path in [*old, probe]:
         os.utime(path, (1, 1))
     with hold(run):
+        assert not probe.exists()
         assert [path.exists() for path in [*old, *young]] == [False] * 5 + [True] * 5
 
 
