@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.runs.preview import plan_job
-from tests.campaigns.life_input import Row
-from tests.campaigns.life_oracle import TEMPLATES, Night, Settings
-from tests.campaigns.life_steps import Command, Step, Steps
+from tests.campaigns.long_life.input import Row
+from tests.campaigns.long_life.oracle import TEMPLATES, Night, Settings
+from tests.campaigns.long_life.steps import Command, Step, Steps
 
 
 class NightSteps(Steps):

@@ -16,15 +16,25 @@ from bulkrun.job.update.compact import compact
 from bulkrun.launch.runs import retry as retry_module
 from bulkrun.launch.runs import submit as submit_module
 from bulkrun.launch.runs.submission import Submission
-from tests.campaigns.life_input import Row, Table
-from tests.campaigns.life_oracle import LENIENT, TEMPLATES, Asker, Retry, Settings, Truth, Values, either, tokens_of
-from tests.campaigns.life_run import Death, engine_of
+from tests.campaigns.long_life.input import Row, Table
+from tests.campaigns.long_life.oracle import (
+    LENIENT,
+    TEMPLATES,
+    Asker,
+    Retry,
+    Settings,
+    Truth,
+    Values,
+    either,
+    tokens_of,
+)
+from tests.campaigns.long_life.run import Death, engine_of
 from tests.job.fake_engine import FakeEngine, decode
 from tests.launch.nights import Silent
 from tests.launch.one_process import one_process
 
 if TYPE_CHECKING:
-    from tests.campaigns.long_life import Life
+    from tests.campaigns.long_life.life import Life
 
 Change = Callable[[Truth], Truth]
 _OVERRIDES: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests.campaigns.life_input import Row
-from tests.campaigns.life_oracle import Asker, Settings, Truth
-from tests.campaigns.life_steps import Command, Step, Steps
+from tests.campaigns.long_life.input import Row
+from tests.campaigns.long_life.oracle import Asker, Settings, Truth
+from tests.campaigns.long_life.steps import Command, Step, Steps
 
 if TYPE_CHECKING:
-    from tests.campaigns.long_life import Life
+    from tests.campaigns.long_life.life import Life
 
 
 class PlainSteps(Steps):
