@@ -12,6 +12,9 @@ from typing import Any
 from bulkrun.data.storage.durable import read_json
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard_info
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import RunRecord
+
+PLAN_HASH = "plan_hash"  # in the end marker of a plan: of the record that it was made for
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,12 @@ class PlannedCounts:
 
     rows: int
     errors: int
+
+
+def is_outdated(run: RunDir, record: RunRecord) -> bool:
+    """Whether a night has given the run another input, or other settings, than its plan was made for."""
+    planned = read_json(run.plan_complete) or {}
+    return bool(planned.get(PLAN_HASH, record.plan_hash) != record.plan_hash)
 
 
 class PlanView:

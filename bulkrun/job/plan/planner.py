@@ -26,6 +26,7 @@ from bulkrun.job.plan.duplicates import DuplicateCounter, refuse_duplicate_ids, 
 from bulkrun.job.plan.ids import write_ids
 from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
+from bulkrun.job.plan.plan_view import PLAN_HASH
 from bulkrun.job.plan.report import Counters, PlanReport
 from bulkrun.job.plan.result_columns import INPUT_COLUMNS, extra_fields, schema_text
 from bulkrun.job.plan.rows import RowMaker, check_id_column
@@ -129,11 +130,20 @@ class Planner:
 
     `worker` is this process: its heartbeat tells other planners that its files are used. `check_input` raises when
     files changed: asked after each window is read, before any of it is published, with the numbers of the files that
-    the window came from.
+    the window came from. `plan_hash` is the record's: a plan outlives what it was made for.
     """
 
-    def __init__(self, run: RunDir, source: PlanInput, *, worker: Worker, check_input: Callable[[range], None]) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        source: PlanInput,
+        *,
+        worker: Worker,
+        plan_hash: str,
+        check_input: Callable[[range], None],
+    ) -> None:
         self._run, self._input, self._worker, self._check_input = run, source, worker, check_input
+        self._plan_hash = plan_hash
 
     def plan(self) -> PlanReport:
         """Plan what is not planned yet; the report over the whole plan.
@@ -158,9 +168,9 @@ class Planner:
                 refuse_duplicate_ids(self._input.dataset, self._input.spec, folder)
             while (marker := self._plan_window(_next_point(markers), folder)) is not None:
                 markers.append(marker)
-        columns = {INPUT_COLUMNS: schema_text(self._input.passthrough)}
+        made_for = {INPUT_COLUMNS: schema_text(self._input.passthrough), PLAN_HASH: self._plan_hash}
         try:
-            write_new_json(self._run.plan_complete, self._report(markers).to_json() | columns)
+            write_new_json(self._run.plan_complete, self._report(markers).to_json() | made_for)
         except FileNotFoundError:
             if not self._run.plan_complete.exists():  # else another planner was faster, and has removed the ids
                 raise

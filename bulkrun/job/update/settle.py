@@ -14,6 +14,7 @@ import numpy as np
 from bulkrun.data.results.parts import read_part_columns, read_part_info
 from bulkrun.data.storage.durable import write_new_json
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.plan_view import is_outdated
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.replaced import OwnRun
@@ -43,10 +44,12 @@ def settle_run(run: RunDir, record: RunRecord) -> RunTotals:
 
 
 def must_settle(run: RunDir, record: RunRecord, wanted: RunRecord) -> bool:
-    """Whether the plan of an unfinished run of `record` cannot finish it any more as `wanted`, so that it ends with the
-    rows it has: its input changed before it was done, or its totals are lost."""
+    """Whether the plan of an unfinished run of `record` cannot finish it as `wanted`, so that it ends with its rows.
+
+    Its input changed before it was done, or its totals are lost, maybe with all that a later night made.
+    """
     begun = bool(run.planned_shards() or run.committed_shards())
-    return _is_settling(run) or (begun and only_the_input_changed(record, wanted))
+    return _is_settling(run) or (begun and (only_the_input_changed(record, wanted) or is_outdated(run, record)))
 
 
 def settle_update(run: RunDir) -> RunTotals:

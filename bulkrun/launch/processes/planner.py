@@ -89,6 +89,7 @@ def plan_run(
                 run,
                 source,
                 worker=worker,
+                plan_hash=record.plan_hash,
                 check_input=lambda files: None if prepared.spec.input.sql else prepared.check_files(record, files),
             ).plan()
     if not run.plan_complete.exists():

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted
+from bulkrun.errors import EXIT_OK, BulkrunError, Interrupted, RunError
 from bulkrun.executors.allocation import current_allocation
 from bulkrun.executors.devices import worker_environments
 from bulkrun.executors.local import DRAIN_S, LocalWorkers
 from bulkrun.executors.ray_cluster import RayWorkers
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.plan_view import is_outdated
 from bulkrun.job.store.attempts import forget_failed_attempts
 from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_dir import RunDir
@@ -99,6 +100,11 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
         if (totals := finished_totals(run)) is not None:
             uploaded = deliver_late(run, record, drain.should_stop)
             return Submitted(run, totals, worked=False, uploaded=uploaded)
+        if is_outdated(run, record):
+            raise RunError(
+                f"{run.success}: missing, and the plan is older than the last night: submit its job again, which finds "
+                "what is missing by comparing"
+            )
         view.phase("checking the input and the model")
         spec = JobSpec.model_validate(record.job)
         asked = {} if workers is None else {"workers": workers}

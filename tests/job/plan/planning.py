@@ -86,7 +86,7 @@ def make_planner(
 ) -> Planner:
     """A planner that nobody stops, of an input that nobody changes, unless options say more."""
     source = PlanInput(spec, dataset, text, max_model_len, should_stop)
-    usual = {"worker": Worker.this_process(), "check_input": lambda files: None}
+    usual = {"worker": Worker.this_process(), "plan_hash": "", "check_input": lambda files: None}
     return Planner(run, source, **{**usual, **options})
 
 

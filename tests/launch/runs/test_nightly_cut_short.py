@@ -26,6 +26,7 @@ from bulkrun.job.views.status import read_status
 from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch.runs import nightly
 from bulkrun.launch.runs import submit as submit_module
+from bulkrun.launch.runs.run import join
 from bulkrun.launch.runs.submission import Submission
 from bulkrun.request import Request
 from tests.full_disk import file_size_limit
@@ -239,6 +240,20 @@ def test_a_damaged_part_is_made_again_as_the_message_says(nights: Nights) -> Non
         nights.submit()
     damaged.unlink()
     (nights.out / "_SUCCESS").unlink()
+    assert nights.submit().exit_code == 0
+    is_up_to_date(nights, rows)
+
+
+def test_a_plan_that_a_later_night_outdated_does_not_run_again(nights: Nights) -> None:
+    nights.write(rows_of(6))
+    nights.submit(prompt__template="Tell {{ text }}")
+    nights.write(rows := edited(6, "a"))
+    nights.submit(flags={"full_refresh": True})
+    for part in nights.out.glob("*.parquet"):  # with them goes what tells of a later night
+        part.unlink()
+    (nights.out / "_SUCCESS").unlink()
+    with pytest.raises(RunError, match="submit its job again"):
+        join(nights.out, None, Silent())
     assert nights.submit().exit_code == 0
     is_up_to_date(nights, rows)
 
