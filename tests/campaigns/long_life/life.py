@@ -91,7 +91,10 @@ class Life:
         ended, other = in_children(step.work, step.death, step.beside)
         self.trace[-1] += f" (beside: {other.error or 'done'} {other.message[:90]})"
         self._require(other.error in (None, "RunError", "UsageError", *step.errors), f"beside: {other}")
-        return other if step.same_beside and other.error is None else ended
+        if not step.same_beside or other.error is not None:
+            return ended
+        self.tally["cut short"] += ended.killed  # which may have left something, though the command came to its end
+        return other
 
     def _take(self, step: Step, ended: Ended) -> bool:
         """What the end of a command means for what must be there; whether it came to its end."""
