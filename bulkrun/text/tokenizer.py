@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
 
 from bulkrun.errors import ModelError
 from bulkrun.text.byte_tokens import REPLACEMENT, ByteTokens
 from bulkrun.text.chat_template import ChatTemplate
+from bulkrun.text.special_tokens import add_special_tokens, with_legacy_map
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TOKEN_ID = 2**24 - 1  # ids that a damaged file makes larger would take the memory of all tables by id
 
 
@@ -60,11 +59,10 @@ class Tokenizer:
         if not (path / "tokenizer.json").is_file():
             return _converted_by_transformers(path, now)
         config = _read_json(path / "tokenizer_config.json")
-        legacy_map = _read_json(path / "special_tokens_map.json")
+        legacy_map, legacy_ids = (_read_json(path / name) for name in ("special_tokens_map.json", "added_tokens.json"))
         backend = _load_backend(path / "tokenizer.json")
         try:
-            tokens = _special_tokens(config, legacy_map)
-            _add_missing_tokens(backend, config, tokens)
+            tokens = add_special_tokens(backend, with_legacy_map(config, legacy_map), legacy_ids)
             template = _chat_template_source(path, config)
         except ModelError:
             raise
@@ -158,33 +156,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds a {type(value).__name__}, not an object")
     return value
-
-
-def _special_tokens(config: Mapping[str, Any], legacy_map: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> text of the special tokens; the config wins over the older special_tokens_map.json."""
-    named = {**legacy_map, **{name: value for name, value in config.items() if value is not None}}
-    return {name: _text(named[name], name) for name in _NAMED_TOKENS if named.get(name) is not None}
-
-
-def _text(token: Any, key: str) -> str:
-    text = token.get("content") if isinstance(token, Mapping) else token
-    if not isinstance(text, str):
-        raise ValueError(f"{key} is {token!r}, not a token")
-    return text
-
-
-def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Tokens that only the config knows: listed ones first (in id order), then the special ones."""
-    for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
-        if backend.token_to_id(token["content"]) is None:
-            backend.add_tokens([AddedToken(**{key: value for key, value in token.items() if key != "__type"})])
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    listed = extra.values() if isinstance(extra, Mapping) else extra
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    texts = [_text(token, "extra_special_tokens") for token in listed]
-    for text in dict.fromkeys([*named.values(), *texts]):
-        if text not in known:
-            backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
 
 
 def _chat_template_source(path: Path, config: Mapping[str, Any]) -> str | None:
