@@ -26,6 +26,7 @@ from bulkrun.models.families import (
 from bulkrun.models.general_config import refuse_impossible, sizes_of
 from bulkrun.models.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.safetensors_header import stored_dtype
+from bulkrun.models.weight_files import other_format
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -66,7 +67,8 @@ class ModelConfig:
         try:
             raw = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ModelError(f"{file}: no such file; a model directory needs a Hugging Face config.json") from None
+            reason = other_format(Path(path)) or "a model directory needs a Hugging Face config.json"
+            raise ModelError(f"{file}: no such file; {reason}") from None
         except (ValueError, OSError, RecursionError) as error:
             raise ModelError(f"{file}: not readable as JSON ({error}); download the model again") from None
         if not isinstance(raw, dict):

@@ -1,8 +1,8 @@
 """Weights from a checkpoint into a `Decoder`: memory never exceeds the model, one tensor and what is read ahead.
 
 A missing, unexpected or mis-shaped tensor is an error that names it, before the model is read. Which tensors there are
-stands in `stored_weights`, where each goes in `tensor_names`, where it lies in `checkpoint`, how it gets into memory in
-`read_ahead`.
+stands in `stored_weights`, where each goes in `tensor_names`, which files hold them in `weight_files`, where in a file
+each lies in `checkpoint`, how it gets into memory in `read_ahead`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from bulkrun.models.checkpoint import StoredTensor, weight_files
+from bulkrun.models.checkpoint import StoredTensor
 from bulkrun.models.compiled_layers import compile_layers
 from bulkrun.models.config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder import Decoder
@@ -28,6 +28,7 @@ from bulkrun.models.quantization import quantize_projections, refuse_quantizatio
 from bulkrun.models.read_ahead import read_tensors, release_pinned
 from bulkrun.models.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.tensor_names import Target, targets
+from bulkrun.models.weight_files import weight_files
 from bulkrun.models.weights_fit import does_not_fit, refuse_beyond_ram
 from bulkrun.ops.linear import can_pack_bfloat16
 

@@ -17,6 +17,7 @@ from typing import Any
 from bulkrun.errors import ModelError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.safetensors_header import read_header
+from bulkrun.models.weight_files import ADAPTER
 
 BUNDLED_PREFIX = "bundled:"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
@@ -141,7 +142,7 @@ def _from_hub(name: str) -> Path:
 
     tried = f"no directory {name!r} here ({Path.cwd()}), and"
     try:
-        config = snapshot_download(name, allow_patterns=["config.json"])
+        config = snapshot_download(name, allow_patterns=["config.json", ADAPTER])
         ModelConfig.from_dir(config)  # before gigabytes of what cannot be run
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_NOT_FROM_HUB))
     except HFValidationError:

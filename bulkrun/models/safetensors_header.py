@@ -24,6 +24,18 @@ def read_header(file: Path) -> bytes:
         return stream.read(length)
 
 
+def refuse_torn(file: Path) -> None:
+    """Raise ModelError unless the file goes as far as its header says."""
+    raw, size = read_header(file), file.stat().st_size
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in json.loads(raw).items() if name != "__metadata__"]
+        expected = 8 + len(raw) + max(ends, default=0)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ModelError(f"{file}: torn or damaged (its header: {error!r}); download it again") from None
+    if size < expected:
+        raise ModelError(f"{file}: torn: {size} bytes of {expected}; download it again")
+
+
 def stored_dtype(folder: Path) -> str | None:
     """What most of the folder's weights are stored in, of what a model can run in; None where there are none."""
     num_bytes: Counter[str] = Counter()

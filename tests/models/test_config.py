@@ -159,6 +159,20 @@ def test_broken_config_file_is_named(text: str | None, message: str, tmp_path: P
         ModelConfig.from_dir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("adapter_config.json", r"an adapter \(LoRA\), .*merge_and_unload\(\)\.save_pretrained"),
+        ("model-Q4_K_M.gguf", r"GGUF, which is not read; download the model's safetensors"),
+        ("params.json", r"its maker's own format; download the one in Hugging Face's"),
+    ],
+)
+def test_a_directory_of_another_format_is_called_so(file: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(ModelError, match=rf"config\.json: no such file; .*{message}"):
+        ModelConfig.from_dir(tmp_path)
+
+
 def test_key_heads_within_the_attentions_own_keys() -> None:
     raw = {"architectures": ["DbrxForCausalLM"], "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}
     config = ModelConfig.from_dict(raw | {"vocab_size": 99, "attn_config": {"kv_n_heads": 2}})

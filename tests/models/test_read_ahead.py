@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from bulkrun.errors import ModelError
 from bulkrun.models import read_ahead
-from bulkrun.models.checkpoint import StoredTensor, stored_tensors, weight_files
+from bulkrun.models.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.read_ahead import read_tensors
+from bulkrun.models.weight_files import weight_files
 from tests.models.tiny_models import save_tiny_model
 
 Make = Callable[..., Path]

@@ -12,10 +12,11 @@ import transformers
 
 from bulkrun.errors import ModelError
 from bulkrun.models import stored_weights
-from bulkrun.models.checkpoint import stored_tensors, weight_files
+from bulkrun.models.checkpoint import stored_tensors
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.decoder import Decoder
 from bulkrun.models.loader import load_model
+from bulkrun.models.weight_files import weight_files
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import VOCAB_SIZE, edit_names, edit_weights, make_tiny_model, save_tiny_model
 

@@ -45,6 +45,7 @@ from bulkrun.launch.preparation.structured_output import check_thinking, with_sc
 from bulkrun.launch.preparation.variables import refuse_variables
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import model_fingerprint, resolve_model
+from bulkrun.models.weight_files import refuse_missing_weights
 from bulkrun.text.tokenizer import Tokenizer
 
 BUNDLED_ROOT = Path(bulkrun.__file__).parent / "bundled"
@@ -139,8 +140,13 @@ class PreparedJob:
         return made
 
     def _model_facts(self) -> dict[str, Any]:
-        """What the results come from: random or 8-bit numbers are another model, not another engine."""
+        """What the results come from: random or 8-bit numbers are another model, not another engine.
+
+        Raises ModelError where weights are missing: with them it would be another model, under a run that is there.
+        """
         engine = self.spec.engine
+        if engine.load_format != "dummy":
+            refuse_missing_weights(self.model_dir)
         facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
         if engine.load_format == "dummy":
             facts["load_format"] = "dummy"
@@ -164,9 +170,9 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now) -> Pre
     spec = with_schema(spec)
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
+    model = ModelConfig.from_dir(model_dir)
     tokenizer = Tokenizer.from_dir(model_dir, now=now)
     check_thinking(spec, tokenizer)
-    model = ModelConfig.from_dir(model_dir)
     model.model_len(spec.engine.max_model_len)
     _check_stop_tokens(spec.sampling, model.vocab_size)
     return PreparedJob(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,37 @@ def test_results_in_a_bucket_whose_state_is_elsewhere_are_refused_with_where_it_
     with pytest.raises(ResumeError, match=r"another run \(x\), whose state is in /scratch/state on node7"):
         job.enter(job.record(None), resume_anyway=False)
     assert not (folder / "state").exists()
+
+
+def tear(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def index_two_shards(folder: Path) -> None:
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors").rename(folder / names["a"])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (tear, r"model\.safetensors: torn: \d+ bytes of \d+; download it again"),
+        (
+            index_two_shards,
+            r"model-00002-of-00002\.safetensors: named in model\.safetensors\.index\.json but not there",
+        ),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "weights only as pickle"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no \*\.safetensors; download the model's weights"),
+    ],
+)
+def test_weights_that_are_not_there_are_said_before_a_run_is_made_of_them(
+    damage: Callable[[Path], Any], said: str, folder: Path
+) -> None:
+    """A run that was entered without them would be one of another model as soon as they are there."""
+    damage(folder / "model")
+    job = {"name": "try", "model": "model", "input": {"path": "rows.jsonl"}, "output": {"path": "out"}}
+    with pytest.raises(ModelError, match=said):
+        prepare(job_of(job)).record(None)
+    assert prepare(job_of(job | {"engine": {"load_format": "dummy"}})).record(None)
