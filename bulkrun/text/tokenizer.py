@@ -13,23 +13,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from bulkrun.errors import ModelError
 from bulkrun.text.byte_tokens import REPLACEMENT, ByteTokens
 from bulkrun.text.chat_template import ChatTemplate
 from bulkrun.text.special_tokens import add_special_tokens, with_legacy_map
 
+_TEKKEN = "tekken.json"  # the tokenizer of Mistral's own format
+_TEKKEN_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _MAX_TOKEN_ID = 2**24 - 1  # ids that a damaged file makes larger would take the memory of all tables by id
 
 
 class Tokenizer:
     """Token ids of texts, texts of token ids. Safe to use from several threads; the Rust side releases the GIL.
 
-    `special_tokens` maps names (`bos_token`) to their text; `chat_template` is the Jinja source or None.
+    `special_tokens` maps names (`bos_token`) to their text; `chat_template` is the Jinja source or None;
+    `unusable_template` says why, where the model has one and it cannot be told or read.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         chat_template: str | None,
         *,
+        unusable_template: str | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._backend = backend
@@ -45,7 +51,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._now = now
         self.special_tokens = dict(special_tokens)
-        self.chat_template = chat_template
+        self.chat_template, self._unusable_template = chat_template, unusable_template
         special = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self.special_ids, self.special_texts = frozenset(special), frozenset(special.values())
         self._byte_tokens = ByteTokens.of(backend)
@@ -63,13 +69,13 @@ class Tokenizer:
         backend = _load_backend(path / "tokenizer.json")
         try:
             tokens = add_special_tokens(backend, with_legacy_map(config, legacy_map), legacy_ids)
-            template = _chat_template_source(path, config)
+            template, unusable = _chat_template_source(path, config)
         except ModelError:
             raise
         except Exception as problem:  # of any type: what stands in the place of a token may be anything
             what = f"{type(problem).__name__}: {problem}"
             raise ModelError(f"{path / 'tokenizer_config.json'}: tokens that cannot be used: {what}") from problem
-        return cls(backend, tokens, template, now=now)
+        return cls(backend, tokens, template, unusable_template=unusable, now=now)
 
     @property
     def vocab_size(self) -> int:
@@ -90,7 +96,8 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self.chat_template is not None
+        """Whether the model has one; `chat_renderer` raises ModelError where it cannot be used."""
+        return self.chat_template is not None or self._unusable_template is not None
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The ids of each text; with `add_special_tokens` also what the model wants around a text (BOS...)."""
@@ -115,7 +122,9 @@ class Tokenizer:
         return str(self._backend.to_str())
 
     def chat_renderer(self, source: str | None = None, name: str = "the model's chat template") -> ChatTemplate:
-        """The compiled chat template: the model's own, or another `source`. Raises ModelError when it is not Jinja."""
+        """The compiled chat template: the model's own, or another `source`. Raises ModelError where it is unusable."""
+        if source is None and self._unusable_template is not None:
+            raise ModelError(f"{self._unusable_template}; set prompt.chat_template to the file of one, or to none")
         text = self.chat_template if source is None else source
         assert text is not None, "the model has no chat template"
         return ChatTemplate(text, self.special_tokens, name=name, now=self._now)
@@ -133,6 +142,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _converted_by_transformers(path: Path, now: Callable[[], datetime]) -> Tokenizer:
+    _refuse_without_sentencepiece(path / "tokenizer.model")
     from transformers import AutoTokenizer  # slow to import, and needed by few models
 
     try:
@@ -142,8 +152,23 @@ def _converted_by_transformers(path: Path, now: Callable[[], datetime]) -> Token
     backend = getattr(slow, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"{path}: {type(slow).__name__} has no fast tokenizer; save one as tokenizer.json")
-    config = _read_json(path / "tokenizer_config.json")
-    return Tokenizer(backend, dict(slow.special_tokens_map), _chat_template_source(path, config), now=now)
+    tokens = dict(slow.special_tokens_map)
+    template, unusable = _chat_template_source(path, _read_json(path / "tokenizer_config.json"))
+    begin = backend.token_to_id(_TEKKEN_TOKENS["bos_token"])
+    if (path / _TEKKEN).is_file() and begin is not None:  # which gives what begins and ends a text no names
+        tokens = _TEKKEN_TOKENS | tokens
+        backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    return Tokenizer(backend, tokens, template, unusable_template=unusable, now=now)
+
+
+def _refuse_without_sentencepiece(file: Path) -> None:
+    """Raise ModelError for a SentencePiece file that cannot be read here: transformers takes it for one of tiktoken."""
+    if file.is_file() and file.read_bytes()[:1] == b"\n" and find_spec("sentencepiece") is None:
+        raise ModelError(
+            f"{file}: reading it needs a package that is not there, as tokenizer.json is missing; run `pip install "
+            "sentencepiece protobuf`, or save the tokenizer as tokenizer.json where they are: "
+            "AutoTokenizer.from_pretrained(path).save_pretrained(path)"
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -158,20 +183,26 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _chat_template_source(path: Path, config: Mapping[str, Any]) -> str | None:
-    """The template's source: its own file, else the config's string or its template named default.
+def _chat_template_source(path: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The template's source: its own file, else the config's string or its template named default; or why not.
 
     Models that also see may bring it with what prepares their images alone: that is asked last.
     """
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
-            return file.read_text(encoding="utf-8-sig")
+            return file.read_text(encoding="utf-8-sig"), None
         except UnicodeDecodeError as problem:
             raise ModelError(f"{file}: not UTF-8 text: {problem}") from None
     source = config.get("chat_template")
     if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        source = {entry["name"]: entry["template"] for entry in source}
+    if isinstance(source, Mapping) and source:
+        named = f"{path}: of the chat templates {', '.join(map(str, source))} none is named default"
+        return source.get("default"), None if "default" in source else named
     if source is None:
         source = _read_json(path / "chat_template.json").get("chat_template")
-    return source if isinstance(source, str) else None
+    if isinstance(source, str):
+        return source, None
+    is_elsewhere = (path / _TEKKEN).is_file() and not (path / "tokenizer.json").is_file()
+    return None, f"{path}: no chat template; that of {_TEKKEN} is in mistral-common alone" if is_elsewhere else None

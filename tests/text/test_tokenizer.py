@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from bulkrun.errors import ModelError
+from bulkrun.text import tokenizer as tokenizer_module
 from bulkrun.text.tokenizer import Tokenizer
 from tests.text.small_tokenizers import byte_level, metaspace
 
@@ -151,6 +153,52 @@ def test_a_chat_template_that_only_the_processor_brings_is_found(tmp_path: Path)
     assert Tokenizer.from_dir(tmp_path).chat_template == "{{ messages[0].content }}!"
     byte_level(tmp_path, {"chat_template": "the tokenizer's"})
     assert Tokenizer.from_dir(tmp_path).chat_template == "the tokenizer's"
+
+
+@pytest.mark.parametrize("form", [list, dict])
+def test_of_several_chat_templates_without_a_default_none_is_taken_in_silence(tmp_path: Path, form: type) -> None:
+    named = {"rag": "x", "tool_use": "y"}
+    source = named if form is dict else [{"name": name, "template": template} for name, template in named.items()]
+    tokenizer = Tokenizer.from_dir(byte_level(tmp_path, {"chat_template": source}))
+    assert tokenizer.has_chat_template
+    assert tokenizer.chat_renderer("{{ messages[0].content }}").render([{"content": "own"}]) == "own"
+    with pytest.raises(
+        ModelError, match=r"of the chat templates rag, tool_use none is named default; set prompt\.chat"
+    ):
+        tokenizer.chat_renderer()
+    byte_level(tmp_path, {"chat_template": {"default": "d", **named}})
+    assert Tokenizer.from_dir(tmp_path).chat_template == "d"
+
+
+def test_mistrals_own_tokenizer_begins_a_text_and_says_where_its_chat_template_is(tmp_path: Path) -> None:
+    """As mistral-common, which transformers does without, leaving the BOS and the end out."""
+    special = [
+        {"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(["<unk>", "<s>", "</s>"])
+    ]
+    words = [bytes([byte]) for byte in range(256)]
+    vocab = [{"rank": rank, "token_bytes": b64encode(word).decode()} for rank, word in enumerate(words)]
+    sizes = {"num_vocab_tokens": 256, "default_vocab_size": 259, "default_num_special_tokens": 3}
+    saved = {"config": {"pattern": r"\w+|\W+", "version": "v7", **sizes}, "vocab": vocab, "special_tokens": special}
+    (tmp_path / "tekken.json").write_text(json.dumps(saved))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer.encode_batch(["a</s>"], True) == [[1, 3 + ord("a"), 2]]
+    assert tokenizer.encode_batch(["a"], False) == [[3 + ord("a")]]
+    assert (tokenizer.eos_token_id, tokenizer.special_tokens["bos_token"]) == (2, "<s>")
+    assert tokenizer.has_chat_template
+    with pytest.raises(
+        ModelError, match=r"no chat template; that of tekken\.json is in mistral-common alone; set prompt"
+    ):
+        tokenizer.chat_renderer()
+
+
+def test_a_sentencepiece_file_that_cannot_be_read_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "find_spec", lambda name: None)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    with pytest.raises(ModelError, match=r"tokenizer\.model: .*pip install sentencepiece protobuf"):
+        Tokenizer.from_dir(tmp_path)
 
 
 def test_a_directory_without_a_tokenizer_is_a_model_error_that_names_it(tmp_path: Path) -> None:
