@@ -60,7 +60,10 @@ def _tensors_of(file: Path) -> Iterator[StoredTensor]:
             continue
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            raise ModelError(f"{file}: tensor {name} holds {entry['dtype']}: such weights are not supported")
+            raise ModelError(
+                f"{file}: tensor {name} holds {entry['dtype']}: such weights, quantized ones, are not "
+                "supported; use the model's bfloat16, float16 or float32 checkpoint"
+            )
         begin, end = entry["data_offsets"]
         yield StoredTensor(file, name, dtype, tuple(entry["shape"]), first + begin, end - begin)
 

@@ -29,6 +29,7 @@ from bulkrun.models.safetensors_header import stored_dtype
 from bulkrun.models.weight_files import other_format
 
 _DTYPES = ("bfloat16", "float16", "float32")
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -185,13 +186,11 @@ def _with_dtype(raw: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _refuse_quantized(raw: Mapping[str, Any]) -> None:
-    quantization = raw.get("quantization_config") or raw.get("compression_config")
-    if quantization:
-        is_object = isinstance(quantization, Mapping)
-        method = quantization.get("quant_method", "unknown") if is_object else quantization
-        raise ModelError(
-            f"weights quantized with {method} are not supported; use the model's {' or '.join(_DTYPES)} checkpoint"
-        )
+    found = next((raw[key] for key in _QUANTIZATION_KEYS if raw.get(key)), None)
+    if found is not None:
+        method = found.get("quant_method") if isinstance(found, Mapping) else found
+        what = f"weights quantized with {method}" if method else "quantized weights"
+        raise ModelError(f"{what} are not supported; use the model's {' or '.join(_DTYPES)} checkpoint")
 
 
 def _common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:

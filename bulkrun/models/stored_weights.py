@@ -25,7 +25,9 @@ _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?(vision_tower|multi_modal_projector)\.|^v_head\."
 )
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
-_QUANTIZED = re.compile(r"(qweight|qzeros|g_idx|scales|_scale(_inv|_2)?|absmax|quant_map)$|\.quant_state\.")
+_QUANTIZED = re.compile(
+    r"(qweight|qzeros|g_idx|scales|_scale(_inv|_2)?|_zero_point|_packed|absmax|quant_map|SCB|W_q)$|\.quant_state\."
+)
 _NOT_SUPPORTED = "which are not supported; use the model's bfloat16, float16 or float32 checkpoint"
 _BODY_EMBEDDING = EMBEDDING.removeprefix("model.")
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")

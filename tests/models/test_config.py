@@ -126,6 +126,8 @@ def test_biases_by_family() -> None:
         ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; silu is"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized with gptq are not supported"),
         ({"quantization_config": "fp8"}, r"quantized with fp8 are not supported"),
+        ({"quantization_config": {"quant_algo": "FP8"}}, r"json: quantized weights are not supported; use the model"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, r"json: quantized weights are not supported; use"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, r"quantized with compressed-tensors are not"),
         ({"rope_parameters": {"rope_type": "axial"}}, r"rope type 'axial' is not supported.*yarn, longrope"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported"),

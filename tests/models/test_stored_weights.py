@@ -168,7 +168,10 @@ def test_the_value_head_of_a_training_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["qweight", "qzeros", "scales", "weight_scale", "input_scale", "weight_scale_inv", "k_scale", "weight.absmax"],
+    [
+        *("qweight", "qzeros", "scales", "weight_scale", "input_scale", "weight_scale_inv", "k_scale", "weight.absmax"),
+        *("weight_packed", "weight_zero_point", "SCB", "W_q"),
+    ],
 )
 def test_quantized_weights_are_called_so_where_the_config_is_silent(name: str, tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path, "llama")
@@ -181,6 +184,14 @@ def test_packed_weights_are_called_quantized_whatever_their_shape(tmp_path: Path
     path = save_tiny_model(tmp_path, "llama")
     edit_weights(path, model__layers__0__mlp__down_proj__weight=torch.ones(9, 1, dtype=torch.uint8))
     with pytest.raises(ModelError, match=r"down_proj\.weight holds torch\.uint8: quantized weights, which are not"):
+        load(path)
+
+
+def test_a_type_that_no_float_weights_have_is_called_quantized_too(tmp_path: Path) -> None:
+    """MLX packs into 32 bits without a sign."""
+    path = save_tiny_model(tmp_path, "llama")
+    edit_weights(path, model__layers__0__mlp__down_proj__weight=torch.ones(9, 1, dtype=torch.uint32))
+    with pytest.raises(ModelError, match=r"down_proj\.weight holds U32: .*quantized.*; use the model's bfloat16"):
         load(path)
 
 
