@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,25 @@ _FINGERPRINT_FILES = (
     "vocab.json",
     "merges.txt",
 )
+# key of generation_config.json -> its value that changes nothing, beside those that are false
+_NOT_APPLIED: Mapping[str, Any] = {
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "stop_strings": None,
+    "min_new_tokens": None,
+    "no_repeat_ngram_size": None,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": 1,
+    "num_beams": 1,
+    "penalty_alpha": None,
+    "typical_p": 1,
+    "epsilon_cutoff": None,
+    "eta_cutoff": None,
+}
 _BLOCKS, _BLOCK_BYTES = 16, 4096  # of each weights file, for its fingerprint
 
 
@@ -94,15 +113,9 @@ def generation_defaults(path: Path | str) -> dict[str, Any]:
     the key is absent but a temperature is given, sampling is what was meant. Raises ModelError for a file that is
     no JSON object, and for ends that are no tokens.
     """
-    file = Path(path) / "generation_config.json"
-    if not file.is_file():
+    raw, file = _generation_config(path), Path(path) / "generation_config.json"
+    if raw is None:
         return {}
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: not readable as JSON ({error}); fix or remove it") from None
-    if not isinstance(raw, dict):
-        raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; fix or remove it")
     defaults = dict(_defaults(raw))
     eos = defaults["eos_token_ids"]
     if eos is not None and not (isinstance(eos, list) and all(isinstance(token_id, int) for token_id in eos)):
@@ -110,9 +123,28 @@ def generation_defaults(path: Path | str) -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if value is not None}
 
 
+def ignored_defaults(path: Path | str) -> list[str]:
+    """The keys of generation_config.json that change outputs in transformers and are not applied here."""
+    raw = _generation_config(path) or {}
+    return [key for key, neutral in _NOT_APPLIED.items() if raw.get(key) and raw[key] != neutral]
+
+
 def eos_token_ids(path: Path | str) -> tuple[int, ...]:
     """The tokens that end an output: those of generation_config.json, else those of config.json."""
     return tuple(generation_defaults(path).get("eos_token_ids") or ModelConfig.from_dir(path).eos_token_ids)
+
+
+def _generation_config(path: Path | str) -> dict[str, Any] | None:
+    file = Path(path) / "generation_config.json"
+    if not file.is_file():
+        return None
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: not readable as JSON ({error}); fix or remove it") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; fix or remove it")
+    return raw
 
 
 def _defaults(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:

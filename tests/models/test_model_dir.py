@@ -14,7 +14,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from bulkrun.errors import ModelError
-from bulkrun.models.model_dir import eos_token_ids, generation_defaults, model_fingerprint, resolve_model
+from bulkrun.models.model_dir import (
+    eos_token_ids,
+    generation_defaults,
+    ignored_defaults,
+    model_fingerprint,
+    resolve_model,
+)
 from tests.models.tiny_models import EOS_TOKEN_ID, save_tiny_model
 
 
@@ -168,6 +174,23 @@ def test_generation_defaults(raw: dict[str, Any], expected: dict[str, Any], tmp_
 
 def test_no_generation_config_suggests_nothing(tmp_path: Path) -> None:
     assert generation_defaults(tmp_path) == {}
+    assert ignored_defaults(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "ignored"),
+    [
+        ({"do_sample": True, "top_k": 5, "max_length": 4096, "eos_token_id": 1, "cache_implementation": "hybrid"}, []),
+        ({"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "bad_words_ids": None, "stop_strings": []}, []),
+        (
+            {"suppress_tokens": [3], "num_beams": 4, "stop_strings": "x"},
+            ["suppress_tokens", "stop_strings", "num_beams"],
+        ),
+    ],
+)
+def test_what_a_generation_config_asks_in_vain(raw: dict[str, Any], ignored: list[str], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(raw))
+    assert ignored_defaults(tmp_path) == ignored
 
 
 def test_ends_of_an_output_come_from_the_generation_config_else_the_config(tmp_path: Path) -> None:

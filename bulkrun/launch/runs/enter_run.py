@@ -13,6 +13,7 @@ from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.runs.preview import check_prepared
 from bulkrun.launch.runs.run import View
 from bulkrun.launch.runs.submission import Submission
+from bulkrun.models.model_dir import ignored_defaults
 
 
 @dataclass(frozen=True)
@@ -49,4 +50,7 @@ def enter_run(prepared: PreparedJob, wanted: RunRecord, asked: Submission, view:
             view.note(f"the old results are now in {aside}")
     made_root = not run.root.exists()
     record = prepared.enter(wanted, resume_anyway=asked.resume_anyway)
-    return EnteredRun(prepared, record, record.run_id == wanted.run_id, made_root, aside)
+    began = record.run_id == wanted.run_id
+    if began and (ignored := ignored_defaults(prepared.model_dir)):
+        view.note(f"the model's generation_config.json has {', '.join(ignored)}, which is not applied")
+    return EnteredRun(prepared, record, began, made_root, aside)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import open_run
 from bulkrun.job.store.workers import Worker, read_workers
 from bulkrun.job.views.listing import statuses
-from bulkrun.launch.preparation.prepare import prepare
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, prepare
 from bulkrun.launch.processes.planner import PlannerProcess, plan_run
 from tests.launch.one_process import one_process
 from tests.signalled import LONG_SELECT
@@ -460,3 +461,12 @@ def test_a_planner_whose_supervisor_was_killed_before_it_could_look_does_nothing
     command = [sys.executable, "-m", "bulkrun.launch.processes.planner", "out", run_id, str(os.getppid())]
     assert subprocess.run(command, check=False).returncode == 75
     assert not prepared.run.plan_complete.exists() and not read_workers(prepared.run)
+
+
+def test_what_the_models_generation_config_asks_in_vain_is_said_once(folder: Path) -> None:
+    shutil.copytree(BUNDLED_ROOT / "tiny", folder / "model")
+    (folder / "model/generation_config.json").write_text(json.dumps({"stop_strings": ["x"], "num_beams": 4}))
+    said = "the model's generation_config.json has stop_strings, num_beams, which is not applied"
+    first, again = submit("model=model"), submit("model=model")
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert (said in first.stderr, said in again.stderr) == (True, False)
