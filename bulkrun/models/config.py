@@ -199,6 +199,8 @@ def _common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(f"dtype {name} is not supported; these are: {', '.join(_DTYPES)}")
     eos = raw.get("eos_token_id")
     eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    if not all(isinstance(token_id, int) for token_id in eos_token_ids):
+        raise ModelError(f"key 'eos_token_id' is {eos!r}, neither a token id nor a list of them; fix or remove it")
     return {"eos_token_ids": eos_token_ids, "dtype": name}
 
 

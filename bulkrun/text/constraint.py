@@ -84,7 +84,8 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_ids = sorted(set(eos_token_ids)) or _eos_of(tokenizer)
+        known = range(tokenizer.vocab_size)  # an end that is no token ends nothing, here as in the engine
+        self.eos_token_ids = sorted(set(eos_token_ids).intersection(known)) or _eos_of(tokenizer)
         self._for_llguidance: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._compiled = lru_cache(_CACHED_GRAMMARS)(self._compile)

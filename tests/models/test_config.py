@@ -115,6 +115,8 @@ def test_biases_by_family() -> None:
         ({"architectures": ["OPTForCausalLM"], "max_position_embeddings": None}, r"none of max_position_emb"),
         ({"rope_theta": None}, r"key 'rope_theta' is None, not a number above 0"),
         ({"hidden_size": 64.5}, r"key 'hidden_size' is 64.5, not a"),
+        ({"eos_token_id": "2"}, r"key 'eos_token_id' is '2', neither a token id nor a list of them"),
+        ({"eos_token_id": [[2]]}, r"key 'eos_token_id' is \[\[2\]\], neither"),
         ({"num_hidden_layers": 10**9}, r"key 'num_hidden_layers' is 1000000000, not a number of layers"),
         ({"head_dim": "x"}, r"key 'head_dim' is 'x', not a"),
         ({"rms_norm_eps": float("nan")}, r"key 'rms_norm_eps' is nan, not a"),

@@ -173,6 +173,15 @@ def test_after_a_whole_output_only_the_end_is_allowed(tokenizer: Tokenizer) -> N
     assert allowed_tokens(made, tokenizer.vocab_size) == [eos_of(tokenizer)]
 
 
+def test_ends_that_are_no_tokens_end_nothing(tokenizer: Tokenizer) -> None:
+    make = token_constraint_factory(tokenizer, {eos_of(tokenizer), tokenizer.vocab_size, 999_999, -1})
+    made = make(SamplingParams(structured_outputs=StructuredOutput("choice", '["no"]')))
+    assert made is not None
+    for token_id in _spelling(made, tokenizer, "no"):
+        assert made.accept(token_id) is None
+    assert allowed_tokens(made, tokenizer.vocab_size) == [eos_of(tokenizer)]
+
+
 def _spelling(made: TokenConstraint, tokenizer: Tokenizer, text: str) -> list[int]:
     """Tokens of one character each."""
     return [i for character in text for i in _ids_reading(tokenizer, character)[:1]]
