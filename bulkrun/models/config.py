@@ -20,10 +20,9 @@ from bulkrun.models.families import (
     NormPlacement,
     QKNorm,
     read_keys,
-    rope_layers,
-    sliding_windows,
 )
 from bulkrun.models.general_config import refuse_impossible, sizes_of
+from bulkrun.models.layer_kinds import rope_layers, sliding_windows
 from bulkrun.models.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.safetensors_header import stored_dtype
 from bulkrun.models.weight_files import other_format
@@ -80,6 +79,8 @@ class ModelConfig:
             raise ModelError(f"{file}: key {error} is missing; download the model again") from None
         except ModelError as error:
             raise ModelError(f"{file}: {error}") from None
+        except (AttributeError, TypeError, ValueError) as error:  # such as a text where an object is read
+            raise ModelError(f"{file}: a value is of another kind than its key's ({error}); fix it") from None
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> ModelConfig:

@@ -242,54 +242,18 @@ def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     for size in _SIZES:
         keys[size] = raw[size] if size in raw else family.keys[size]
     for name in (*_SIZES, "max_position_embeddings", "rms_norm_eps", "rope_theta"):
-        _check_number(name, keys[name], float if name in ("rms_norm_eps", "rope_theta") else int)
+        check_number(name, keys[name], float if name in ("rms_norm_eps", "rope_theta") else int)
     if keys["num_hidden_layers"] > _MAX_LAYERS:
         raise ModelError(f"key 'num_hidden_layers' is {keys['num_hidden_layers']}, not a number of layers")
     for name in ("num_key_value_heads", "head_dim"):
         if keys[name] is not None:
-            _check_number(name, keys[name], int)
+            check_number(name, keys[name], int)
     return keys
 
 
-def _check_number(name: str, value: Any, kind: type[int] | type[float]) -> None:
+def check_number(name: str, value: Any, kind: type[int] | type[float]) -> None:
+    """Raise ModelError unless the value of a key is a number of the kind above 0."""
     is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if not (is_number and value > 0):
         wanted = "whole number" if kind is int else "number"
         raise ModelError(f"key {name!r} is {value!r}, not a {wanted} above 0; download the model again")
-
-
-def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Each layer's window; None: full attention."""
-    window = keys.get("sliding_window")
-    if not keys.get("use_sliding_window", True):
-        window = None
-    return tuple(window if slides else None for slides in _slides(keys))
-
-
-def _slides(keys: Mapping[str, Any]) -> list[bool]:
-    """Which layers have the window, where there is one."""
-    layers = range(keys["num_hidden_layers"])
-    if keys.get("layer_types") is not None:
-        return [_is_sliding(kind) for kind in keys["layer_types"]]
-    if "max_window_layers" in keys:
-        return [layer >= keys["max_window_layers"] for layer in layers]
-    if "sliding_window_pattern" in keys:
-        return [(layer + 1) % keys["sliding_window_pattern"] != 0 for layer in layers]
-    if "no_rope_layers" in keys:
-        return [not has_rope for has_rope in rope_layers(keys)]
-    return [True for _ in layers]
-
-
-def _is_sliding(layer_type: str) -> bool:
-    if layer_type not in ("full_attention", "sliding_attention"):
-        raise ModelError(f"layer type {layer_type!r} is not supported; full_attention and sliding_attention are")
-    return layer_type == "sliding_attention"
-
-
-def rope_layers(keys: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which layers turn their queries and keys."""
-    num_layers = keys["num_hidden_layers"]
-    if keys.get("no_rope_layers") is not None:  # despite its name, 1 is for layers with RoPE
-        return tuple(bool(has_rope) for has_rope in keys["no_rope_layers"])
-    interval = keys.get("no_rope_layer_interval", num_layers + 1)
-    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))

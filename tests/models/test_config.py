@@ -86,6 +86,7 @@ def test_windows_by_family() -> None:
     assert read(switched).sliding_windows == (None, 7)
     by_type = switched | {"layer_types": ["sliding_attention", "full_attention"]}
     assert read(by_type).sliding_windows == (7, None)
+    assert read(by_type | {"num_hidden_layers": 1}).sliding_windows == (7,)
     ministral = mistral | {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}
     assert read(ministral).sliding_windows == (None, 7)
 
@@ -115,6 +116,13 @@ def test_biases_by_family() -> None:
         ({"architectures": ["OPTForCausalLM"], "max_position_embeddings": None}, r"none of max_position_emb"),
         ({"rope_theta": None}, r"key 'rope_theta' is None, not a number above 0"),
         ({"hidden_size": 64.5}, r"key 'hidden_size' is 64.5, not a"),
+        ({"rope_scaling": "linear"}, r"a value is of another kind than its key's \('str' object has no"),
+        ({"rope_scaling": {"type": "linear", "factor": "x"}}, r"a value is of another kind .*float: 'x'"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": "9"}, r"key 'sliding_window' is '9', not a whole"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, r"key 'sliding_window' is -1, not a whole"),
+        ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]},
+         r"key 'layer_types' has 1 values for 2 layers"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, r"'no_rope_layers' has 1 values for 2"),
         ({"eos_token_id": "2"}, r"key 'eos_token_id' is '2', neither a token id nor a list of them"),
         ({"eos_token_id": [[2]]}, r"key 'eos_token_id' is \[\[2\]\], neither"),
         ({"num_hidden_layers": 10**9}, r"key 'num_hidden_layers' is 1000000000, not a number of layers"),
