@@ -17,7 +17,7 @@ PACKAGE = Path(bulkrun.__file__).parent
 FLOORS = {
     "request": 0,
     "sampling_params": -1,  # a part of `request`
-    "engine_args": 0,
+    "settings": 0,
     "errors": 0,
     "blocks": 0,
     "sandbox": 0,
@@ -34,7 +34,7 @@ FLOORS = {
 }
 TENSOR_COLUMN = {"blocks", "ops", "models", "engine"}
 JOB_COLUMN = {"data", "job", "executors"}
-CONTRACT = {"request", "sampling_params", "engine_args", "errors"}
+CONTRACT = {"request", "sampling_params", "settings", "errors"}
 # Where names and bytes are made durable; the journal appends, doctor measures.
 MAKES_DURABLE = {
     "data/storage/durable.py",

@@ -13,19 +13,19 @@ import torch
 
 from bulkrun.engine.memory import DeviceMemory
 from bulkrun.engine.scheduling.batching import BatchingPolicy, batching_policy, check_batching
-from bulkrun.engine_args import (
-    DEFAULT_BLOCK_SIZE,
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    DEFAULT_MAX_NUM_SEQS,
-    Batching,
-    EngineArgs,
-)
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.quantization import refuse_without_fp8
 from bulkrun.ops.fp8 import FP8
+from bulkrun.settings import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    Batching,
+    EngineArgs,
+)
 
 MIN_BLOCKS = 2  # the null block and one to use
 MIN_MODEL_LEN = 2  # a prompt token and an output token

@@ -35,7 +35,6 @@ from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.scheduling.sequence_factory import SequenceFactory
 from bulkrun.engine.step.pending_step import PendingStep, StepOutput
 from bulkrun.engine.step_launcher import StepLauncher
-from bulkrun.engine_args import Batching, EngineArgs
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.request import (
     Completion,
@@ -46,6 +45,7 @@ from bulkrun.request import (
     StopMatcherFactory,
     TokenConstraintFactory,
 )
+from bulkrun.settings import Batching, EngineArgs
 
 _WINDOW_PAUSE_S = 0.001  # while a batch waits to be full (`engine.batching: dynamic`) and nothing runs
 

@@ -12,11 +12,11 @@ import torch
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.device import refuse_gpu_without_kernels, resolve_device
 from bulkrun.engine.memory_probe import measure_cuda
-from bulkrun.engine_args import EngineArgs
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loader import default_dtype, load_model
 from bulkrun.models.model_dir import eos_token_ids
+from bulkrun.settings import EngineArgs
 
 
 class ReadyModel(NamedTuple):

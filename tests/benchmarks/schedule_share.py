@@ -26,12 +26,12 @@ from bulkrun.engine.scheduling.finishing import append_token
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.scheduler import Scheduler
 from bulkrun.engine.scheduling.sequence import Sequence
-from bulkrun.engine_args import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from bulkrun.launch.bench.ceilings import FLOPS_PER_PAIR, FLOPS_PER_WEIGHT, DeviceRates, ModelCost, attended, ceilings
 from bulkrun.launch.bench.shapes import SHAPE_NAMES, write_shape
 from bulkrun.launch.bench.workload import Lengths, Work, random_work
 from bulkrun.models.config import ModelConfig
 from bulkrun.request import Request, SamplingParams
+from bulkrun.settings import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from tests.benchmarks.machine import commit
 
 H200 = DeviceRates(gemm_flop_s=790e12, read_bytes_s=4.3e12)

@@ -11,10 +11,10 @@ import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
+from bulkrun.settings import EngineArgs
 
 CPU = torch.device("cpu")
 

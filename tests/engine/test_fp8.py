@@ -10,13 +10,13 @@ import torch
 
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.ops import fp8
 from bulkrun.ops.fp8 import FP8
 from bulkrun.request import Request, SamplingParams
+from bulkrun.settings import EngineArgs
 from tests.engine.conftest import EngineFactory, run
 from tests.models.fake_quantized import generate, round_keys_and_values, with_fake_quantized_projections
 from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model

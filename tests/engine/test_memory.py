@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from bulkrun.engine.config import MIN_BLOCKS, EngineConfig
 from bulkrun.engine.memory import DeviceMemory, SizeLimits, Sizes, smaller
-from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import UsageError
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
+from bulkrun.settings import EngineArgs
 
 GIB = 2**30
 CUDA = torch.device("cuda")

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Protocol, get_args
 
 from bulkrun.engine.scheduling.waiting import WaitingQueue
-from bulkrun.engine_args import Batching
 from bulkrun.errors import UsageError
+from bulkrun.settings import Batching
 
 
 class BatchingPolicy(Protocol):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from bulkrun.engine_args import (
+from bulkrun.job.jobfile.section import Section
+from bulkrun.settings import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
@@ -16,7 +17,6 @@ from bulkrun.engine_args import (
     LoadFormat,
     Quantization,
 )
-from bulkrun.job.jobfile.section import Section
 
 
 class EngineSpec(Section):

@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bulkrun.engine_args import Batching
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.comparison import median_run, policy_facts, position_shares, speedup, timelines
 from bulkrun.launch.bench.engine import LoadedModel, ModelChoice, load_for_bench
 from bulkrun.launch.bench.measure import Measured, run_workload, warm_up
 from bulkrun.launch.bench.workload import Work, heavy_tailed_work, padded, poisson_arrivals
+from bulkrun.settings import Batching
 
 _DEFAULT_BATCHES = 4
 _SLOWEST_RATE = 1 / 86_400

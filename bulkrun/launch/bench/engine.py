@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bulkrun
-from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
@@ -21,6 +20,7 @@ from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config import ModelConfig
 from bulkrun.models.model_dir import resolve_model
+from bulkrun.settings import EngineArgs
 
 if TYPE_CHECKING:
     import torch

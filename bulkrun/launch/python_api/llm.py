@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
-from bulkrun.engine_args import Batching, Device, Dtype, KVCacheDtype, LoadFormat, Quantization
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.work.answers import AnswerReader
@@ -26,6 +25,7 @@ from bulkrun.launch.python_api.prompt_stream import PromptStream, RequestOutput,
 from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker
 from bulkrun.models.model_dir import generation_defaults, resolve_model
 from bulkrun.request import SamplingParams
+from bulkrun.settings import Batching, Device, Dtype, KVCacheDtype, LoadFormat, Quantization
 from bulkrun.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

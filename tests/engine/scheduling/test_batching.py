@@ -11,9 +11,9 @@ from bulkrun.engine.scheduling.block_manager import BlockManager
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.scheduler import Scheduler
 from bulkrun.engine.scheduling.sequence import Sequence
-from bulkrun.engine_args import Batching
 from bulkrun.errors import UsageError
 from bulkrun.request import Request, SamplingParams
+from bulkrun.settings import Batching
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 
 POLICIES: tuple[Batching, ...] = ("continuous", "static", "dynamic")

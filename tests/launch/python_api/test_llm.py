@@ -23,10 +23,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import bulkrun
-from bulkrun.engine_args import EngineArgs
 from bulkrun.errors import JobFileError, ModelError, UsageError
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.python_api import llm as module
+from bulkrun.settings import EngineArgs
 
 SAMPLED = {"temperature": 0.8, "max_tokens": 6, "logprobs": 1}
 PROMPTS = [f"def f{number}(x):" for number in range(12)]
