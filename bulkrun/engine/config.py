@@ -14,10 +14,10 @@ import torch
 from bulkrun.engine.memory import DeviceMemory
 from bulkrun.engine.scheduling.batching import BatchingPolicy, batching_policy, check_batching
 from bulkrun.errors import UsageError
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.kv_cache import bytes_per_block
-from bulkrun.models.quantization import refuse_without_fp8
+from bulkrun.models.loading.quantization import refuse_without_fp8
 from bulkrun.ops.fp8 import FP8
 from bulkrun.settings import (
     DEFAULT_BLOCK_SIZE,

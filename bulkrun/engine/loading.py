@@ -12,10 +12,10 @@ import torch
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.device import refuse_gpu_without_kernels, resolve_device
 from bulkrun.engine.memory_probe import measure_cuda
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.models.config.model_dir import eos_token_ids
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.models.loader import default_dtype, load_model
-from bulkrun.models.model_dir import eos_token_ids
+from bulkrun.models.loading.loader import default_dtype, load_model
 from bulkrun.settings import EngineArgs
 
 
@@ -32,8 +32,8 @@ def ready_model(path: Path | str, args: EngineArgs) -> ReadyModel:
 
     dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
     directory with nothing but config.json will do. quantization fp8: of the projections' weights, as they are loaded.
-    deterministic: a row's tokens do not depend on what runs beside it (`models.invariant`). Raises ModelError for a
-    model that cannot be used and UsageError for settings that cannot work.
+    deterministic: a row's tokens do not depend on what runs beside it (`models.decoder.invariant`). Raises ModelError
+    for a model that cannot be used and UsageError for settings that cannot work.
     """
     device = resolve_device(args.device)
     if device.type == "cuda":

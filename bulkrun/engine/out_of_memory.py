@@ -17,7 +17,7 @@ from bulkrun.engine.memory import POOL_SHRINK, SizeLimits, Sizes, smaller
 from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
 from bulkrun.engine.step.model_runner import ModelRunner
 from bulkrun.errors import ModelError, UsageError
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.models.language_model import LanguageModel
 

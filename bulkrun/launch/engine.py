@@ -8,7 +8,7 @@ from pathlib import Path
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.threads import bound_spinning
-from bulkrun.models.model_dir import eos_token_ids
+from bulkrun.models.config.model_dir import eos_token_ids
 from bulkrun.request import Engine
 from bulkrun.text.tokenizer import Tokenizer
 

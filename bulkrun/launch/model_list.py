@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.models.config import DecoderConfig, ModelConfig
-from bulkrun.models.families import FAMILIES
-from bulkrun.models.general_config import TRIED, UNSUPPORTED
-from bulkrun.models.model_dir import BUNDLED_PREFIX, generation_defaults, model_fingerprint, resolve_model
+from bulkrun.models.config.families import FAMILIES
+from bulkrun.models.config.general_config import TRIED, UNSUPPORTED
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.config.model_dir import BUNDLED_PREFIX, generation_defaults, model_fingerprint, resolve_model
 
 _COLUMNS = ("level", "architecture", "family", "notes")
 

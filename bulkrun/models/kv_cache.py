@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.ops.cpu.touch_pages import touch_pages
 from bulkrun.ops.dispatch import uses_compiled

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 

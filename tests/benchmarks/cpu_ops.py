@@ -26,7 +26,7 @@ bound_spinning()  # before torch is loaded, as in a real run
 import torch  # noqa: E402
 
 from bulkrun import ops  # noqa: E402
-from bulkrun.models.config import ModelConfig  # noqa: E402
+from bulkrun.models.config.model_config import ModelConfig  # noqa: E402
 from bulkrun.models.kv_cache import KVCache  # noqa: E402
 from bulkrun.ops.cpu.panel_linear import pack_panels, panel_linear  # noqa: E402
 from bulkrun.ops.linear import linear, pack_for_onednn  # noqa: E402

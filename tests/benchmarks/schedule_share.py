@@ -29,7 +29,7 @@ from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.launch.bench.ceilings import FLOPS_PER_PAIR, FLOPS_PER_WEIGHT, DeviceRates, ModelCost, attended, ceilings
 from bulkrun.launch.bench.shapes import SHAPE_NAMES, write_shape
 from bulkrun.launch.bench.workload import Lengths, Work, random_work
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.request import Request, SamplingParams
 from bulkrun.settings import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
 from tests.benchmarks.machine import commit

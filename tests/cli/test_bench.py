@@ -31,7 +31,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture
 def _layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where no call runs all layers."""
-    monkeypatch.setattr("bulkrun.models.loader.compile_layers", lambda _: None)
+    monkeypatch.setattr("bulkrun.models.loading.loader.compile_layers", lambda _: None)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.errors import UsageError
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.settings import EngineArgs
 

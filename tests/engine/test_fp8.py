@@ -11,7 +11,7 @@ import torch
 from bulkrun.engine.config import EngineConfig
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.errors import ModelError, UsageError
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.ops import fp8
 from bulkrun.ops.fp8 import FP8
@@ -120,7 +120,7 @@ def test_models_that_cannot_have_fp8_weights_are_refused(
 def test_a_gpu_without_fp8_is_refused_by_name(
     model_dir: Callable[[str], Path], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bulkrun.models.quantization import refuse_without_fp8
+    from bulkrun.models.loading.quantization import refuse_without_fp8
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")

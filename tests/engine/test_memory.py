@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bulkrun.engine.config import MIN_BLOCKS, EngineConfig
 from bulkrun.engine.memory import DeviceMemory, SizeLimits, Sizes, smaller
 from bulkrun.errors import UsageError
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.settings import EngineArgs
 

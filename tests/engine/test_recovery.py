@@ -15,7 +15,7 @@ import pytest
 import bulkrun.engine
 from bulkrun.engine import recovery
 from bulkrun.engine.llm_engine import LLMEngine
-from bulkrun.models.decoder import Decoder
+from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.request import Completion, Request, SamplingParams
 from tests.engine.conftest import EngineFactory, run
 from tests.models.tiny_models import VOCAB_SIZE

@@ -9,7 +9,7 @@ import pytest
 
 from bulkrun.errors import ModelError
 from bulkrun.launch.model_list import describe_model, supported_models
-from bulkrun.models.families import FAMILIES
+from bulkrun.models.config.families import FAMILIES
 
 
 def test_every_family_is_listed_and_every_level_says_why() -> None:

@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from bulkrun.models.decoder import Decoder
+from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 

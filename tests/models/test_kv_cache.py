@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import KVCache, bytes_per_block
 from bulkrun.ops.dispatch import uses_compiled
 from tests.models.tiny_models import save_tiny_model

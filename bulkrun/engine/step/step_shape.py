@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import add
 
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
-from bulkrun.models.config import DecoderConfig, ModelConfig
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 
 _MAX_DECODE_KEYS = 2**23  # contexts of a captured step together: more is computed in several launches anyway
 _MIN_MIXED_TOKENS = 32

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bulkrun.errors import UsageError
 from bulkrun.launch.bench.workload import Work
-from bulkrun.models.config import DecoderConfig, ModelConfig
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 
 FLOPS_PER_WEIGHT = 2
 FLOPS_PER_PAIR = 4  # per query, key and dimension: query times key, weight times value

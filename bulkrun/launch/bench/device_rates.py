@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from bulkrun.launch.bench.ceilings import DeviceRates
-from bulkrun.models.config import ModelConfig
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.ops import fp8_linear, linear, pack_linear_weight, quantize_rows
 
 _BEST_OF = 5

@@ -43,9 +43,9 @@ from bulkrun.launch.preparation.input_files import (
 from bulkrun.launch.preparation.sampling_defaults import with_defaults
 from bulkrun.launch.preparation.structured_output import check_thinking, with_schema
 from bulkrun.launch.preparation.variables import refuse_variables
-from bulkrun.models.config import ModelConfig
-from bulkrun.models.model_dir import model_fingerprint, resolve_model
-from bulkrun.models.weight_files import refuse_missing_weights
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.models.config.model_dir import model_fingerprint, resolve_model
+from bulkrun.models.files.weight_files import refuse_missing_weights
 from bulkrun.text.tokenizer import Tokenizer
 
 BUNDLED_ROOT = Path(bulkrun.__file__).parent / "bundled"

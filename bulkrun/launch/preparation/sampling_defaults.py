@@ -9,7 +9,7 @@ from bulkrun.errors import JobFileError, ModelError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.overrides import sampling_value
-from bulkrun.models.model_dir import generation_defaults
+from bulkrun.models.config.model_dir import generation_defaults
 from bulkrun.request import SamplingParams
 
 

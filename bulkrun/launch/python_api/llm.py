@@ -23,7 +23,7 @@ from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.preparation.structured_output import with_schema
 from bulkrun.launch.python_api.prompt_stream import PromptStream, RequestOutput, SharedEngine
 from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker
-from bulkrun.models.model_dir import generation_defaults, resolve_model
+from bulkrun.models.config.model_dir import generation_defaults, resolve_model
 from bulkrun.request import SamplingParams
 from bulkrun.settings import Batching, Device, Dtype, KVCacheDtype, LoadFormat, Quantization
 from bulkrun.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.runs.preview import check_prepared
 from bulkrun.launch.runs.run import View
 from bulkrun.launch.runs.submission import Submission
-from bulkrun.models.model_dir import ignored_defaults
+from bulkrun.models.config.model_dir import ignored_defaults
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ def write(folder: Path, shape: str) -> None:
     from safetensors.torch import save_file
 
     from bulkrun.launch.bench.shapes import write_shape
-    from bulkrun.models.config import DecoderConfig, ModelConfig
-    from bulkrun.models.decoder import Decoder
-    from bulkrun.models.tensor_names import targets
+    from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+    from bulkrun.models.decoder.decoder import Decoder
+    from bulkrun.models.loading.tensor_names import targets
 
     folder.mkdir(parents=True, exist_ok=True)
     config = ModelConfig.from_dir(write_shape(shape, folder, dtype="bfloat16", max_model_len=4096))

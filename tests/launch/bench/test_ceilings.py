@@ -10,7 +10,7 @@ from bulkrun.errors import UsageError
 from bulkrun.launch.bench.ceilings import DeviceRates, ModelCost, attended, ceilings
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.bench.workload import Work
-from bulkrun.models.config import DecoderConfig, ModelConfig
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
 
 H200 = DeviceRates(790e12, 4.3e12)

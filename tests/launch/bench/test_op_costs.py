@@ -15,7 +15,7 @@ from bulkrun.launch.bench.op_costs import OpCost, StepSequences, attention_cost,
 from bulkrun.launch.bench.op_recorder import OpRecorder
 from bulkrun.launch.bench.traced_run import trace_steps
 from bulkrun.launch.bench.workload import Work
-from bulkrun.models.config import DecoderConfig, ModelConfig
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from tests.models.tiny_models import save_tiny_model
 
 

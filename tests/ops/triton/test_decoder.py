@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bulkrun.models.loader import load_model
+from bulkrun.models.loading.loader import load_model
 from bulkrun.ops import dispatch
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import save_tiny_model

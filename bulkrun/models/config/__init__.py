@@ -1,0 +1,1 @@
+"""What a model's directory says: sizes, families and their flags, layer kinds, RoPE scaling; refused by name here."""

@@ -1,0 +1,164 @@
+"""What config.json says of a model outside the decoder's families: its sizes, or why it can not run. Torch-free.
+
+Whether transformers has the architecture, and whether its attention can be exchanged, is only known when it is loaded
+(`general`). Knows the names that older architectures have for their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.architectures import refuse_other_parts
+from bulkrun.models.config.rope import max_positions, rope_keys
+
+# compared with transformers' own generate in the tests; any other decoder of transformers is checked when it loads
+TRIED: Mapping[str, str] = {
+    "ApertusForCausalLM": "Apertus",
+    "ArceeForCausalLM": "Arcee AFM",
+    "BioGptForCausalLM": "BioGPT",
+    "Cohere2ForCausalLM": "Command R7B, Command A",
+    "CohereForCausalLM": "Command R",
+    "Ernie4_5ForCausalLM": "ERNIE 4.5 (dense)",
+    "Exaone4ForCausalLM": "EXAONE 4",
+    "GPT2LMHeadModel": "GPT-2",
+    "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
+    "GPTNeoXForCausalLM": "GPT-NeoX, Pythia",
+    "Glm4ForCausalLM": "GLM-4-0414",
+    "GlmForCausalLM": "GLM-4 (9B), GLM-Edge",
+    "GraniteMoeForCausalLM": "Granite 3.x (mixture of experts)",
+    "GraniteMoeHybridForCausalLM": "Granite 4.0 (dense; those of attention alone)",
+    "HeliumForCausalLM": "Helium",
+    "HunYuanDenseV1ForCausalLM": "Hunyuan (dense)",
+    "MinistralForCausalLM": "Ministral (8B)",
+    "NemotronForCausalLM": "Nemotron-4, Minitron",
+    "OPTForCausalLM": "OPT",
+    "OlmoForCausalLM": "OLMo",
+    "OlmoeForCausalLM": "OLMoE",
+    "PersimmonForCausalLM": "Persimmon",
+    "PhiForCausalLM": "Phi-1, Phi-1.5, Phi-2",
+    "PhimoeForCausalLM": "Phi-3.5-MoE",
+    "Qwen2MoeForCausalLM": "Qwen1.5-MoE, Qwen2-MoE",
+    "SeedOssForCausalLM": "Seed-OSS",
+    "StableLmForCausalLM": "StableLM",
+    "Starcoder2ForCausalLM": "StarCoder2",
+}
+
+# kind of model -> (architectures, why it cannot run)
+UNSUPPORTED: Mapping[str, tuple[str, str]] = {
+    "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
+    "state space, recurrent, hybrid": ("Mamba, RWKV, Jamba, Qwen3-Next, Falcon-H1 ...", "a state that is no KV cache"),
+    "latent attention": ("DeepSeek V2, V3, R1; MiniCPM3", "keys and values of different sizes"),
+    "vision or audio beside text": (
+        "Qwen2.5-VL, Llama 4, Gemma 3n, Voxtral ...",
+        "prompts are text; see Gemma 3, Mistral",
+    ),
+    "attention of their own": ("BLOOM, MPT, Falcon, GPT-J, GPT-Neo, CodeGen", "transformers cannot exchange it"),
+    "attention sinks": ("GptOssForCausalLM", "a score without a token in every softmax"),
+    "quantized checkpoints": ("GPTQ, AWQ, bitsandbytes ...", "use the bfloat16 or float16 checkpoint"),
+    "code in the checkpoint": ("whatever needs trust_remote_code", "nothing is executed from weights"),
+}
+
+# found out by loading them; named here so that a job is refused before any work
+_OWN_ATTENTION = (
+    "BloomForCausalLM", "CodeGenForCausalLM", "DiffLlamaForCausalLM", "FalconForCausalLM", "GPTJForCausalLM",
+    "GPTNeoForCausalLM", "GptOssForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM",
+)  # fmt: skip
+
+# encoders that can be decoders as well, where config.json says so
+_ENCODERS = (
+    "BertLMHeadModel", "BigBirdForCausalLM", "CamembertForCausalLM", "Data2VecTextForCausalLM", "ElectraForCausalLM",
+    "ErnieForCausalLM", "MegatronBertForCausalLM", "RemBertForCausalLM", "RoCBertForCausalLM", "RoFormerForCausalLM",
+    "RobertaForCausalLM", "RobertaPreLayerNormForCausalLM", "XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM",
+    "XmodForCausalLM",
+)  # fmt: skip
+
+# by the beginnings of their names; hybrids of which some have attention alone are told by their keys
+_RECURRENT = (
+    "Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "Qwen3Next", "RecurrentGemma", "Rwkv", "Zamba", "xLSTM",
+)  # fmt: skip
+
+_SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
+}
+_KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads")
+_INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+_STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
+_ATTENTION_KINDS = ("full_attention", "sliding_attention")
+_ALSO_FULL = "attention"  # what hybrids call it
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+def refuse_impossible(raw: Mapping[str, Any]) -> None:
+    """Raise ModelError, naming what it is, for a model that a paged KV cache can not serve."""
+    names = [str(name) for name in raw.get("architectures") or [raw.get("model_type", "unknown")]]
+    shown = ", ".join(names)
+    reason = next(chain(_reasons_of_layers(raw, names), _reasons_of_attention(raw, names)), None)
+    if reason is not None:
+        raise ModelError(f"architecture {shown} is not supported: {reason}")
+    refuse_other_parts(raw)
+    if not raw.get("architectures"):
+        raise ModelError(
+            f"config.json names no architectures, and model type {shown} alone does not tell; add the class that the "
+            'weights are of, such as "architectures": ["StableLmForCausalLM"]'
+        )
+    if not any(name.endswith(_DECODERS) for name in names):
+        raise ModelError(f"architecture {shown} is not supported; decoders that generate text are (`bulkrun models`)")
+
+
+def _reasons_of_layers(raw: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    """Why its layers are not all decoder layers of attention."""
+    if raw.get("is_encoder_decoder"):
+        yield "an encoder-decoder; decoder-only models are"
+    named = {str(kind) for kind in raw.get("layer_types") or ()}
+    others = sorted(named - {*_ATTENTION_KINDS, _ALSO_FULL})
+    is_attention_alone = named and not others  # then the keys of a state are leftovers
+    if not is_attention_alone and any(raw.get(key) for key in _STATE_SPACE_KEYS):
+        yield "layers that keep a state; models of attention only are"
+    if others:
+        yield f"layers of type {', '.join(others)}; {' and '.join(_ATTENTION_KINDS)} are"
+    if any(name.startswith(_RECURRENT) for name in names):
+        yield "a recurrent model; models of attention only are"
+
+
+def _reasons_of_attention(raw: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    """Why its attention is not the one over a paged cache."""
+    if any(name in _ENCODERS for name in names) and not raw.get("is_decoder"):
+        yield "an encoder unless config.json has is_decoder: true"
+    if any(name in _OWN_ATTENTION for name in names):
+        yield "transformers cannot exchange its attention for ours"
+    if raw.get("kv_lora_rank"):
+        yield "latent attention; keys and values of one size are"
+    if raw.get("attention_chunk_size"):
+        yield f"attention within chunks of {raw['attention_chunk_size']} tokens"
+
+
+def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of `ModelConfig`. Raises ModelError, with the names they may have, for one that is missing."""
+    sizes = {size: _first(raw, names) for size, names in _SIZE_NAMES.items()}
+    for size, names in _SIZE_NAMES.items():
+        if sizes[size] is None:
+            raise ModelError(
+                f"architecture {raw['architectures'][0]} is not supported: config.json has none of {', '.join(names)}, "
+                f"which a decoder with a KV cache needs"
+            )
+    if raw["architectures"][0].startswith("Cohere"):  # Command R: positions of its training, and how far it reaches
+        sizes["max_position_embeddings"] = max(sizes["max_position_embeddings"], raw.get("model_max_length") or 0)
+    sizes["max_position_embeddings"] = max_positions(rope_keys(raw), sizes["max_position_embeddings"])
+    kv_heads = 1 if raw.get("multi_query") else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
+    return sizes | {
+        "architecture": raw["architectures"][0],
+        "num_kv_heads": kv_heads or sizes["num_heads"],
+        "head_dim": raw.get("head_dim") or sizes["hidden_size"] // sizes["num_heads"],
+        "intermediate_size": _first(raw, _INTERMEDIATE_NAMES) or 4 * sizes["hidden_size"],
+    }
+
+
+def _first(raw: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((raw[name] for name in names if raw.get(name) is not None), None)

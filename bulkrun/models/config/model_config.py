@@ -1,0 +1,285 @@
+"""What a checkpoint's config.json says: the sizes every model has, and for a family of the decoder its flags.
+
+Torch-free. What a family is stands in `families`, which one a file is of in `architectures`; what is of none goes the
+general way (`general_config`). What cannot run at all is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.config.architectures import find_family, text_part
+from bulkrun.models.config.families import (
+    Family,
+    NormPlacement,
+    QKNorm,
+    read_keys,
+)
+from bulkrun.models.config.general_config import refuse_impossible, sizes_of
+from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows
+from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
+from bulkrun.models.files.safetensors_header import stored_dtype
+from bulkrun.models.files.weight_files import other_format
+
+_DTYPES = ("bfloat16", "float16", "float32")
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What the engine must know of any decoder-only transformer."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str  # bfloat16, float16 or float32: what the weights are stored in
+
+    @property
+    def reachable_positions(self) -> int:
+        """The longest sequences that a user may ask for; `max_position_embeddings` is the default."""
+        return self.max_position_embeddings
+
+    def model_len(self, asked: int | None) -> int:
+        """The longest sequences where `engine.max_model_len` is `asked`. Raises UsageError where that is too much."""
+        limit = self.reachable_positions
+        if asked is not None and asked > limit:
+            raise UsageError(f"engine.max_model_len: {asked} is above the model's {limit} positions; at most {limit}")
+        return asked or self.max_position_embeddings
+
+    @staticmethod
+    def from_dir(path: Path | str) -> ModelConfig:
+        """Read `path`/config.json. Raises ModelError for a missing or broken file and for anything unsupported."""
+        file = Path(path) / "config.json"
+        try:
+            raw = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            reason = other_format(Path(path)) or "a model directory needs a Hugging Face config.json"
+            raise ModelError(f"{file}: no such file; {reason}") from None
+        except (ValueError, OSError, RecursionError) as error:
+            raise ModelError(f"{file}: not readable as JSON ({error}); download the model again") from None
+        if not isinstance(raw, dict):
+            raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; download the model again")
+        try:
+            return ModelConfig.from_dict(_with_dtype(raw, Path(path)))
+        except KeyError as error:
+            raise ModelError(f"{file}: key {error} is missing; download the model again") from None
+        except ModelError as error:
+            raise ModelError(f"{file}: {error}") from None
+        except (AttributeError, TypeError, ValueError) as error:  # such as a text where an object is read
+            raise ModelError(f"{file}: a value is of another kind than its key's ({error}); fix it") from None
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> ModelConfig:
+        """Read a parsed config.json: a DecoderConfig for the decoder's families, a plain one for the general path.
+
+        Raises ModelError for anything unsupported, KeyError for a missing size.
+        """
+        raw = text_part(raw)
+        found = find_family(raw)
+        if found is not None:
+            _refuse_quantized(raw)
+            return DecoderConfig.of_family(*found, raw)
+        refuse_impossible(raw)
+        _refuse_quantized(raw)
+        return ModelConfig(**sizes_of(raw), **_common_facts(raw))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEConfig:
+    """The mixture of experts of a model's sparse layers."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    renormalize: bool  # the weights of a token's experts sum to 1
+    sparse_layers: tuple[bool, ...]  # per layer; the others have a dense MLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(ModelConfig):
+    """One model of the decoder's families: everything in which they differ."""
+
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: QKNorm
+    norms: NormPlacement
+    norm_offset: float
+    norm_rounds_once: bool
+    activation: str  # silu or gelu_tanh
+    attention_scale: float
+    attention_soft_cap: float | None
+    logits_soft_cap: float | None
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_divisor: float
+    sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
+    ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
+    moe: MoEConfig | None
+
+    @property
+    def reachable_positions(self) -> int:
+        """Files with a linear factor give either the context after stretching or the one before: nobody can tell."""
+        stretched = [rope.stretched_positions for rope in self.ropes if rope is not None]
+        return max([self.max_position_embeddings, *stretched])
+
+    @classmethod
+    def of_family(cls, architecture: str, family: Family, raw: Mapping[str, Any]) -> DecoderConfig:
+        """Read a parsed config.json of the family. Raises ModelError for what the decoder cannot do."""
+        keys = read_keys(raw, family)
+        num_heads, num_kv_heads, head_dim = _heads(keys)
+        windows = sliding_windows(keys)
+        ropes = _ropes(raw, keys, windows)
+        attention_bias = bool(keys.get("attention_bias", False))
+        return cls(
+            architecture=architecture,
+            vocab_size=keys["vocab_size"],
+            hidden_size=keys["hidden_size"],
+            intermediate_size=keys["intermediate_size"],
+            num_layers=keys["num_hidden_layers"],
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=max_positions(rope_keys(raw), keys["max_position_embeddings"]),
+            rms_norm_eps=keys["rms_norm_eps"],
+            tie_word_embeddings=bool(keys["tie_word_embeddings"]),
+            qkv_bias=family.qkv_bias or attention_bias,
+            o_bias=attention_bias,
+            mlp_bias=bool(keys.get("mlp_bias", False)),
+            qk_norm=family.qk_norm,
+            norms=family.norms,
+            norm_offset=family.norm_offset,
+            norm_rounds_once=family.norm_rounds_once,
+            activation=_activation(keys, family),
+            attention_scale=_attention_scale(keys, head_dim),
+            attention_soft_cap=keys.get("attn_logit_softcapping"),
+            logits_soft_cap=keys.get("final_logit_softcapping"),
+            embedding_multiplier=_embedding_multiplier(keys, family),
+            residual_multiplier=keys.get("residual_multiplier", 1.0),
+            logits_divisor=keys.get("logits_scaling", 1.0),
+            sliding_windows=windows,
+            ropes=ropes,
+            moe=_moe(keys),
+            **_common_facts(raw),
+        )
+
+
+def _with_dtype(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`auto` is what the weights are stored in."""
+    is_auto = "auto" in (raw.get("dtype"), raw.get("torch_dtype"))
+    return raw | {"dtype": stored_dtype(path) or "float32"} if is_auto else raw
+
+
+def _refuse_quantized(raw: Mapping[str, Any]) -> None:
+    found = next((raw[key] for key in _QUANTIZATION_KEYS if raw.get(key)), None)
+    if found is not None:
+        method = found.get("quant_method") if isinstance(found, Mapping) else found
+        what = f"weights quantized with {method}" if method else "quantized weights"
+        raise ModelError(f"{what} are not supported; use the model's {' or '.join(_DTYPES)} checkpoint")
+
+
+def _common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ModelError(f"dtype {name} is not supported; these are: {', '.join(_DTYPES)}")
+    eos = raw.get("eos_token_id")
+    eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    if not all(isinstance(token_id, int) for token_id in eos_token_ids):
+        raise ModelError(f"key 'eos_token_id' is {eos!r}, neither a token id nor a list of them; fix or remove it")
+    return {"eos_token_ids": eos_token_ids, "dtype": name}
+
+
+def _heads(keys: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Query heads, key heads, dimensions of a head."""
+    num_heads = keys["num_attention_heads"]
+    head_dim = keys["head_dim"] or keys["hidden_size"] // num_heads
+    num_kv_heads = keys["num_key_value_heads"] or num_heads
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelError(
+            f"{num_heads} query heads over {num_kv_heads} key heads of {head_dim} dimensions is not supported; "
+            "query heads must be a multiple of key heads, and the dimension even"
+        )
+    if keys.get("use_bidirectional_attention"):
+        raise ModelError("use_bidirectional_attention makes this an encoder; models that generate text are supported")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _ropes(
+    raw: Mapping[str, Any], keys: Mapping[str, Any], windows: tuple[int | None, ...]
+) -> tuple[RopeConfig | None, ...]:
+    """Each layer's rotary embedding: one for all, except where windowed layers have their own or layers have none.
+
+    OLMo 3's windowed layers have the file's `rope_theta` without its scaling, as in the code that it was published
+    with. transformers 5 reads the key for the other layers alone and gives these its default, which is what the
+    published files say.
+    """
+    has_rope = rope_layers(keys)
+    if "rope_local_base_freq" not in keys:
+        rope = _rope(rope_keys(raw), keys, keys["rope_theta"])
+        return tuple(rope if has else None for has in has_rope)
+    nested = raw.get("rope_parameters") or {}
+    full = _rope(rope_keys(raw), keys, keys["rope_theta"])
+    local_theta = keys["rope_local_base_freq"] or keys["rope_theta"]
+    local = _rope(nested.get("sliding_attention") or {}, keys, local_theta)
+    return tuple(full if window is None else local for window in windows)
+
+
+def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> RopeConfig:
+    config = RopeConfig.from_dict(rope, theta=theta, max_position_embeddings=keys["max_position_embeddings"])
+    if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
+        raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
+    return config
+
+
+def _activation(keys: Mapping[str, Any], family: Family) -> str:
+    name = "hidden_activation" if "hidden_activation" in keys else "hidden_act"
+    expected = family.keys.get(name, "silu")
+    given = keys[name] or expected  # Gemma's files may say null
+    if given != expected and (given, expected) != ("gelu", "gelu_pytorch_tanh"):  # and the first ones said gelu
+        raise ModelError(f"{name} {given!r} is not supported; {expected} is")
+    return _ACTIVATIONS[expected]
+
+
+def _attention_scale(keys: Mapping[str, Any], head_dim: int) -> float:
+    if "attention_multiplier" in keys:
+        return float(keys["attention_multiplier"])
+    return 1.0 / math.sqrt(keys.get("query_pre_attn_scalar", head_dim))
+
+
+def _embedding_multiplier(keys: Mapping[str, Any], family: Family) -> float:
+    return float(keys["hidden_size"] ** 0.5 if family.scales_embeddings else keys.get("embedding_multiplier", 1.0))
+
+
+def _moe(keys: Mapping[str, Any]) -> MoEConfig | None:
+    num_experts = keys.get("num_experts")
+    if not num_experts:
+        return None
+    size, step = keys.get("moe_intermediate_size", keys["intermediate_size"]), keys.get("decoder_sparse_step", 1)
+    if size % 8 or keys["hidden_size"] % 8:
+        raise ModelError(f"experts of {keys['hidden_size']} by {size} are not supported; multiples of 8 are")
+    dense = keys.get("mlp_only_layers") or ()
+    return MoEConfig(
+        num_experts=num_experts,
+        num_experts_per_tok=keys["num_experts_per_tok"],
+        intermediate_size=size,
+        renormalize=bool(keys.get("norm_topk_prob", True)),
+        sparse_layers=tuple(
+            layer not in dense and (layer + 1) % step == 0 for layer in range(keys["num_hidden_layers"])
+        ),
+    )

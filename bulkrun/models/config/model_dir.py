@@ -1,0 +1,199 @@
+"""A model as a directory: where it is, what it is (fingerprint), what it suggests (generation defaults).
+
+Torch-free, so that the job column's launcher can ask before anything heavy is loaded. Knows file names and JSON;
+weights are never read here, only the headers of their files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.models.files.safetensors_header import read_header
+from bulkrun.models.files.weight_files import ADAPTER
+
+BUNDLED_PREFIX = "bundled:"
+_HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+_NOT_FROM_HUB = ["consolidated*", "*/*"]  # the same weights under other names; adapters, exports to other formats
+_FINGERPRINT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+# key of generation_config.json -> its value that changes nothing, beside those that are false
+_NOT_APPLIED: Mapping[str, Any] = {
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "stop_strings": None,
+    "min_new_tokens": None,
+    "no_repeat_ngram_size": None,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": 1,
+    "num_beams": 1,
+    "penalty_alpha": None,
+    "typical_p": 1,
+    "epsilon_cutoff": None,
+    "eta_cutoff": None,
+}
+_BLOCKS, _BLOCK_BYTES = 16, 4096  # of each weights file, for its fingerprint
+
+
+def resolve_model(name: str, *, bundled_root: Path) -> Path:
+    """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id.
+
+    Raises ModelError that says what was tried and what to do.
+    """
+    if name.startswith(BUNDLED_PREFIX):
+        return _bundled(name, bundled_root)
+    path = Path(name)
+    with suppress(RuntimeError):  # nobody has that name
+        path = path.expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ModelError(f"model: {name!r} is a file; give the directory that holds config.json and the safetensors")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"model: no such directory: {name!r}; check the path (relative ones start here: {Path.cwd()})")
+    return _from_hub(name)
+
+
+def model_fingerprint(path: Path | str) -> str:
+    """A hash of what a model is: configs, tokenizer, and each safetensors file's name, size, header and some blocks.
+
+    Milliseconds even for huge weights: the headers hold every tensor's name, dtype, shape and place, and blocks spread
+    over the file tell a fine-tuned model from its base. Raises ModelError for a torn safetensors file.
+    """
+    path = Path(path)
+    digest = hashlib.blake2b(digest_size=16)
+    for name in _FINGERPRINT_FILES:
+        file = path / name
+        if file.is_file():
+            _update(digest, name, file.read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        _update(digest, f"{file.name} {file.stat().st_size}", read_header(file))
+        _update(digest, "blocks", _blocks(file))
+    return digest.hexdigest()
+
+
+def _blocks(file: Path) -> bytes:
+    """A few KiB from places spread evenly over the file, its end included."""
+    last = max(0, file.stat().st_size - _BLOCK_BYTES)
+    with file.open("rb") as stream:
+        blocks = []
+        for number in range(_BLOCKS):
+            stream.seek(last * number // (_BLOCKS - 1))
+            blocks.append(stream.read(_BLOCK_BYTES))
+    return b"".join(blocks)
+
+
+def generation_defaults(path: Path | str) -> dict[str, Any]:
+    """What generation_config.json suggests, under vLLM's names; empty where there is none.
+
+    Keys: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_ids (always a list).
+    Without `do_sample` the model is greedy, as in transformers: temperature is 0 and the filters are left out. Where
+    the key is absent but a temperature is given, sampling is what was meant. Raises ModelError for a file that is
+    no JSON object, and for ends that are no tokens.
+    """
+    raw, file = _generation_config(path), Path(path) / "generation_config.json"
+    if raw is None:
+        return {}
+    defaults = dict(_defaults(raw))
+    eos = defaults["eos_token_ids"]
+    if eos is not None and not (isinstance(eos, list) and all(isinstance(token_id, int) for token_id in eos)):
+        raise ModelError(f"{file}: eos_token_id: {eos!r} is neither a token id nor a list of them; fix or remove it")
+    return {key: value for key, value in defaults.items() if value is not None}
+
+
+def ignored_defaults(path: Path | str) -> list[str]:
+    """The keys of generation_config.json that change outputs in transformers and are not applied here."""
+    raw = _generation_config(path) or {}
+    return [key for key, neutral in _NOT_APPLIED.items() if raw.get(key) and raw[key] != neutral]
+
+
+def eos_token_ids(path: Path | str) -> tuple[int, ...]:
+    """The tokens that end an output: those of generation_config.json, else those of config.json."""
+    return tuple(generation_defaults(path).get("eos_token_ids") or ModelConfig.from_dir(path).eos_token_ids)
+
+
+def _generation_config(path: Path | str) -> dict[str, Any] | None:
+    file = Path(path) / "generation_config.json"
+    if not file.is_file():
+        return None
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: not readable as JSON ({error}); fix or remove it") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; fix or remove it")
+    return raw
+
+
+def _defaults(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "max_tokens", raw.get("max_new_tokens")
+    yield "repetition_penalty", raw.get("repetition_penalty")
+    eos = raw.get("eos_token_id")
+    yield "eos_token_ids", [eos] if isinstance(eos, int) else eos
+    if not raw.get("do_sample", raw.get("temperature") is not None):
+        yield "temperature", 0.0
+        return
+    for key in ("temperature", "top_k", "top_p", "min_p"):
+        yield key, raw.get(key)
+
+
+def _bundled(name: str, bundled_root: Path) -> Path:
+    path = bundled_root / name.removeprefix(BUNDLED_PREFIX)
+    if path.parent == bundled_root and (path / "config.json").is_file():
+        return path
+    have = sorted(p.parent.name for p in bundled_root.glob("*/config.json"))
+    known = ", ".join(BUNDLED_PREFIX + model for model in have) or "none in this installation"
+    raise ModelError(f"model: {name!r} is not bundled; these are: {known}")
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    tried = f"no directory {name!r} here ({Path.cwd()}), and"
+    try:
+        config = snapshot_download(name, allow_patterns=["config.json", ADAPTER])
+        ModelConfig.from_dir(config)  # before gigabytes of what cannot be run
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_NOT_FROM_HUB))
+    except HFValidationError:
+        raise ModelError(f"model: {tried} it is not a hub id (owner/name) either; check the name") from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"model: {tried} the hub cannot be reached and the model is not in its local cache; download it "
+            f"where there is network (`hf download {name}`) and give the directory"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"model: {tried} the hub did not give it: {first_line}; check the name, or log in with "
+            "`hf auth login` if the model is gated"
+        ) from None
+
+
+def _update(digest: hashlib.blake2b, name: str, content: bytes) -> None:
+    """Feed name and content with their lengths, so that no two files can pass for one."""
+    for part in (name.encode(), content):
+        digest.update(struct.pack("<Q", len(part)))
+        digest.update(part)

@@ -1,0 +1,93 @@
+"""Which decoders can run their steps as one compiled call on a CPU, and the tables of that call."""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.config.rope import RopeConfig
+from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.decoder_layer import DecoderLayer
+from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
+from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, Matrix, StackSizes, can_stack
+from bulkrun.ops.cpu.panel_linear import PANEL
+
+_MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more takes so long that calls do not count
+
+
+def compile_layers(model: Decoder) -> LayerStack | None:
+    """The layers of a decoder whose weights are loaded, as one call; None where that cannot be or does not pay."""
+    config = model.config
+    if model.device.type != "cpu" or config.moe is not None or not _are_suitable_linears(model):
+        return None
+    sizes, layers = _sizes(config), [_as_layer(module) for module in model.layers]
+    if not can_stack(sizes, model.dtype, model.norm.weight.dtype):
+        return None
+    ropes = list(model.inv_freqs)
+    return LayerStack(
+        [_weights(layer, config.ropes[i], ropes) for i, layer in enumerate(layers)], model.norm.weight, sizes
+    )
+
+
+def _are_suitable_linears(model: Decoder) -> bool:
+    """Plain products, all in panels or together so small that a copy costs little."""
+    products = [module for layer in model.layers for name, module in layer.named_modules() if name.endswith("_proj")]
+    weights = [module.weight for module in products if isinstance(module, Linear)]
+    if len(weights) < len(products):
+        return False
+    if model.config.intermediate_size % PANEL and any(_has_packed_gates(module) for module in model.layers):
+        return False  # gates and ups meet within a panel
+    if all(weight.ndim == 4 for weight in weights):
+        return True
+    return sum(weight.numel() * weight.element_size() for weight in weights) <= _MAX_COPIED_BYTES
+
+
+def _has_packed_gates(module: torch.nn.Module) -> bool:
+    return bool(_as_layer(module).mlp.gate_up_proj.weight.ndim == 4)
+
+
+def _as_layer(module: torch.nn.Module) -> DecoderLayer:
+    assert isinstance(module, DecoderLayer)
+    return module
+
+
+def _sizes(config: DecoderConfig) -> StackSizes:
+    return StackSizes(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        residual_multiplier=config.residual_multiplier,
+        activation=config.activation,
+    )
+
+
+def _weights(layer: DecoderLayer, rope: RopeConfig | None, ropes: list[RopeConfig]) -> LayerWeights:
+    attention, mlp, qk_norm = layer.attention, layer.mlp, layer.attention.qk_norm
+    return LayerWeights(
+        input_norm=_norm(layer.input_norm),
+        qkv=_matrix(attention.qkv_proj),
+        qk_norm=qk_norm.weight if isinstance(qk_norm, HeadQKNorm) else None,
+        projection_norms=(qk_norm.q.weight, qk_norm.k.weight) if isinstance(qk_norm, ProjectionQKNorm) else None,
+        o=_matrix(attention.o_proj),
+        attention_out_norm=_norm(layer.attention_out),
+        mlp_norm=_norm(layer.mlp_norm),
+        gate_up=_matrix(mlp.gate_up_proj),
+        down=_matrix(mlp.down_proj),
+        mlp_out_norm=_norm(layer.mlp_out),
+        sliding_window=attention.sliding_window,
+        rotary=None if rope is None else ropes.index(rope),
+    )
+
+
+def _norm(module: torch.nn.Module) -> torch.Tensor | None:
+    return module.weight if isinstance(module, RMSNorm) else None
+
+
+def _matrix(linear: Linear) -> Matrix:
+    weight = linear.weight.data
+    return Matrix(weight.to_dense() if weight.is_mkldnn else weight, linear.bias)

@@ -1,0 +1,139 @@
+"""One decoder for every family of `families`: they differ by flags of `DecoderConfig`.
+
+Knows weights and the order of ops. Knows no request, no scheduling and no sampling. The caller holds
+`torch.inference_mode()`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bulkrun import ops
+from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.config.rope import RopeConfig
+from bulkrun.models.decoder.decoder_layer import DecoderLayer, Rotary
+from bulkrun.models.decoder.layers import Linear, RMSNorm, SparseMLP, empty_parameter
+from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
+from bulkrun.models.decoder.rotary_table import RotaryTable
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.ops import AttentionMetadata
+from bulkrun.ops.cpu.layer_stack import LayerStack
+
+
+class Decoder(nn.Module):
+    """Token ids and a paged KV cache in, hidden states and logits out.
+
+    Made with uninitialized weights; `bulkrun.models.loading.loader.load_model` fills them.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_weight = empty_parameter(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config, config.hidden_size)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.tie_weights()
+        self.layer_stack: LayerStack | None = None  # the loader's, where one call can run all layers
+        # each rotary embedding that some layer has, on the device once the loader has moved it there
+        self.inv_freqs = {rope: rotary_frequencies(rope, config.head_dim) for rope in config.ropes if rope is not None}
+        self._rotary_tables: dict[RopeConfig, RotaryTable] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, the hidden states and the KV cache."""
+        return self.embed_weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embed_weight.device
+
+    @property
+    def is_capturable(self) -> bool:
+        """Experts' products wait for the device unless torch has a grouped kernel: in bf16, on compute capability 9.x
+        and 10.x (Hopper, and Blackwell's large ones)."""
+        if self.config.moe is None:
+            return True
+        return self.dtype == torch.bfloat16 and torch.cuda.get_device_capability(self.device)[0] in (9, 10)
+
+    def forward(
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: KVCache,
+        meta: AttentionMetadata,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the cache.
+
+        input_ids_T, positions_T: integers [T], the tokens of all sequences in `meta`'s order. logits_indices: int64
+        [S], ascending: only of these tokens, [S, E]; in the last layer no more than their part is computed.
+        """
+        rotaries = self._rotaries(positions_T, meta.max_context_len)
+        residual_TE = self._embed(input_ids_T)
+        if self.layer_stack is not None and self.layer_stack.takes(residual_TE, kv_cache.dtype):
+            return self.layer_stack(residual_TE, list(rotaries.values()), kv_cache.k, kv_cache.v, meta, logits_indices)
+        x_TE = self.layers[0].input_norm(residual_TE)
+        for i, layer in enumerate(self.layers):
+            x_TE = layer.attention(x_TE, rotaries.get(self.config.ropes[i]), kv_cache.k[i], kv_cache.v[i], meta)
+            if i + 1 == len(self.layers) and logits_indices is not None:
+                x_TE, residual_TE = x_TE[logits_indices], residual_TE[logits_indices]
+                if not x_TE.shape[0]:
+                    return x_TE  # the middle of a prompt: no more than its keys and values was wanted
+            x_TE, residual_TE = layer.mlp_norm.add(layer.attention_out(x_TE), residual_TE)
+            x_TE = layer.mlp(x_TE)
+            next_norm = self.layers[i + 1].input_norm if i + 1 < len(self.layers) else self.norm
+            x_TE, residual_TE = next_norm.add(layer.mlp_out(x_TE), residual_TE)
+        return x_TE
+
+    def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
+        """Logits float32 [S, V] of the rows that sample; `as_computed`: in the head's dtype if nothing follows it."""
+        divisor, soft_cap = self.config.logits_divisor, self.config.logits_soft_cap
+        logits_SV = self.lm_head(hidden_SE)
+        if as_computed and divisor == 1.0 and soft_cap is None:
+            return logits_SV
+        logits_SV = logits_SV.float()
+        if divisor != 1.0:
+            logits_SV = logits_SV / divisor
+        return logits_SV if soft_cap is None else (logits_SV / soft_cap).tanh_().mul_(soft_cap)
+
+    def tie_weights(self) -> None:
+        """Tie the head to the embedding, where the model says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight, self.lm_head.is_tied = self.embed_weight, True
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Make the weights `dtype`, except those of norms that round only once: they stay float32."""
+        self.to(dtype)
+        for module in self.modules():
+            if isinstance(module, RMSNorm) and module.rounds_once:
+                module.float()
+
+    def pack_weights(self) -> None:
+        """Lay every matrix out for this device's fastest product (a tied head becomes a second copy)."""
+        for module in self.modules():
+            if isinstance(module, Linear | SparseMLP):
+                module.pack()
+
+    def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:
+        embeds_TE = F.embedding(input_ids_T, self.embed_weight)
+        if self.config.embedding_multiplier == 1.0:
+            return embeds_TE
+        # rounded as the embeddings are: the models were trained with that
+        return embeds_TE * torch.tensor(self.config.embedding_multiplier, dtype=self.dtype).item()
+
+    def _rotaries(self, positions_T: torch.Tensor, num_positions: int) -> dict[RopeConfig | None, Rotary]:
+        """Cosines and sines of each rotary embedding; all positions are below `num_positions`."""
+        return {rope: self._rotary(rope, positions_T, num_positions) for rope in self.inv_freqs}
+
+    def _rotary(self, rope: RopeConfig, positions_T: torch.Tensor, num_positions: int) -> Rotary:
+        """From a table on a CPU; a captured step of a GPU must not read one that grows."""
+        inv_freq = self.inv_freqs[rope]
+        if not positions_T.is_cpu:
+            return ops.rotary_cos_sin(positions_T, inv_freq, rope.attention_factor, self.dtype)
+        if rope not in self._rotary_tables:
+            self._rotary_tables[rope] = RotaryTable(inv_freq, rope.attention_factor, self.dtype)
+        return self._rotary_tables[rope].rows(positions_T, num_positions)

@@ -1,0 +1,205 @@
+"""A loaded decoder made batch-invariant: a token's bits depend on its sequence, whatever else is computed beside it.
+
+The products with weights and attention are exchanged for ops that keep that promise (`ops.invariant_linear`,
+`ops.invariant_attention`); norms, gates and rotary embedding work row by row as they are. On a CPU the model is wrapped
+besides. Where all its layers are one call over panels (`cpu.layer_stack`), that keeps the promise as it is. Elsewhere
+steps are padded to whole tiles, and the threads share tiles instead of sums. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bulkrun import ops
+from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.decoder.compiled_layers import compile_layers
+from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.decoder_layer import Attention
+from bulkrun.models.decoder.layers import Linear, SparseMLP
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.ops import AttentionMetadata
+from bulkrun.ops.cpu.layer_stack import LayerStack
+from bulkrun.ops.cpu.panel_linear import can_pack_panels
+from bulkrun.ops.invariant_linear import TILE_ROWS
+from bulkrun.ops.tile_workers import TileWorkers
+
+
+class InvariantLinear(nn.Module):
+    """In the place of a `Linear`, with its weight in panels."""
+
+    def __init__(self, linear: Linear, workers: TileWorkers | None) -> None:
+        super().__init__()
+        self.panels, self.bias, self.workers = ops.make_panels(linear.weight.data), linear.bias, workers
+
+    @property
+    def takes_any_rows(self) -> bool:
+        """Whether it is a product of our own, which needs no whole tiles."""
+        return self.panels[0].ndim == 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, I] -> [T, O]."""
+        return ops.invariant_linear(x, self.panels, self.bias, self.workers)
+
+
+class InvariantSparseMLP(nn.Module):
+    """In the place of a `SparseMLP`, on a CPU, where its experts are not one call of our own: expert by expert, each
+    one's tokens padded to whole tiles."""
+
+    def __init__(self, sparse: SparseMLP, workers: TileWorkers | None) -> None:
+        super().__init__()
+        self.moe, self.workers = sparse.moe, workers
+        self.router = InvariantLinear(sparse.router, workers)
+        self.gate_up_panels = [ops.make_panels(weight, in_place=True) for weight in sparse.gate_up_weight.data]
+        self.down_panels = [ops.make_panels(weight, in_place=True) for weight in sparse.down_weight.data]
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        moe = self.moe
+        weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
+        out_TkE = x_TE.new_zeros(*ids_Tk.shape, x_TE.shape[1])
+        for expert in sorted(set(ids_Tk.flatten().tolist())):
+            token_P, choice_P = (ids_Tk == expert).nonzero(as_tuple=True)
+            out_TkE[token_P, choice_P] = self._expert(expert, x_TE[token_P])
+        total_TE = torch.zeros_like(x_TE, dtype=torch.float32)
+        for choice in range(moe.num_experts_per_tok):
+            total_TE += out_TkE[:, choice].float() * weights_Tk[:, choice, None]
+        return total_TE.to(x_TE.dtype)
+
+    def _expert(self, expert: int, x_PE: torch.Tensor) -> torch.Tensor:
+        takes_any_rows = self.gate_up_panels[expert][0].ndim == self.down_panels[expert][0].ndim == 4
+        rows = x_PE if takes_any_rows else _whole_tiles(x_PE)
+        gate_up = ops.invariant_linear(rows, self.gate_up_panels[expert], None, self.workers)
+        down = ops.invariant_linear(ops.silu_mul(gate_up), self.down_panels[expert], None, self.workers)
+        return down[: x_PE.shape[0]]
+
+
+class InvariantModel:
+    """A decoder of invariant layers on a CPU, behind the engine's interface (`LanguageModel`)."""
+
+    def __init__(self, model: Decoder, workers: TileWorkers) -> None:
+        self.model, self.workers = model, workers
+        self.config, self.dtype, self.device = model.config, model.dtype, model.device
+        self.is_capturable = False  # on a CPU there are no graphs
+        head = model.lm_head
+        self._has_free_head = (
+            isinstance(head, InvariantLinear) and head.takes_any_rows and not model.config.logits_soft_cap
+        )
+
+    def __call__(
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: KVCache,
+        meta: AttentionMetadata,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [T, E], or [S, E]; tokens that fill the last tile, if need be, write to the null block."""
+        hidden_TE: torch.Tensor
+        if self.model.layer_stack is not None and kv_cache.dtype == self.dtype:
+            hidden_TE = self.model(input_ids_T, positions_T, kv_cache, meta, logits_indices)
+            return hidden_TE
+        meta = replace(meta, slot_mapping_T=_whole_tiles(meta.slot_mapping_T, -1))
+        with self.workers.one_thread_each():
+            hidden_TE = self.model(_whole_tiles(input_ids_T), _whole_tiles(positions_T), kv_cache, meta)
+        return hidden_TE[: input_ids_T.shape[0]] if logits_indices is None else hidden_TE[logits_indices]
+
+    def compute_logits(self, hidden_SE: torch.Tensor, *, as_computed: bool = False) -> torch.Tensor:
+        """Logits float32 [S, V] of the rows that sample; `as_computed`: or in the head's dtype."""
+        if self._has_free_head:
+            return self.model.compute_logits(hidden_SE, as_computed=as_computed)
+        with self.workers.one_thread_each():
+            logits_SV = self.model.compute_logits(_whole_tiles(hidden_SE), as_computed=as_computed)
+        return logits_SV[: hidden_SE.shape[0]]
+
+
+def refuse_invariance(config: ModelConfig, device: torch.device, quantization: str | None) -> None:
+    """Raise ModelError for a model, UsageError for a setting, that cannot be batch-invariant; both name the fix."""
+    if quantization is not None:
+        raise UsageError(
+            f"engine.deterministic: the products of engine.quantization {quantization} depend on the batch; leave one "
+            "of the two keys out (engine.kv_cache_dtype fp8 goes with deterministic)"
+        )
+    if not isinstance(config, DecoderConfig):
+        raise ModelError(
+            f"engine.deterministic: {config.architecture} runs through transformers' own code, whose sums depend on "
+            "the batch; leave the key out, or take a model that `bulkrun models` calls fast"
+        )
+    if config.moe is not None and device.type != "cpu":
+        raise ModelError(
+            f"engine.deterministic: mixtures of experts ({config.architecture}) can do it on a CPU only; leave the key "
+            "out, or set engine.device cpu"
+        )
+
+
+def make_invariant(model: Decoder) -> Decoder | InvariantModel:
+    """Exchange the layers of a decoder whose weights are loaded, not packed; on a CPU, look whether it holds.
+
+    Raises ModelError where this processor's products depend on a row's place.
+    """
+    workers = TileWorkers() if model.device.type == "cpu" else None
+    if workers is not None:
+        model.layer_stack = _stack_of_panels(model)
+    for module in list(model.modules()):
+        if isinstance(module, Attention):
+            module.paged_attention = partial(ops.invariant_attention, workers=workers)
+        for name, child in list(module.named_children()):
+            if isinstance(child, SparseMLP):
+                setattr(module, name, _invariant_experts(child, workers))
+            elif isinstance(child, Linear):
+                setattr(module, name, InvariantLinear(child, workers))
+    if workers is None:
+        return model
+    with workers.one_thread_each(), torch.inference_mode():
+        _check(model)
+    return InvariantModel(model, workers)
+
+
+def _stack_of_panels(model: Decoder) -> LayerStack | None:
+    """All layers as one call, if it takes steps of every width: others would have other bits."""
+    for module in model.modules():
+        if isinstance(module, Linear) and can_pack_panels(module.weight):
+            module.pack()
+    stack = compile_layers(model)
+    return stack if stack is not None and stack.takes_any_width else None
+
+
+def _invariant_experts(sparse: SparseMLP, workers: TileWorkers | None) -> SparseMLP | InvariantSparseMLP:
+    """As it is where its experts can be packed, but with all threads: a token's bits depend on that token alone."""
+    assert workers is not None, "on a GPU mixtures are refused"
+    sparse.pack()
+    if not sparse.is_packed:
+        return InvariantSparseMLP(sparse, workers)
+    sparse.fused_experts = partial(_experts_of_all_threads, workers)
+    return sparse
+
+
+def _experts_of_all_threads(workers: TileWorkers, *args: torch.Tensor) -> torch.Tensor:
+    with workers.all_together():
+        return ops.fused_experts(*args)
+
+
+def _check(model: Decoder) -> None:
+    layers = [module for module in model.modules() if isinstance(module, InvariantLinear)]
+    by_shape = {panel.shape: panel for layer in layers for panel in layer.panels}
+    attention = next(module for module in model.modules() if isinstance(module, Attention))
+    heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
+    if not (
+        all(ops.is_invariant_linear(panel) for panel in by_shape.values())
+        and ops.is_invariant_attention(*heads, attention.soft_cap, model.dtype)
+    ):
+        raise ModelError(
+            f"engine.deterministic: on this processor, with this torch, products in {model.dtype} depend on a row's "
+            "place in its batch; try another engine.dtype"
+        )
+
+
+def _whole_tiles(rows: torch.Tensor, value: int = 0) -> torch.Tensor:
+    """Rows [T, ...] and as many of `value` as fill the last tile: no op ever sees another number of rows."""
+    missing = -rows.shape[0] % TILE_ROWS
+    return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing), value=value) if missing else rows

@@ -1,0 +1,145 @@
+"""The small parts of a decoder: weights and the ops they go through. Inference only; shapes as in `ops`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bulkrun import ops
+from bulkrun.models.config.model_config import DecoderConfig
+
+
+def empty_parameter(*shape: int) -> nn.Parameter:
+    """An uninitialized parameter without gradient; the loader fills it."""
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """A weight [O, I] and perhaps a bias [O]."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = empty_parameter(out_features, in_features)
+        self.bias = empty_parameter(out_features) if bias else None
+        self.is_tied = False  # the embedding reads the weight as it is
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, I] -> [T, O]."""
+        return ops.linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Lay the weight out for this device's fastest product; it can only be multiplied with afterwards."""
+        packed = ops.pack_linear_weight(self.weight.data, in_place=not self.is_tied)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalization with a weight [E], or one per head [N, E]."""
+
+    def __init__(self, config: DecoderConfig, *shape: int) -> None:
+        super().__init__()
+        self.weight = empty_parameter(*shape)
+        self.eps = config.rms_norm_eps
+        self.rounds_once = config.norm_rounds_once  # then the weight is float32 whatever the model is
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., E] -> [..., E]."""
+        return ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalize x + residual; returns (normed, new residual)."""
+        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class NoNorm(nn.Module):
+    """Stands where a family has no norm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x as it is."""
+        return x
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + residual, the same tensor)."""
+        residual = x + residual
+        return residual, residual
+
+
+class Scale(nn.Module):
+    """What a block adds to the residual stream, times a constant (Granite)."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return x * self.factor
+
+
+class HeadQKNorm(RMSNorm):
+    """Each query and key head normalized by itself: one row of the weight per head, so that one op serves both."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config, config.num_heads + config.num_kv_heads, config.head_dim)
+
+
+class ProjectionQKNorm(nn.Module):
+    """All query heads normalized as one vector, all key heads as another (OLMo 2)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.q = RMSNorm(config, config.num_heads * config.head_dim)
+        self.k = RMSNorm(config, config.num_kv_heads * config.head_dim)
+
+    def forward(self, qk_TND: torch.Tensor) -> torch.Tensor:
+        """[T, H + K, D] -> the same."""
+        q_TA, k_TA = qk_TND[:, : self.num_heads].flatten(1), qk_TND[:, self.num_heads :].flatten(1)
+        return torch.cat((self.q(q_TA), self.k(k_TA)), dim=1).view(qk_TND.shape)
+
+
+class MLP(nn.Module):
+    """The gated MLP, with fused gate and up."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate = ops.silu_mul if config.activation == "silu" else ops.gelu_mul
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return self.down_proj(self.gate(self.gate_up_proj(x_TE)))
+
+
+class SparseMLP(nn.Module):
+    """A mixture of experts: a router picks a few gated MLPs for each token."""
+
+    EXPERT_WEIGHTS = ("gate_up_weight", "down_weight")
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        assert config.moe is not None, "only sparse layers have experts"
+        self.moe, self.hidden_size = config.moe, config.hidden_size
+        experts, size = config.moe.num_experts, config.moe.intermediate_size
+        self.router = Linear(config.hidden_size, experts)
+        self.fused_experts = ops.fused_experts  # `make_invariant` puts another op of its contract here
+        self.gate_up_weight = empty_parameter(experts, 2 * size, config.hidden_size)
+        self.down_weight = empty_parameter(experts, config.hidden_size, size)
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        moe = self.moe
+        weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
+        return self.fused_experts(x_TE, self.gate_up_weight, self.down_weight, weights_Tk, ids_Tk)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the experts are laid out for a product of our own."""
+        return self.gate_up_weight.ndim == ops.PACKED_EXPERTS_NDIM
+
+    def pack(self, *names: str) -> None:
+        """Lay these weights of the experts, or all, out for this device's fastest product."""
+        for name in names or self.EXPERT_WEIGHTS:
+            packed = ops.pack_experts(getattr(self, name).data, self.hidden_size, self.moe.intermediate_size)
+            setattr(self, name, nn.Parameter(packed, requires_grad=False))

@@ -1,0 +1,27 @@
+"""Random weights of the right shapes, so that any model can be measured without its checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.layers import RMSNorm
+from bulkrun.models.loading.quantization import Fp8Linear, store_quantized
+
+_STD = 0.02  # small enough that activations stay finite through any number of layers
+
+
+@torch.no_grad()
+def fill_with_random_weights(model: Decoder) -> None:
+    """Fill every parameter where it lies: norms with ones, the rest with the same normal noise on every run."""
+    generator = torch.Generator(model.device).manual_seed(0)
+    scales = {module.weight: module.weight_scale for module in model.modules() if isinstance(module, Fp8Linear)}
+    for parameter in model.parameters():
+        if parameter in scales:
+            noise = torch.empty_like(parameter, dtype=model.dtype).normal_(std=_STD, generator=generator)
+            store_quantized(noise, parameter.data, scales[parameter])
+        else:
+            parameter.normal_(std=_STD, generator=generator)
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            module.weight.fill_(1.0)

@@ -1,0 +1,169 @@
+"""Weights from a checkpoint into a `Decoder`: memory never exceeds the model, one tensor and what is read ahead.
+
+A missing, unexpected or mis-shaped tensor is an error that names it, before the model is read. Which tensors there are
+stands in `stored_weights`, where each goes in `tensor_names`, which files hold them in `weight_files`, where in a file
+each lies in `checkpoint`, how it gets into memory in `read_ahead`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.decoder.compiled_layers import compile_layers
+from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.invariant import make_invariant, refuse_invariance
+from bulkrun.models.decoder.layers import Linear, SparseMLP
+from bulkrun.models.files.checkpoint import StoredTensor
+from bulkrun.models.files.read_ahead import read_tensors, release_pinned
+from bulkrun.models.files.weight_files import weight_files
+from bulkrun.models.host_memory import untouched_zeros
+from bulkrun.models.language_model import LanguageModel
+from bulkrun.models.loading.dummy_weights import fill_with_random_weights
+from bulkrun.models.loading.quantization import quantize_projections, refuse_quantization, store_quantized
+from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
+from bulkrun.models.loading.tensor_names import Target, targets
+from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
+from bulkrun.ops.linear import can_pack_bfloat16
+
+_HUGE_PAGE_BYTES = 2 * 2**20
+
+
+def load_model(
+    path: Path | str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    load_format: str = "auto",
+    quantization: str | None = None,
+    deterministic: bool = False,
+) -> LanguageModel:
+    """Build the model of a directory and fill its weights.
+
+    `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization` fp8: the
+    projections' weights, each as it is read. `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises
+    ModelError for an unsupported model, for pickle weights, for torn files, and for tensors that are missing,
+    unexpected or of another shape than config.json says; UsageError for a device that cannot do what was asked.
+    """
+    path, is_dummy = Path(path), load_format == "dummy"
+    config = ModelConfig.from_dir(path)
+    if quantization is not None:
+        refuse_quantization(config, torch.device(device))
+    if deterministic:
+        refuse_invariance(config, torch.device(device), quantization)
+    files = [] if is_dummy else weight_files(path)
+    if not isinstance(config, DecoderConfig):
+        from bulkrun.models.loading.general_loader import load_general_model  # transformers takes seconds to import
+
+        return load_general_model(path, config, files, dtype=dtype, device=device)
+    tensors = text_tensors(files, is_tied=config.tie_word_embeddings)
+    if config.tie_word_embeddings and has_own_head(tensors, dtype):
+        config = dataclasses.replace(config, tie_word_embeddings=False)
+    model = _empty_model(config, dtype, device, quantization)
+    if is_dummy:
+        fill_with_random_weights(model)
+    else:
+        _fill(model, tensors, path, pack=not deterministic)
+    if deterministic:
+        return make_invariant(model.eval())
+    model.pack_weights()
+    model.layer_stack = compile_layers(model)
+    return model.eval()
+
+
+def _empty_model(
+    config: DecoderConfig, dtype: torch.dtype, device: torch.device | str, quantization: str | None
+) -> Decoder:
+    """The decoder on its device, with whatever the memory held as weights."""
+    with torch.device("meta"):
+        model = Decoder(config)
+    model.cast(dtype)
+    if quantization == "fp8":
+        quantize_projections(model)
+    num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
+    copied_bytes = model.embed_weight.nbytes if config.tie_word_embeddings else 0  # a tied head is packed beside it
+    refuse_beyond_ram(num_bytes + copied_bytes, device)
+    try:
+        # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
+        model._apply(lambda tensor: _empty(tensor, device))  # type: ignore[no-untyped-call]
+    except (torch.OutOfMemoryError, OSError) as error:
+        raise does_not_fit(num_bytes, device, str(error).splitlines()[0]) from None
+    model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
+    model.tie_weights()
+    return model
+
+
+def _empty(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """In huge pages where they are worth it: clearing small ones takes longer than a fast disk needs to fill them."""
+    if torch.device(device).type == "cpu" and like.nbytes >= _HUGE_PAGE_BYTES:
+        return untouched_zeros(like.shape, like.dtype, huge_pages=True)
+    return torch.empty(like.shape, dtype=like.dtype, device=device)
+
+
+def default_dtype(config: ModelConfig, device: torch.device | str) -> torch.dtype:
+    """The model's dtype; on a CPU bfloat16 only where the processor multiplies it natively, and never float16."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if torch.device(device).type != "cpu" or dtype == torch.float32:
+        return dtype
+    return torch.bfloat16 if dtype == torch.bfloat16 and cpu_multiplies_bfloat16() else torch.float32
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this processor has matrix units for bf16 and this torch uses them."""
+    return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+
+
+def _fill(model: Decoder, tensors: Mapping[str, StoredTensor], path: Path, *, pack: bool) -> None:
+    """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
+    wanted = dict(targets(model, tensors.keys()))
+    stored = checked_tensors(wanted, tensors, model.config, path)
+    unfilled = Counter(_memory(target.view) for target in wanted.values())
+    packers = _packers(model) if pack else {}
+    is_on_host = model.device.type == "cpu"
+
+    def place(one: StoredTensor) -> torch.Tensor | None:
+        target = wanted[one.name]
+        takes_bytes = target.view.dtype == one.dtype and target.view.shape == one.shape and target.scale is None
+        return target.view if is_on_host and takes_bytes and target.view.is_contiguous() else None
+
+    for one, tensor in read_tensors(stored, place, pinned=not is_on_host):
+        target = wanted.pop(one.name)
+        _store(tensor, target)
+        memory = _memory(target.view)
+        unfilled[memory] -= 1
+        if not unfilled[memory] and memory in packers:
+            packers[memory]()
+    if not is_on_host:
+        release_pinned(model.device)
+
+
+def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
+    """The function that lays each matrix out, by the matrix's memory."""
+    packers: dict[int, Callable[[], None]] = {}
+    for module in model.modules():
+        if isinstance(module, Linear):
+            packers[_memory(module.weight)] = module.pack
+        elif isinstance(module, SparseMLP):
+            packers |= {_memory(getattr(module, name)): partial(module.pack, name) for name in module.EXPERT_WEIGHTS}
+    return packers
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The memory that the parts of a fused matrix share, as a key."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _store(tensor: torch.Tensor, target: Target) -> None:
+    if target.scale is not None:
+        store_quantized(tensor, target.view, target.scale)
+        return
+    if tensor is not target.view:
+        target.view.copy_(tensor, non_blocking=True)
+    if target.offset:
+        target.view.add_(target.offset)

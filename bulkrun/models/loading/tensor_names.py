@@ -1,0 +1,140 @@
+"""Hugging Face's tensor names of every family, and where each goes in the decoder's fused parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
+from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm, SparseMLP
+from bulkrun.models.loading.quantization import Fp8Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one checkpoint tensor goes: a view of a parameter, broadcast over heads for the q and k norms."""
+
+    view: torch.Tensor
+    shape: tuple[int, ...]  # what the checkpoint must hold
+    offset: float = 0.0  # added to what it holds
+    scale: torch.Tensor | None = None  # of each row, float32 [rows, 1], where the view is fp8
+
+
+class _ExpertNames(NamedTuple):
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_FUSED_IN_CHECKPOINT = ("Phi3ForCausalLM",)  # q, k, v in one tensor, gate and up in another
+_EXPERT_NAMES: Mapping[str, _ExpertNames] = {
+    "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+    "Qwen3MoeForCausalLM": _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+_FUSED_EXPERTS = "mlp.experts."  # in transformers 5's own layout, of all architectures: all experts in one tensor
+_NORM_NAMES: Mapping[str, Mapping[str, str]] = {
+    "pre": {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},
+    "post": {"post_attention_layernorm": "attention_out", "post_feedforward_layernorm": "mlp_out"},
+    "sandwich": {
+        "input_layernorm": "input_norm",
+        "post_attention_layernorm": "attention_out",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "post_feedforward_layernorm": "mlp_out",
+    },
+}
+
+
+def targets(model: Decoder, stored_names: Collection[str]) -> Iterator[tuple[str, Target]]:
+    """Every tensor that a checkpoint of this config must hold, and where it goes.
+
+    `stored_names` are those it does hold: they tell in which of two layouts it has its experts.
+    """
+    config = model.config
+    yield EMBEDDING, _whole(model.embed_weight)
+    yield "model.norm.weight", _norm(model.norm, config)
+    if not config.tie_word_embeddings:
+        yield HEAD, _whole(model.lm_head.weight)
+    for i, layer in enumerate(model.layers):
+        yield from _layer_targets(f"model.layers.{i}.", layer, config, stored_names)
+
+
+def _layer_targets(
+    prefix: str, layer: DecoderLayer, config: DecoderConfig, stored_names: Collection[str]
+) -> Iterator[tuple[str, Target]]:
+    for name, attribute in _NORM_NAMES[config.norms].items():
+        yield f"{prefix}{name}.weight", _norm(getattr(layer, attribute), config)
+    yield from _attention_targets(f"{prefix}self_attn.", layer.attention, config)
+    if isinstance(layer.mlp, MLP):
+        yield from _mlp_targets(f"{prefix}mlp.", layer.mlp, config)
+    elif f"{prefix}{_FUSED_EXPERTS}gate_up_proj" in stored_names:
+        yield from _fused_expert_targets(prefix, layer.mlp)
+    else:
+        yield from _expert_targets(prefix, layer.mlp, config)
+
+
+def _attention_targets(prefix: str, attention: Attention, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+    if config.architecture in _FUSED_IN_CHECKPOINT:
+        parts = {"qkv_proj": q_size + 2 * kv_size}
+    yield from _parts(prefix, attention.qkv_proj, parts)
+    yield from _parts(prefix, attention.o_proj, {"o_proj": config.hidden_size})
+    if isinstance(attention.qk_norm, HeadQKNorm):
+        q_HD, k_KD = attention.qk_norm.weight.data.split((config.num_heads, config.num_kv_heads))
+        for name, view in (("q_norm", q_HD), ("k_norm", k_KD)):
+            yield f"{prefix}{name}.weight", Target(view, (config.head_dim,), config.norm_offset)
+    elif isinstance(attention.qk_norm, ProjectionQKNorm):
+        yield f"{prefix}q_norm.weight", _norm(attention.qk_norm.q, config)
+        yield f"{prefix}k_norm.weight", _norm(attention.qk_norm.k, config)
+
+
+def _mlp_targets(prefix: str, mlp: MLP, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    size = config.intermediate_size
+    parts = {"gate_proj": size, "up_proj": size}
+    if config.architecture in _FUSED_IN_CHECKPOINT:
+        parts = {"gate_up_proj": 2 * size}
+    yield from _parts(prefix, mlp.gate_up_proj, parts)
+    yield from _parts(prefix, mlp.down_proj, {"down_proj": config.hidden_size})
+
+
+def _expert_targets(prefix: str, mlp: SparseMLP, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
+    names = _EXPERT_NAMES[config.architecture]
+    yield f"{prefix}{names.block}.gate.weight", _whole(mlp.router.weight)
+    for expert in range(mlp.moe.num_experts):
+        gate_IE, up_IE = mlp.gate_up_weight.data[expert].chunk(2)
+        views = {names.gate: gate_IE, names.up: up_IE, names.down: mlp.down_weight.data[expert]}
+        for name, view in views.items():
+            yield f"{prefix}{names.block}.experts.{expert}.{name}.weight", Target(view, tuple(view.shape))
+
+
+def _fused_expert_targets(prefix: str, mlp: SparseMLP) -> Iterator[tuple[str, Target]]:
+    yield f"{prefix}mlp.gate.weight", _whole(mlp.router.weight)
+    yield f"{prefix}{_FUSED_EXPERTS}gate_up_proj", _whole(mlp.gate_up_weight)
+    yield f"{prefix}{_FUSED_EXPERTS}down_proj", _whole(mlp.down_weight)
+
+
+def _whole(parameter: nn.Parameter) -> Target:
+    return Target(parameter.data, tuple(parameter.shape))
+
+
+def _norm(norm: RMSNorm, config: DecoderConfig) -> Target:
+    return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
+
+
+def _parts(prefix: str, fused: Linear | Fp8Linear, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
+    """The parts of a fused projection: consecutive rows of its weight and bias."""
+    rows = list(sizes.values())
+    scales = fused.weight_scale.split(rows) if isinstance(fused, Fp8Linear) else [None] * len(rows)
+    for name, part, scale in zip(sizes, fused.weight.data.split(rows), scales, strict=True):
+        yield f"{prefix}{name}.weight", Target(part, tuple(part.shape), scale=scale)
+    if fused.bias is not None:
+        for name, part in zip(sizes, fused.bias.data.split(rows), strict=True):
+            yield f"{prefix}{name}.bias", Target(part, tuple(part.shape))

@@ -1,0 +1,216 @@
+"""Finding a model, fingerprinting it, and reading what it suggests: all without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.model_dir import (
+    eos_token_ids,
+    generation_defaults,
+    ignored_defaults,
+    model_fingerprint,
+    resolve_model,
+)
+from tests.models.tiny_models import EOS_TOKEN_ID, save_tiny_model
+
+
+def test_no_torch_is_loaded() -> None:
+    code = "import sys; from bulkrun.models.config import model_config, model_dir; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_bundled_and_local_names_are_directories(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    assert resolve_model("bundled:tiny", bundled_root=tmp_path) == tmp_path / "tiny"
+    assert resolve_model(str(tmp_path / "tiny"), bundled_root=tmp_path / "nowhere") == tmp_path / "tiny"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bundled:huge", r"'bundled:huge' is not bundled; these are: bundled:tiny"),
+        ("bundled:../tiny", r"is not bundled"),
+        ("./nothing", r"no such directory"),
+        ("/nothing/at/all", r"no such directory"),
+        ("~nobody-has-this-name/model", r"no such directory"),
+        ("tiny/config.json", r"is a file; give the directory"),
+        ("not a name", r"not a hub id"),
+    ],
+)
+def test_a_name_that_leads_nowhere(name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        resolve_model(name, bundled_root=tmp_path)
+
+
+_REPOSITORY = ("config.json", "model.safetensors", "consolidated.safetensors", "original/model.safetensors",
+               "adapter/adapter_model.safetensors", "onnx/config.json", "tokenizer.json", "pytorch_model.bin",
+               "modeling_x.py")  # fmt: skip
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Downloads from a repository land here, as empty files but for what is there already."""
+
+    def download(repo: str, **patterns: list[str]) -> str:
+        assert repo == "Qwen/Qwen3-0.6B"
+        for name in filter_repo_objects(_REPOSITORY, **patterns):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return tmp_path
+
+
+def test_hub_models_are_safe_files_once(hub: Path) -> None:
+    save_tiny_model(hub, "qwen3")
+    (hub / "model.safetensors").unlink()
+    (hub / "generation_config.json").unlink()
+    assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub) == hub
+    assert sorted(file.name for file in hub.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_hub_models_that_cannot_run_are_not_downloaded(hub: Path) -> None:
+    (hub / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "state_size": 16}')
+    with pytest.raises(ModelError, match="MambaForCausalLM is not supported"):
+        resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub)
+    assert [file.name for file in hub.iterdir()] == ["config.json"]
+
+
+def test_offline_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repo: str, **options: Any) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError, match=r"no directory 'a/b' here .* hub cannot be reached.*hf download a/b"):
+        resolve_model("a/b", bundled_root=tmp_path)
+
+
+def test_fingerprint_sees_every_part_of_the_model(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "model", "llama")
+    seen = {model_fingerprint(path)}
+    assert model_fingerprint(path) in seen
+    for name, text in (("tokenizer.json", "{}"), ("config.json", "{}"), ("generation_config.json", "{}")):
+        (path / name).write_text(text)
+        assert model_fingerprint(path) not in seen
+        seen.add(model_fingerprint(path))
+    save_tiny_model(tmp_path / "other", "llama", num_hidden_layers=2)
+    (path / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    assert model_fingerprint(path) not in seen
+
+
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each read of a file opened from its path gives, from here on."""
+    counts: list[int] = []
+
+    def counting_open(path: Path, *args: Any, **options: Any) -> Any:
+        stream = open_path(path, *args, **options)
+        read = stream.read
+
+        def counting_read(*size: int) -> bytes:
+            counts.append(len(content := read(*size)))
+            return content
+
+        stream.read = counting_read
+        return stream
+
+    open_path = Path.open
+    monkeypatch.setattr(Path, "open", counting_open)
+    return counts
+
+
+def test_of_a_huge_file_a_fingerprint_reads_a_few_blocks(tmp_path: Path, bytes_read: list[int]) -> None:
+    file = tmp_path / "model.safetensors"
+    header = json.dumps({"x": {"dtype": "U8", "shape": [8 * 2**30], "data_offsets": [0, 8 * 2**30]}}).encode()
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + 8 * 2**30)  # sparse: takes no disk
+    assert model_fingerprint(tmp_path)
+    assert 2**12 < sum(bytes_read) < 2**18
+
+
+def test_fingerprint_refuses_torn_weights(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(ModelError, match=r"model\.safetensors: torn or not a safetensors file \(40 bytes\)"):
+        model_fingerprint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0.6, "top_k": 50}, {"temperature": 0.0}),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "eos_token_id": [7, 8]},
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "eos_token_ids": [7, 8]},
+        ),
+        ({"do_sample": True}, {}),
+        ({"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.8, "top_p": 0.9}),
+        (
+            {"max_new_tokens": 99, "repetition_penalty": 1.05, "eos_token_id": 7, "do_sample": True},
+            {"max_tokens": 99, "repetition_penalty": 1.05, "eos_token_ids": [7]},
+        ),
+    ],
+)
+def test_generation_defaults(raw: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(raw))
+    assert generation_defaults(tmp_path) == expected
+
+
+def test_no_generation_config_suggests_nothing(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == {}
+    assert ignored_defaults(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "ignored"),
+    [
+        ({"do_sample": True, "top_k": 5, "max_length": 4096, "eos_token_id": 1, "cache_implementation": "hybrid"}, []),
+        ({"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "bad_words_ids": None, "stop_strings": []}, []),
+        (
+            {"suppress_tokens": [3], "num_beams": 4, "stop_strings": "x"},
+            ["suppress_tokens", "stop_strings", "num_beams"],
+        ),
+    ],
+)
+def test_what_a_generation_config_asks_in_vain(raw: dict[str, Any], ignored: list[str], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(raw))
+    assert ignored_defaults(tmp_path) == ignored
+
+
+def test_ends_of_an_output_come_from_the_generation_config_else_the_config(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama")
+    assert eos_token_ids(tmp_path) == (EOS_TOKEN_ID,)
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true}')
+    assert eos_token_ids(tmp_path) == (EOS_TOKEN_ID,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert eos_token_ids(tmp_path) == (7, 9)
+
+
+@pytest.mark.parametrize("eos", ['["x"]', '{"a": 1}', '"x"', "[[1]]", "1.5"])
+def test_ends_that_are_no_tokens_are_named(eos: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id: .* is neither a token id"):
+        generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", pytest.param("[" * 100_000, id="deep")])
+def test_broken_generation_config_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        generation_defaults(tmp_path)

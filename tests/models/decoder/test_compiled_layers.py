@@ -1,0 +1,213 @@
+"""All layers in one compiled call, beside transformers and beside the same model op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bulkrun.models.decoder import compiled_layers
+from bulkrun.models.decoder.compiled_layers import compile_layers
+from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.models.loading.loader import load_model
+from bulkrun.ops.cpu.layer_stack import MAX_COPIED_TOKENS, LayerStack
+from bulkrun.ops.cpu.library import compiled_ops
+from tests.models.paged_driver import assert_same_tokens, forced_logits, make_metadata
+from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
+
+pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
+
+STACKED = [
+    "llama_tied", "llama_mqa", "llama_biases", "llama_head_dim_80", "llama_rope_yarn", "mistral_sliding",
+    "qwen2_sliding", "qwen3_sliding", "gemma", "phi3_partial_rotary", "smollm3_sliding", "granite_biases_tied",
+    "gemma2", "gemma3", "olmo2", "olmo3",
+]  # fmt: skip
+NOT_STACKED = ["qwen3_moe", "mixtral"]
+DTYPES = [torch.float32, torch.bfloat16]
+BLOCK_SIZE = 8
+# either way is so far from the truth; rounding to bf16 at the same places, sums in another order
+TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 0.08}
+
+
+def load(tmp_path: Path, variant: str, dtype: torch.dtype) -> Decoder:
+    model = load_model(save_tiny_model(tmp_path / variant, variant), dtype=dtype, device="cpu")
+    assert isinstance(model, Decoder)
+    if dtype == torch.bfloat16 and model.layer_stack is None:
+        pytest.skip("this processor does not multiply bf16")
+    return model
+
+
+@contextmanager
+def op_by_op(model: Decoder) -> Iterator[None]:
+    stack, model.layer_stack = model.layer_stack, None
+    yield
+    model.layer_stack = stack
+
+
+def random_tokens(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@torch.inference_mode()
+def prompt_logits(model: Decoder, tokens: list[int]) -> torch.Tensor:
+    table = list(range(1, 2 + len(tokens) // BLOCK_SIZE))
+    cache = KVCache.allocate(model.config, len(table) + 1, BLOCK_SIZE, model.dtype, "cpu")
+    meta = make_metadata([(0, len(tokens))], [table], BLOCK_SIZE, num_decode_seqs=0)
+    return model.compute_logits(model(torch.tensor(tokens), torch.arange(len(tokens)), cache, meta))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("variant", STACKED)
+def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = load(tmp_path, variant, dtype)
+    assert isinstance(model.layer_stack, LayerStack)
+    prompt_lens, lens = [41, 1, 17, 9], [52, 20, 17, 30]
+    sequences = [random_tokens(length, seed) for seed, length in enumerate(lens)]
+    ours = torch.cat(forced_logits(model, sequences, prompt_lens))
+    with op_by_op(model):
+        reference = torch.cat(forced_logits(model, sequences, prompt_lens))
+    with torch.inference_mode():
+        exact = torch.cat([make_tiny_model(variant)(torch.tensor([tokens])).logits[0] for tokens in sequences])
+    torch.testing.assert_close(ours, reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    if dtype == torch.float32:
+        assert_same_tokens(ours, exact)
+    else:
+        assert (ours - exact).abs().mean() < 1.1 * (reference - exact).abs().mean()
+
+
+@pytest.mark.parametrize("sizes", [(64, 48), (64, 80), (64, 40), (48, 64), (48, 80), (96, 96)], ids=str)
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma", "gemma3", "olmo2"])
+def test_sizes_of_whole_panels_and_others_in_one_layer_equal_transformers(
+    variant: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    changes = {"hidden_size": sizes[0], "intermediate_size": sizes[1], "num_attention_heads": 4}
+    reference = make_tiny_model(variant, **changes)
+    model = load_model(save_tiny_model(tmp_path, variant, **changes), dtype=torch.float32, device="cpu")
+    for length in (1, 19, MAX_COPIED_TOKENS + 9):
+        tokens = random_tokens(length, seed=length)
+        with torch.inference_mode():
+            theirs = reference(torch.tensor([tokens])).logits[0]
+        torch.testing.assert_close(prompt_logits(model, tokens), theirs, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_any_number_of_tokens_and_threads_equals_transformers(num_threads: int, tmp_path: Path) -> None:
+    model, reference = load(tmp_path, "llama_biases", torch.float32), make_tiny_model("llama_biases")
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for length in (1, 2, 15, 16, 17, 31, 33, MAX_COPIED_TOKENS - 1, MAX_COPIED_TOKENS, MAX_COPIED_TOKENS + 1):
+            tokens = random_tokens(length, seed=length)
+            with torch.inference_mode():
+                theirs = reference(torch.tensor([tokens])).logits[0]
+            torch.testing.assert_close(prompt_logits(model, tokens), theirs, atol=2e-4, rtol=0)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2"])
+def test_two_threads_give_the_bits_of_one(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, tokens, before = load(tmp_path, variant, dtype), random_tokens(77, seed=1), torch.get_num_threads()
+    logits = []
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        logits.append(prompt_logits(model, tokens))
+    torch.set_num_threads(before)
+    assert torch.equal(*logits)
+
+
+def decode_step(model: Decoder, poison: float) -> tuple[torch.Tensor, KVCache]:
+    """Two sequences of 13 and 21 tokens decode one more; what is in no block of theirs holds `poison`."""
+    generator = torch.Generator().manual_seed(0)
+    cache = KVCache.allocate(model.config, 9, BLOCK_SIZE, model.dtype, "cpu")
+    meta = make_metadata([(13, 14), (21, 22)], [[1, 2], [5, 3, 4]], BLOCK_SIZE, num_decode_seqs=2)
+    for layer in (*cache.k, *cache.v):
+        layer.copy_(torch.randn(layer.shape, generator=generator))
+        for block, first in ((2, 14 - BLOCK_SIZE), (4, 22 - 2 * BLOCK_SIZE), (6, 0), (8, 0)):
+            layer[block, first:] = poison
+    meta = replace(meta, kv_copies=torch.tensor([[8, 9], [5 * BLOCK_SIZE, 7 * BLOCK_SIZE + 1]]))
+    with torch.inference_mode():
+        hidden = model(torch.tensor([7, 8]), torch.tensor([13, 21]), cache, meta)
+    return hidden, cache
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_stands_in_unused_slots_does_not_matter(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = load(tmp_path, "smollm3_sliding", dtype)
+    (clean, _), (poisoned, _) = decode_step(model, 0.0), decode_step(model, torch.nan)
+    assert torch.equal(clean, poisoned) and not clean.isnan().any()
+
+
+def test_slots_are_copied_before_anybody_attends(tmp_path: Path) -> None:
+    model = load(tmp_path, "llama", torch.float32)
+    ours, our_cache = decode_step(model, 0.0)
+    with op_by_op(model):
+        reference, cache = decode_step(model, 0.0)
+    torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-5)
+    for one, other in zip((*our_cache.k, *our_cache.v), (*cache.k, *cache.v), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+        assert torch.equal(one[5, 0], one[1, 0]) and torch.equal(one[7, 1], one[1, 1])
+
+
+def test_a_cache_of_another_dtype_goes_op_by_op(tmp_path: Path) -> None:
+    model = load(tmp_path, "llama", torch.float32)
+    assert model.layer_stack is not None
+    embeds_TE = torch.zeros(3, model.config.hidden_size)
+    assert model.layer_stack.takes(embeds_TE, torch.float32)
+    assert not model.layer_stack.takes(embeds_TE, torch.bfloat16)
+
+
+@pytest.mark.parametrize("variant", NOT_STACKED)
+def test_families_with_other_layers_go_op_by_op(variant: str, tmp_path: Path) -> None:
+    assert variant in VARIANTS
+    path = save_tiny_model(tmp_path / variant, variant)
+    model = load_model(path, dtype=torch.float32, device="cpu")
+    assert isinstance(model, Decoder) and model.layer_stack is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_steps_of_any_width_share_the_panels_of_the_products(
+    num_threads: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_layers, "_MAX_COPIED_BYTES", 0)
+    model, before = load(tmp_path, "llama_whole_panels", dtype), torch.get_num_threads()
+    if model.lm_head.weight.ndim == 2:
+        pytest.skip("this processor has no AVX-512")
+    assert model.layer_stack is not None
+    reference = make_tiny_model("llama_whole_panels")
+    torch.set_num_threads(num_threads)
+    try:
+        for length in (1, 16, 33, 127, 129, 255, 256, 257, 400, 511):
+            tokens = random_tokens(length, seed=length)
+            ours = prompt_logits(model, tokens)
+            with op_by_op(model):
+                one_by_one = prompt_logits(model, tokens)
+            with torch.inference_mode():
+                exact = reference(torch.tensor([tokens])).logits[0]
+            torch.testing.assert_close(ours, one_by_one, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+            assert (ours - exact).abs().mean() < 1.1 * (one_by_one - exact).abs().mean() + 1e-3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_large_models_are_not_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(tmp_path, "llama", torch.float32)
+    monkeypatch.setattr(compiled_layers, "_MAX_COPIED_BYTES", 1000)
+    assert compile_layers(model) is None
+
+
+def test_the_references_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BULKRUN_CPU_OPS", "reference")
+    compiled_ops.cache_clear()
+    try:
+        model = load(tmp_path, "llama", torch.float32)
+    finally:
+        compiled_ops.cache_clear()
+    assert model.layer_stack is None
