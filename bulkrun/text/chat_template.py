@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -17,9 +18,8 @@ from jinja2.parser import Parser
 
 from bulkrun.errors import ModelError
 from bulkrun.sandbox import Sandbox, TemplateFailed
+from bulkrun.text.content_form import ContentForms, Message
 
-Message = Mapping[str, Any]
-_PROBE = "probe"
 # The names a message's reasoning comes under; templates read the first or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -53,36 +53,26 @@ class ChatTemplate:
             raise ModelError(f"{name}, line {problem.lineno}: {problem.message}") from None
         except TemplateFailed as problem:
             raise ModelError(f"{name}: {problem}") from None
-        self._wants_parts = False
-        self._wants_parts = not self._shows(_PROBE) and self._shows(_as_parts(_PROBE))
+        self._content_forms = ContentForms(partial(self._rendered, {"add_generation_prompt": True}))
 
     def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **options: Any) -> str:
         """The prompt text of one conversation; `options` are passed on (`enable_thinking=False`), whatever their names.
 
-        A content that is text becomes a list of one part where the template would leave it out otherwise. Raises
-        TemplateFailed with the template's own complaint or the cap it ran into.
+        A content, which is text or a list of text parts, becomes the other where the template would leave some of it
+        out or print the list itself. Raises TemplateFailed with the template's own complaint or the cap it ran into.
         """
-        given = [_in_parts(message) for message in messages] if self._wants_parts else messages
+        given = [self._content_forms.fitted(message) for message in messages]
+        return self._rendered({**options, "add_generation_prompt": add_generation_prompt}, given)
+
+    def _rendered(self, options: Mapping[str, Any], messages: Sequence[Message]) -> str:
         variables = {
             **self._special_tokens,
             "tools": None,
             "documents": None,
             **options,
-            "messages": [_with_reasoning(message) for message in given],
-            "add_generation_prompt": add_generation_prompt,
+            "messages": [_with_reasoning(message) for message in messages],
         }
         return self._sandbox.render_capped(self._template, variables)
-
-    def _shows(self, content: str | list[dict[str, str]]) -> bool:
-        """Whether a user's text is in the prompt.
-
-        Templates of models that see, or that were made from such (Llama Guard 3 1B), may look for it in parts alone,
-        and go through a text letter by letter without a word.
-        """
-        try:
-            return _PROBE in self.render([{"role": "user", "content": content}])
-        except TemplateFailed:
-            return False
 
 
 class _GenerationTag(Extension):
@@ -94,15 +84,6 @@ class _GenerationTag(Extension):
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=lineno)
-
-
-def _as_parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
-
-
-def _in_parts(message: Message) -> Message:
-    content = message.get("content")
-    return {**message, "content": _as_parts(content)} if isinstance(content, str) else message
 
 
 def _with_reasoning(message: Message) -> dict[str, Any]:

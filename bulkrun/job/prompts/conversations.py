@@ -29,6 +29,8 @@ class Ask(NamedTuple):
     template_kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
+# Types of content parts that are text, and where they have it: OpenAI's two endpoints name it each in its own way.
+_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _SINGLE_BRACES = re.compile(r"\{\s*(\w+)\s*\}")
 RowToAsk = Callable[[Mapping[str, Any]], Ask | RowError]
 RowToConversation = Callable[[Mapping[str, Any]], Conversation | RowError]
@@ -121,7 +123,7 @@ def _messages_of(column: str, value: Any) -> Conversation | RowError:
 
 
 def read_messages(value: Any) -> Conversation:
-    """A list of {role, content} as it came; content is text, or a list of text parts, which are joined by newlines.
+    """A list of {role, content} as it came; content is text, or a list of {type: text, text}, nothing else in them.
 
     Raises BadMessages, whose text goes on after the name of the place that held the list.
     """
@@ -138,8 +140,10 @@ def _read_message(where: str, given: Any) -> Message:
     if message.get("tool_calls") or message.get("function_call"):
         raise BadMessages(f"{where}: calls a tool; tool calls are not supported, text messages are")
     if isinstance(message.get("content"), list):
-        message["content"] = "\n".join(_part_text(where, part) for part in message["content"])
-    if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+        message["content"] = [_text_part(where, part) for part in message["content"]]
+    elif "content" not in message and "refusal" in message:  # how OpenAI writes an answer that was none
+        message["content"] = message.pop("refusal")
+    if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | list):
         raise BadMessages(f"{where}: {shown(message)} is not {{role: text, content: text}}")
     return message
 
@@ -147,14 +151,20 @@ def _read_message(where: str, given: Any) -> Message:
 def asks_nothing(messages: Conversation) -> bool:
     """Whether there is nothing to answer. A system message asks only where it stands alone."""
     asking = [message for message in messages if message["role"] != "system"] or messages
-    return not any(message["content"].strip() for message in asking)
+    return not any(text.strip() for message in asking for text in _texts(message["content"]))
 
 
-def _part_text(where: str, part: Any) -> str:
+def _texts(content: str | list[dict[str, str]]) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def _text_part(where: str, part: Any) -> dict[str, str]:
+    """A part as chat templates know it; without what else came in it, as the nulls of Arrow's structs."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if isinstance(kind, str) and kind != "text":
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if key is not None and isinstance(part.get(key), str):
+        return {"type": "text", "text": part[key]}
+    if isinstance(kind, str) and key is None:
         raise BadMessages(
             f"{where}: a content part of type {kind!r}; only text can be read, not images, audio or files"
         )

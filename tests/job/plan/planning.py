@@ -32,11 +32,15 @@ class CharacterCodec:
         return self
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
-        text = "".join(f"[{message['role']}]{message['content']}\n" for message in messages)
+        text = "".join(f"[{message['role']}]{_said(message['content'])}\n" for message in messages)
         return text + "".join(f"[{name}={value}]" for name, value in sorted(options.items())) + "[assistant]"
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [[BOS] * add_special_tokens + [ord(character) for character in text] for text in texts]
+
+
+def _said(content: str | Sequence[Mapping[str, str]]) -> str:
+    return content if isinstance(content, str) else "|".join(part["text"] for part in content)
 
 
 def job(path: Path | str, **sections: Any) -> JobSpec:

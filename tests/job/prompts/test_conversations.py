@@ -7,16 +7,38 @@ from typing import Any
 import pytest
 
 from bulkrun.job.jobfile.spec import PromptSpec
-from bulkrun.job.prompts.conversations import BadMessages, no_column_used, read_messages
+from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, no_column_used, read_messages
 
 
 def text(value: str) -> dict[str, Any]:
     return {"type": "text", "text": value}
 
 
-def test_text_parts_are_joined_by_newlines_as_vllm_does() -> None:
-    messages = read_messages([{"role": "user", "content": [text("a"), text("b")]}, {"role": "user", "content": "c"}])
-    assert [message["content"] for message in messages] == ["a\nb", "c"]
+def test_text_parts_stay_parts_for_the_template_to_join() -> None:
+    parts: list[dict[str, Any]] = [text("a"), {**text("b"), "image_url": None, "cache_control": {"type": "ephemeral"}}]
+    messages = read_messages([{"role": "user", "content": parts}, {"role": "user", "content": "c"}])
+    assert [message["content"] for message in messages] == [[text("a"), text("b")], "c"]
+
+
+def test_what_an_assistant_refused_is_what_it_said() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "I can't."}
+    assert read_messages([refused]) == [{"role": "assistant", "content": "I can't."}]
+    with pytest.raises(BadMessages, match="content: text"):
+        read_messages([{**refused, "refusal": 5}])
+
+
+def test_text_by_its_newer_names_and_a_refusal_are_text() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}]
+    refused = {"type": "refusal", "refusal": "No."}
+    messages = read_messages([{"role": "user", "content": parts}, {"role": "assistant", "content": [refused]}])
+    assert [message["content"] for message in messages] == [[text("a"), text("b")], [text("No.")]]
+
+
+@pytest.mark.parametrize(
+    ("content", "asks"), [([], False), ([text(" "), text("")], False), ([text(""), text("a")], True)]
+)
+def test_parts_ask_when_one_of_them_does(content: list[dict[str, str]], asks: bool) -> None:
+    assert asks_nothing(read_messages([{"role": "user", "content": content}])) is not asks
 
 
 def test_names_are_kept_for_the_template_and_nulls_are_not() -> None:
@@ -32,6 +54,8 @@ def test_names_are_kept_for_the_template_and_nulls_are_not() -> None:
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "only text"),
         ({"role": "user", "content": [{"text": "a"}]}, "is not {type: text"),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "is not {type: text"),
+        ({"role": "user", "content": [{"type": "refusal", "text": "a"}]}, "is not {type: text"),
+        ({"role": "user", "content": [{"type": ["text"], "text": "a"}]}, "is not {type: text"),
         ({"role": "user", "content": ["a"]}, "is not {type: text"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool calls are not supported"),
         ({"role": "assistant", "content": "a", "function_call": {"name": "f"}}, "tool calls are not supported"),

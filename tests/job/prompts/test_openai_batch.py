@@ -90,6 +90,11 @@ def test_developer_is_the_system_role() -> None:
     assert text(prompt_of(chat(messages=messages))) == "[system]Be brief.\n[user]Hello\n[assistant]"
 
 
+def test_text_parts_reach_the_chat_template_as_parts() -> None:
+    parts = [{"type": "text", "text": "Hello"}, {"type": "input_text", "text": "you"}]
+    assert text(prompt_of(chat(messages=[{"role": "user", "content": parts}]))) == "[user]Hello|you\n[assistant]"
+
+
 def test_method_and_a_closing_slash_may_be_left_to_chance() -> None:
     row = line(json.dumps({"messages": HELLO}), "/v1/chat/completions/", None)
     assert text(prompt_of(row)) == "[user]Hello\n[assistant]"
