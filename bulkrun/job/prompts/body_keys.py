@@ -28,13 +28,13 @@ STRUCTURES = (
 )
 # Honoured: a row's own values win over the job's.
 BOTH = (*NUMBERS, *WHOLE_NUMBERS, "n", "stop", "stop_token_ids", "logprobs", *STRUCTURES)
-CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs")
+CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort")
 COMPLETION_ONLY = ("prompt",)
 
 # For OpenAI's or vLLM's service, or hints to OpenAI's own models: no answer of another model depends on them.
 IGNORED = (
     *("model", "user", "metadata", "store", "service_tier", "safety_identifier", "moderation", "priority"),
-    *("stream_options", "tool_choice", "parallel_tool_calls", "reasoning_effort", "verbosity", "prediction"),
+    *("stream_options", "parallel_tool_calls", "verbosity", "prediction"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id", "cache_salt"),
     "guided_decoding_backend",
 )
@@ -45,6 +45,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "tools": ([],),
         "functions": ([],),
         "function_call": ("none", "auto"),
+        "tool_choice": ("none", "auto"),
         "logit_bias": ({},),
         "modalities": (["text"],),
         "audio": (),
@@ -69,6 +70,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
         "chat_template_kwargs": ({},),
+        "reasoning_effort": (),
         "chat_template": (),
         "guided_whitespace_pattern": (),
         "vllm_xargs": ({},),
@@ -78,11 +80,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 _SPECIAL_TOKENS = "add_special_tokens"
 
 _NO_TOOLS, _TEXT_ONLY = "tool calls are not supported", "only text is generated"
+_NO_TEMPLATE = "a plain prompt goes through no chat template; leave it out"
 _REASONS = {
     "stream": "a batch has no streams: leave it out",
     "tools": _NO_TOOLS,
     "functions": _NO_TOOLS,
     "function_call": _NO_TOOLS,
+    "tool_choice": _NO_TOOLS,
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
     "best_of": "set sampling.best_of in the job file",
@@ -90,7 +94,8 @@ _REASONS = {
     "include_reasoning": "sampling.thinking in the job file gives thoughts a column of their own",
     "truncate_prompt_tokens": "set run.on_too_long in the job file",
     "prompt_logprobs": "set sampling.prompt_logprobs in the job file",
-    "chat_template_kwargs": "a plain prompt goes through no chat template; leave it out",
+    "chat_template_kwargs": _NO_TEMPLATE,
+    "reasoning_effort": _NO_TEMPLATE,
     "chat_template": "set prompt.chat_template in the job file",
 }
 

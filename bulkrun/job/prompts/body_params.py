@@ -16,6 +16,7 @@ from bulkrun.job.prompts.body_keys import NUMBERS, WHOLE_NUMBERS, BadBody, check
 from bulkrun.job.prompts.body_structure import structure_of
 from bulkrun.job.prompts.conversations import shown
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_WHOLE = 2**31 - 1  # what the engine's tensors hold; a seed is hashed
 
 
@@ -105,4 +106,14 @@ def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
         check_template_kwargs(given)
     except ValueError as problem:
         raise BadBody(f"body.chat_template_kwargs: {problem}") from None
-    return dict(given)
+    return {**_effort(body), **given}
+
+
+def _effort(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What `reasoning_effort` is to chat templates, as vLLM has it: some read the word, others whether to think."""
+    if "reasoning_effort" not in body:
+        return {}
+    effort = body["reasoning_effort"]
+    if effort not in _EFFORTS:
+        raise BadBody(f"body.reasoning_effort: {shown(effort)} is not one of {', '.join(_EFFORTS)}")
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}

@@ -197,8 +197,20 @@ def test_what_a_chat_says_to_the_template_wins_over_the_job() -> None:
     ]
 
 
+def test_reasoning_effort_reaches_the_template_as_in_vllm() -> None:
+    low = text(prompt_of(chat(reasoning_effort="low")))
+    assert low.endswith("[enable_thinking=True][reasoning_effort=low]" + END)
+    none = chat(reasoning_effort="none")
+    spec = {"chat_template_kwargs": {"enable_thinking": True}}
+    builder = PromptBuilder(job("x", prompt=spec), COLUMNS, CharacterCodec(chat=True))
+    own = chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
+    prompts = builder.build(InputBatch(Position(0, 0), pa.RecordBatch.from_pylist([none, own])))
+    shown = [text(prompt)[-60:] for prompt in prompts if isinstance(prompt, Prompt)]
+    assert ["[enable_thinking=False]" in each for each in shown] == [True, False]
+
+
 def test_what_is_for_openais_service_alone_is_ignored() -> None:
-    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "reasoning_effort": "low"}
+    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex"}
     assert overrides(chat(**ignored, parallel_tool_calls=False, prompt_cache_key="k", verbosity="low")) == {}
 
 
@@ -290,6 +302,11 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (line("{}", "/v1/completions"), ["body.prompt: missing"]),
         (chat(stream=True), ["body.stream: True", "no streams"]),
         (chat(tools=[{"type": "function"}]), ["body.tools", "tool calls are not supported"]),
+        (chat(tool_choice="required"), ["body.tool_choice: 'required'", "tool calls are not supported"]),
+        (chat(tool_choice={"type": "function"}), ["body.tool_choice", "tool calls are not supported"]),
+        (chat(reasoning_effort="hard"), ["body.reasoning_effort: 'hard'", "none, minimal, low"]),
+        (chat(reasoning_effort=["low"]), ["body.reasoning_effort", "none, minimal, low"]),
+        (completion(reasoning_effort="low"), ["body.reasoning_effort", "no chat template"]),
         (chat(n=3), ["body.n: 3", "sampling.n"]),
         (chat(n=True), ["body.n: True"]),
         (chat(logit_bias={"50256": -100}), ["body.logit_bias"]),
