@@ -67,6 +67,7 @@ class Tokenizer:
         config = _read_json(path / "tokenizer_config.json")
         legacy_map, legacy_ids = (_read_json(path / name) for name in ("special_tokens_map.json", "added_tokens.json"))
         backend = _load_backend(path / "tokenizer.json")
+        backend.encode_special_tokens = bool(config.get("split_special_tokens"))  # as text, where one is written out
         try:
             tokens = add_special_tokens(backend, with_legacy_map(config, legacy_map), legacy_ids)
             template, unusable = _chat_template_source(path, config)
@@ -183,18 +184,26 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _template_files(path: Path) -> dict[str, str]:
+    """The chat templates in files of their own, by name."""
+    more = {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    files = {"default": path / "chat_template.jinja", **more}
+    return {name: _read_template(file) for name, file in files.items() if file.is_file()}
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise ModelError(f"{file}: not UTF-8 text: {problem}") from None
+
+
 def _chat_template_source(path: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The template's source: its own file, else the config's string or its template named default; or why not.
+    """The template's source: of its own files, else of the config, the only one or that named default; or why not.
 
     Models that also see may bring it with what prepares their images alone: that is asked last.
     """
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8-sig"), None
-        except UnicodeDecodeError as problem:
-            raise ModelError(f"{file}: not UTF-8 text: {problem}") from None
-    source = config.get("chat_template")
+    source = _template_files(path) or config.get("chat_template")
     if isinstance(source, list):
         source = {entry["name"]: entry["template"] for entry in source}
     if isinstance(source, Mapping) and source:

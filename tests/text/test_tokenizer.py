@@ -170,6 +170,30 @@ def test_of_several_chat_templates_without_a_default_none_is_taken_in_silence(tm
     assert Tokenizer.from_dir(tmp_path).chat_template == "d"
 
 
+@pytest.mark.parametrize("is_default", [True, False])
+def test_chat_templates_in_files_by_name_are_those_of_transformers(tmp_path: Path, is_default: bool) -> None:
+    """The default is the model's own file, or one of that name; the config's counts no more."""
+    byte_level(tmp_path, {"chat_template": "the config's"})
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/rag.jinja").write_text("with documents")
+    names = ["chat_template", "additional_chat_templates/default"] if is_default else []
+    for name in names:
+        (tmp_path / f"{name}.jinja").write_text(f"of {name}")
+        assert Tokenizer.from_dir(tmp_path).chat_template == f"of {name}"
+        assert AutoTokenizer.from_pretrained(tmp_path).get_chat_template() == f"of {name}"
+    if not is_default:
+        with pytest.raises(ModelError, match="of the chat templates rag none is named default"):
+            Tokenizer.from_dir(tmp_path).chat_renderer()
+
+
+def test_special_tokens_that_are_to_be_split_are(tmp_path: Path) -> None:
+    ours = Tokenizer.from_dir(byte_level(tmp_path, {"split_special_tokens": True}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    text = f"a{theirs.eos_token}b"
+    assert ours.encode_batch([text], True)[0] == theirs(text)["input_ids"]
+    assert theirs.eos_token_id not in ours.encode_batch([text], False)[0]
+
+
 def test_mistrals_own_tokenizer_begins_a_text_and_says_where_its_chat_template_is(tmp_path: Path) -> None:
     """As mistral-common, which transformers does without, leaving the BOS and the end out."""
     special = [

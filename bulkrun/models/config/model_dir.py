@@ -30,6 +30,7 @@ _FINGERPRINT_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "additional_chat_templates/default.jinja",
     "chat_template.json",
     "tokenizer.model",
     "vocab.json",
