@@ -19,6 +19,7 @@ _TEXT_PARTS: Mapping[str, _TextPart] = {
     "Gemma3ForConditionalGeneration": _TextPart("gemma3_text", "Gemma3ForCausalLM"),
     "Mistral3ForConditionalGeneration": _TextPart("mistral", "MistralForCausalLM"),
 }
+_FAMILY_NAMES = {name.lower(): name for name in FAMILIES}  # the first of them wrote LLaMAForCausalLM
 _OTHER_PARTS = ("vision_config", "audio_config", "text_config")
 
 
@@ -52,8 +53,8 @@ def find_family(raw: Mapping[str, Any]) -> tuple[str, Family] | None:
     A file that names no architecture, or the body alone (LlamaModel), may be of a whole model: its tensors will tell.
     """
     names = raw.get("architectures") or ()
-    for name in names:
-        if name in FAMILIES:
+    for given in names:
+        if name := _FAMILY_NAMES.get(str(given).lower()):
             return name, FAMILIES[name]
     for name, family in FAMILIES.items():
         body = name.removesuffix("ForCausalLM")

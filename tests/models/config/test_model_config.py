@@ -53,6 +53,10 @@ def test_sizes_that_a_file_leaves_out_are_those_of_transformers(name: str) -> No
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
 
 
+def test_llamas_first_spelling_is_llama() -> None:
+    assert read(LLAMA | {"architectures": ["LLaMAForCausalLM"]}) == read(LLAMA)
+
+
 def test_old_and_new_rope_keys_mean_the_same() -> None:
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
