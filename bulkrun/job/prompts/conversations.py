@@ -137,7 +137,8 @@ def _read_message(where: str, given: Any) -> Message:
         raise BadMessages(f"{where}: {shown(given)} is not {{role: text, content: text}}")
     # Arrow's structs carry a null for each field that another row's messages have.
     message: Message = {key: part for key, part in given.items() if part is not None}
-    if message.get("tool_calls") or message.get("function_call"):
+    # An empty list of calls is none: templates that ask whether there is one would leave the content out.
+    if message.pop("tool_calls", None) or message.pop("function_call", None):
         raise BadMessages(f"{where}: calls a tool; tool calls are not supported, text messages are")
     if isinstance(message.get("content"), list):
         message["content"] = [_text_part(where, part) for part in message["content"]]

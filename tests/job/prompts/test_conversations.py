@@ -27,6 +27,11 @@ def test_what_an_assistant_refused_is_what_it_said() -> None:
         read_messages([{**refused, "refusal": 5}])
 
 
+def test_no_tool_calls_are_none_as_vllm_writes_them_into_its_answers() -> None:
+    answer = {"role": "assistant", "content": "4", "tool_calls": [], "function_call": None}
+    assert read_messages([answer]) == [{"role": "assistant", "content": "4"}]
+
+
 def test_text_by_its_newer_names_and_a_refusal_are_text() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}]
     refused = {"type": "refusal", "refusal": "No."}
