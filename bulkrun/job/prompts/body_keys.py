@@ -73,6 +73,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "reasoning_effort": (),
         "chat_template": (),
         "guided_whitespace_pattern": (),
+        "thinking_token_budget": (),
+        "repetition_detection": (),
         "vllm_xargs": ({},),
     }
 )
@@ -87,6 +89,7 @@ _REASONS = {
     "functions": _NO_TOOLS,
     "function_call": _NO_TOOLS,
     "tool_choice": _NO_TOOLS,
+    "documents": "a chat template that reads them gets them by chat_template_kwargs: {documents: [...]}",
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
     "best_of": "set sampling.best_of in the job file",
@@ -96,6 +99,8 @@ _REASONS = {
     "prompt_logprobs": "set sampling.prompt_logprobs in the job file",
     "chat_template_kwargs": _NO_TEMPLATE,
     "reasoning_effort": _NO_TEMPLATE,
+    "thinking_token_budget": "set sampling.thinking in the job file",
+    "repetition_detection": "set sampling.repetition_stop in the job file",
     "chat_template": "set prompt.chat_template in the job file",
 }
 
