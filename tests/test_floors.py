@@ -21,6 +21,8 @@ FLOORS = {
     "errors": 0,
     "blocks": 0,
     "sandbox": 0,
+    "scratch": 0,
+    "process_identity": -1,  # who owns what, also to `scratch`
     "template_growth": -1,  # a part of `sandbox`
     "ops": 1,
     "models": 2,
@@ -50,6 +52,8 @@ RENAMES = {
 DURABLE_CALL = re.compile(
     r"os\.(?:fsync|fdatasync|link|rename|renames|replace)\(|\.(?:rename|hardlink_to)\(|\brenameat2\("
 )
+# Both make it for the instant of a look whether something can be written there.
+MAKES_FOLDERS_FOR_A_WHILE = {"job/store/places.py", "launch/doctor.py"}
 HEAVY = {"torch", "triton", "transformers"}
 MAX_LINES = 300
 JOB_ONLY = {"pyarrow", "duckdb", "click", "rich", "tqdm", "yaml", "pydantic"}
@@ -103,6 +107,15 @@ def test_files_get_their_names_and_are_synced_in_one_place() -> None:
 def test_files_take_the_place_of_others_in_one_place() -> None:
     renaming = {str(path.relative_to(PACKAGE)) for path in modules() if renames_a_path(path)}
     assert renaming == RENAMES, "bulkrun.data.storage.durable has a verb for it"
+
+
+def test_folders_for_a_while_are_made_in_one_place() -> None:
+    making = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        if re.search(r"\b(TemporaryDirectory|mkdtemp)\(", path.read_text())
+    }
+    assert making == MAKES_FOLDERS_FOR_A_WHILE, "a killed process leaves it for good: bulkrun.scratch has one that goes"
 
 
 def renames_a_path(path: Path) -> bool:

@@ -9,7 +9,6 @@ row comes out exactly once, in order, as values or as an error.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from bulkrun.data.inputs.no_rows import NoRows
 from bulkrun.data.inputs.parquet import ParquetSource
 from bulkrun.data.types.known_types import KnownTypes
 from bulkrun.errors import InputError
+from bulkrun.scratch import Scratch
 
 MAX_ROW_BYTES = 16 * 2**20
 START = Position(0, 0)
@@ -42,7 +42,7 @@ class Dataset:
     files: list[InputFile]
     source: Source
     num_sources: int
-    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _folder: Scratch | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -106,7 +106,7 @@ class Dataset:
     def close(self) -> None:
         """Remove what was only made for this reading (a snapshot that no run keeps)."""
         if self._folder:
-            self._folder.cleanup()
+            self._folder.close()
 
     def __enter__(self) -> Dataset:
         return self
@@ -141,8 +141,8 @@ def open_input(
         return Dataset(files, with_folder_columns(source, files), len(files))
     folder = None
     if sql_snapshot is None:
-        folder = tempfile.TemporaryDirectory(prefix="bulkrun-")
-        sql_snapshot = Path(folder.name, "input.snapshot")
+        folder = Scratch()
+        sql_snapshot = folder.path / "input.snapshot"
     if not sql_snapshot.exists():
         source = _open_files(files, max_row_bytes, delimiter, kept_as_text, None)
         given = Dataset(files, with_folder_columns(source, files), len(files), folder)

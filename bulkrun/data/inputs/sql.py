@@ -10,7 +10,6 @@ look at their page checksums; those that differ in types go through the readers 
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
@@ -38,6 +37,7 @@ from bulkrun.data.tables.duck import (
 from bulkrun.data.tables.row_groups import RowGroupWriter
 from bulkrun.errors import InputError
 from bulkrun.request import RowError
+from bulkrun.scratch import Scratch
 
 _CODE, _MESSAGE = "bulkrun.error_code", "bulkrun.error_message"
 _ERROR_SCHEMA = pa.schema([(_CODE, pa.string()), (_MESSAGE, pa.string())])
@@ -109,8 +109,7 @@ def write_snapshot(given: Given, sql: str, path: Path) -> None:
 
 
 def _write_snapshot(given: Given, sql: str, path: Path, temporary: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=temporary, prefix="sql-") as name:
-        folder = Path(name)
+    with Scratch(temporary) as folder:
         is_parquet = given.files[0].format == "parquet"
         named: list[str | Path] = [_for_duckdb(file) for file in given.files] if is_parquet else []
         read_here = not is_parquet or (given.mixed and _NAMES_INPUT.search(sql))

@@ -7,7 +7,6 @@ reach nothing outside the run's directory.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from bulkrun.data.storage.durable import ADVICE
 from bulkrun.data.storage.partitions import find_parts, sql_type
 from bulkrun.data.tables.duck import NotASelect, interruptible, locked_connection, single_select, view_of_parquet
 from bulkrun.errors import RunError, UsageError
+from bulkrun.scratch import Scratch
 
 
 def view_of_parts(connection: duckdb.DuckDBPyConnection, name: str, parts: Sequence[Path]) -> None:
@@ -44,8 +44,8 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
     parts = sorted(find_parts(root))
     if not parts and schema is None:
         raise RunError(f"{run_root}: no results yet (no parts); `bulkrun status {run_root}` shows how far the run is")
-    spill = tempfile.TemporaryDirectory(prefix="bulkrun-query-")
-    connection = locked_connection(folders=[root], spill=Path(spill.name))
+    spill = Scratch()
+    connection = locked_connection(folders=[root], spill=spill.path)
 
     def ask() -> pa.Table:
         if parts:
@@ -65,7 +65,7 @@ def run_query(run_root: Path, sql: str, *, limit: int | None = None, schema: pa.
         raise UsageError(f"query: {error}") from error
     finally:
         connection.close()
-        spill.cleanup()
+        spill.close()
 
 
 def _advice(error: Exception, said: str) -> str | None:

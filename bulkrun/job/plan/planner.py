@@ -8,7 +8,6 @@ never its rows.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +36,7 @@ from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, read_worker
+from bulkrun.scratch import Scratch
 
 
 class PlanPoint(NamedTuple):
@@ -231,8 +231,8 @@ def dry_plan(spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: in
     """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder."""
     source = PlanInput(spec, dataset, text, max_model_len)
     windows = list[Counters]()
-    with tempfile.TemporaryDirectory(prefix="bulkrun-") as name:
-        duplicates = DuplicateCounter(dataset, source.spec.input.id, Path(name))
+    with Scratch() as folder:
+        duplicates = DuplicateCounter(dataset, source.spec.input.id, folder)
         for window in source.windows(lambda rows: None):
             windows.append(source.arrange(window).counters)
             duplicates.add(window.ids)

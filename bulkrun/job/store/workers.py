@@ -18,8 +18,8 @@ from typing import Any
 from bulkrun.data.storage.documents import advice_from
 from bulkrun.data.storage.durable import read_json
 from bulkrun.errors import RunError
-from bulkrun.job.store.process_identity import start_time, this_place
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.process_identity import start_time, this_place
 
 HEARTBEAT_S = 3.0
 TTL_S = 30.0  # at least 10 heartbeats: a shorter one lets busy workers take shards from each other without end

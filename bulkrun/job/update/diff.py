@@ -8,7 +8,6 @@ Runs nothing, changes nothing.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from bulkrun.job.plan.duplicates import places_of
 from bulkrun.job.plan.planner import PlanInput
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.rows import id_texts
+from bulkrun.scratch import Scratch
 
 _SAID = [("id", pa.string()), ("key", pa.string()), ("code", pa.string()), ("message", pa.string())]
 _TODAY = pa.schema([("position", pa.int64()), *_SAID])
@@ -103,8 +103,8 @@ def find_changes(
     today, results = folder / "today.tmp", folder / "results.tmp"
     _write_today(source, id_column, _id_type(parts, id_column), salt, today)
     _write_results(parts, id_column, results)
-    with tempfile.TemporaryDirectory(dir=folder) as spill:
-        connection = locked_connection(files=[today, results], spill=Path(spill))
+    with Scratch(folder) as spill:
+        connection = locked_connection(files=[today, results], spill=spill)
 
         def compare() -> Changes:
             _load(connection, today, results)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.model_dir import resolve_model
+from bulkrun.scratch import Scratch
 from bulkrun.settings import EngineArgs
 
 if TYPE_CHECKING:
@@ -137,6 +137,6 @@ def _asked_for(choice: ModelChoice, scratch: ExitStack) -> tuple[Path, EngineArg
     assert choice.shape is not None, "a choice is one of the two"
     max_model_len = settings.pop("max_model_len", SHAPE_MAX_MODEL_LEN)
     args = EngineArgs(**settings | {"max_model_len": max_model_len, "load_format": "dummy"})
-    folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="bulkrun-shape-")))
+    folder = scratch.enter_context(Scratch())
     stored = "bfloat16" if args.dtype == "auto" else args.dtype
     return write_shape(choice.shape, folder, dtype=stored, max_model_len=max_model_len), args

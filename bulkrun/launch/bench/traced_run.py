@@ -6,11 +6,9 @@ The main run of a benchmark is not traced, so that tracing costs it nothing.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -21,6 +19,7 @@ from bulkrun.launch.bench.op_costs import OpCall
 from bulkrun.launch.bench.op_recorder import OpRecorder
 from bulkrun.launch.bench.workload import Work
 from bulkrun.request import Request, SamplingParams
+from bulkrun.scratch import Scratch
 
 NUM_STEPS = 32  # in each of the two windows
 _FULL = 0.9  # of the KV cache: from here on a new sequence waits for another's end
@@ -119,7 +118,7 @@ def _window(engine: LLMEngine, run: _SteadyRun, num_steps: int) -> tuple[list[Bu
     on_gpu = engine.config.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
         step_s = run.step(num_steps)
-    with tempfile.TemporaryDirectory(prefix="bulkrun-trace-") as folder:
-        path = Path(folder) / "trace.json"
+    with Scratch() as folder:
+        path = folder / "trace.json"
         profiler.export_chrome_trace(str(path))
         return device_work(json.loads(path.read_text())["traceEvents"]), step_s

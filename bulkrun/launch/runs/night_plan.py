@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from bulkrun.data.inputs.subset import open_subset
@@ -15,6 +14,7 @@ from bulkrun.job.update.diff import Reasons
 from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.runs.update_input import compare, night_input, write_input
+from bulkrun.scratch import Scratch
 
 
 def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | None:
@@ -31,8 +31,7 @@ def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | Non
     check_settings(run, record, wanted, full_refresh=False)
     assert wanted.key_salt is not None, "the job is incremental"
     drop = prepared.spec.run.on_vanished == "drop"
-    with tempfile.TemporaryDirectory(prefix="bulkrun-") as name, prepared.open_dataset() as dataset:
-        folder = Path(name)
+    with Scratch() as folder, prepared.open_dataset() as dataset:
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, wanted.key_salt, Reasons(drop_vanished=drop), folder)
         subset = folder / "input.subset"

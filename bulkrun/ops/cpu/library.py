@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 import torch
 
+from bulkrun.scratch import Scratch
+
 ENV = "BULKRUN_CPU_OPS"  # "reference": do not use compiled ops
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-fopenmp", "-c")
@@ -88,8 +90,8 @@ def _load() -> ctypes.CDLL:
     torch.get_num_threads()  # torch, and its OpenMP with it, is loaded
     with suppress(OSError):  # not there, or torn
         return ctypes.CDLL(str(_own(_cached())))
-    with tempfile.TemporaryDirectory(prefix="bulkrun-") as scratch:
-        built = _compile(Path(scratch))
+    with Scratch() as scratch:
+        built = _compile(scratch)
         try:
             return ctypes.CDLL(str(_publish(built, _cached())))
         except OSError as error:  # nowhere to keep it, or a disk mounted noexec: only this process has it

@@ -97,7 +97,7 @@ def test_a_file_system_that_cannot_sync_folders_is_no_obstacle(
 def test_a_snapshot_without_a_run_is_gone_when_the_dataset_is_closed(folder: Path) -> None:
     with open_input(str(folder), sql="SELECT id FROM input") as dataset:
         assert dataset._folder is not None
-        temporary = Path(dataset._folder.name)
+        temporary = dataset._folder.path
         assert temporary.exists() and len(dataset.files) == 2
     assert not temporary.exists()
 

@@ -10,11 +10,18 @@ from pathlib import Path
 def this_place() -> str:
     """The machine, boot and pid namespace in which a pid of this process means something."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        boot, namespace = "", ""
-    return "|".join((socket.gethostname(), boot, namespace))
+        namespace = ""
+    return "|".join((socket.gethostname(), boot_id(), namespace))
+
+
+def boot_id() -> str:
+    """What tells a boot of a machine from every other one, "" where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def start_time(pid: int) -> str | None:
