@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from bulkrun.data.storage.durable import remove_tree
-from bulkrun.data.storage.leftovers import TEMPORARIES, remove_old
 from bulkrun.errors import RunError
 from bulkrun.job.store.aside import refuse_live_workers
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.heartbeat import Heartbeat, present
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import LifeWatch, Worker, read_workers
+from bulkrun.job.work.finish import remove_old_temporaries
 
 _CLAIM = "update"
 _LOOK_EVERY_S = 1.0
@@ -36,9 +36,7 @@ def hold(
     claims = Claims(run, worker, life)
     _take(claims, run, life, sleep)
     _forget_the_dead(run, life)
-    for folder in (run.root, run.state, run.claims, run.plan, run.workers):
-        remove_old(folder, TEMPORARIES)
-    remove_old(run.root, ".bulkrun-*")  # of `check_place`
+    remove_old_temporaries(run)
     heartbeat = Heartbeat(run, worker, dict, role=_ROLE)
     ended = "failed"
     try:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from bulkrun.data.results.parts import PartInfo, read_part_info
 from bulkrun.data.storage.documents import from_document
 from bulkrun.data.storage.durable import encode_json, publish_new, read_json, write_file
+from bulkrun.data.storage.leftovers import TEMPORARIES, remove_old
 from bulkrun.errors import EXIT_OK, EXIT_ROW_ERRORS, RunError
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.events import utc_now
@@ -158,3 +159,11 @@ def clear_leftovers(run: RunDir) -> None:
         clear_shard_state(run, shard)
     for path in [*run.tmp.glob("*.tmp"), *map(run.flight_file, run.workers_in_flight())]:
         path.unlink(missing_ok=True)
+    remove_old_temporaries(run)
+
+
+def remove_old_temporaries(run: RunDir) -> None:
+    """What killed processes left in any state of a run under hidden names, a day later; safe beside living ones."""
+    for folder in (run.root, run.state, run.claims, run.plan, run.workers):
+        remove_old(folder, TEMPORARIES)
+    remove_old(run.root, ".bulkrun-*")  # of `check_place`

@@ -24,7 +24,7 @@ from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.processes.signals import drain_on_signal
 from bulkrun.launch.runs.enter_run import enter_run
 from bulkrun.launch.runs.queue_turn import turn_to_queue
-from bulkrun.launch.runs.run import Submitted, View
+from bulkrun.launch.runs.run import Submitted, View, leave_finished
 from bulkrun.launch.runs.submission import Submission
 
 _LOOK_EVERY_S = 1.0
@@ -58,8 +58,7 @@ def put_into_queue(asked: Submission, view: View) -> Queued | Submitted:
         _refuse_night(prepared.run, wanted, full_refresh=asked.full_refresh)
     entered = enter_run(prepared, wanted, asked, view)
     if (totals := finished_totals(prepared.run)) is not None:
-        uploaded = deliver_late(prepared.run, entered.record, cancelled)
-        return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)
+        return leave_finished(prepared.run, entered.record, totals, cancelled)
     with turn_to_queue(prepared.run, cancelled, view.phase):
         if queued := queued_jobs(prepared.run):
             return Queued(prepared.run, queued[0].job_id.split("_")[0], new=False, standing=queued[0].standing)

@@ -28,7 +28,8 @@ from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
-from bulkrun.job.work.finish import RunTotals, read_totals
+from bulkrun.job.work.delivery import ShouldStop
+from bulkrun.job.work.finish import RunTotals, read_totals, remove_old_temporaries
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
@@ -98,8 +99,7 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
     with stoppable(run, view.phase) as drain:
         record = read_record(run)
         if (totals := finished_totals(run)) is not None:
-            uploaded = deliver_late(run, record, drain.should_stop)
-            return Submitted(run, totals, worked=False, uploaded=uploaded)
+            return leave_finished(run, record, totals, drain.should_stop)
         if is_outdated(run, record):
             raise RunError(
                 f"{run.success}: missing, and the plan is older than the last night: submit its job again, which finds "
@@ -109,6 +109,15 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
         spec = JobSpec.model_validate(record.job)
         asked = {} if workers is None else {"workers": workers}
         return run_to_end(prepare(spec.with_keys(output={"path": str(root)}, run=asked)), record, view, drain)
+
+
+def leave_finished(run: RunDir, record: RunRecord, totals: RunTotals, should_stop: ShouldStop) -> Submitted:
+    """A run that was found finished: its bucket gets what it lacks, old files of killed processes go, no row is run.
+
+    Raises what `deliver_late` raises.
+    """
+    remove_old_temporaries(run)
+    return Submitted(run, totals, worked=False, uploaded=deliver_late(run, record, should_stop))
 
 
 def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: DrainOnSignal) -> Submitted:

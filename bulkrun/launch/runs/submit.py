@@ -17,7 +17,7 @@ from bulkrun.launch.processes.stoppable import stoppable
 from bulkrun.launch.runs.enter_run import enter_run
 from bulkrun.launch.runs.nightly import submit_again
 from bulkrun.launch.runs.queue import Queued, put_into_queue, wait_for
-from bulkrun.launch.runs.run import Submitted, View, run_to_end
+from bulkrun.launch.runs.run import Submitted, View, leave_finished, run_to_end
 from bulkrun.launch.runs.submission import Submission
 
 
@@ -56,8 +56,7 @@ def submit(asked: Submission, view: View) -> Submitted:
                 return replace(again, uploaded=uploaded)
         entered = enter_run(prepared, prepared.record(asked.job_file, asked.overrides), asked, view)
         if (totals := finished_totals(prepared.run)) is not None:
-            uploaded = deliver_late(prepared.run, entered.record, drain.should_stop)
-            return Submitted(prepared.run, totals, worked=False, uploaded=uploaded)
+            return leave_finished(prepared.run, entered.record, totals, drain.should_stop)
         try:
             return run_to_end(prepared, entered.record, view, drain)
         except (InputError, UsageError):

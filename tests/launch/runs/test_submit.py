@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from bulkrun.cli import main
 from bulkrun.data.inputs.reader import Dataset, open_input
-from bulkrun.data.storage.durable import write_new_json
+from bulkrun.data.storage.durable import temporary, write_new_json
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.plan.planner import dry_plan
@@ -204,6 +204,15 @@ def test_fresh_keeps_the_old_results_beside_the_new(folder: Path) -> None:
     assert changed.exit_code == 4
     assert submit("sampling.max_tokens=5", flags=("--fresh",)).exit_code == 0
     assert len([path for path in folder.iterdir() if path.name.startswith("out")]) == 2
+
+
+def test_half_written_files_go_when_a_finished_run_is_submitted_again_a_day_later(folder: Path) -> None:
+    assert submit().exit_code == 0
+    old, young = temporary(folder / "out/_SUCCESS"), temporary(folder / "out/_SUCCESS")
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (1, 1))
+    assert submit().exit_code == 0 and not old.exists() and young.exists()
 
 
 def test_a_changed_input_is_noticed(folder: Path) -> None:
