@@ -5,7 +5,8 @@ Holds the index and the counters, and hands the rows themselves on as they come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,8 +83,8 @@ class Window:
         if len(self._folders) > MAX_PARTITIONS:
             raise InputError(
                 f"output.partition_by: more than {MAX_PARTITIONS:,} partitions within {self.rows + len(prompts):,} "
-                f"rows (from row {self._first_row:,} on), each a folder with files of its own; choose a coarser column "
-                "(a day, not a second), or make one in input.sql"
+                f"rows (from row {self._first_row:,} on: {_values_of(self._folders)}), each a folder with files of "
+                "its own; choose a coarser column (a day, not a second), or make one in input.sql"
             )
         self._folder_of_row.append(numbers[placed.of_row])
         if not placed.errors:
@@ -116,3 +117,10 @@ class Window:
         names = list(self._folders)
         folders = [names[folder] for folder in folder_of_row[order.rows[borders[:-1]]].tolist()]
         return Arrangement(shard_of_row, rank, per_shard(index.lengths), per_shard(index.costs), folders, counters)
+
+
+def _values_of(folders: Iterable[str]) -> str:
+    """How many values each partition column has, the one with the most first."""
+    names = {name for folder in folders for name in folder.split("/")}
+    counts = Counter(name.partition("=")[0] for name in names)
+    return ", ".join(f"{column} has {count:,} values" for column, count in counts.most_common())

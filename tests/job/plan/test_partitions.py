@@ -85,11 +85,12 @@ def test_a_value_too_long_for_a_folder_is_an_error_of_its_row_alone(tmp_path: Pa
 
 def test_more_partitions_than_a_window_may_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "MAX_PARTITIONS", 20)
-    columns = {"text": ["t"] * 21, "n": list(range(21))}
+    columns = {"text": ["t"] * 21, "n": list(range(21)), "lang": ["en", "de", "fr"] * 7}
     path = write_parquet(tmp_path / "in.parquet", columns)
     make_plan(tmp_path / "ok", partitioned(path, ["n"], run={"window_rows": 20}))
-    with pytest.raises(InputError, match=r"more than 20 partitions within 21 rows .from row 0 on.*coarser column"):
-        make_plan(tmp_path / "run", partitioned(path, ["n"]))
+    said = r"more than 20 partitions within 21 rows .from row 0 on: n has 21 values, lang has 3 values.*coarser column"
+    with pytest.raises(InputError, match=said):
+        make_plan(tmp_path / "run", partitioned(path, ["lang", "n"]))
 
 
 @pytest.mark.parametrize(
