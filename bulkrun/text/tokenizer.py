@@ -149,6 +149,11 @@ def _converted_by_transformers(path: Path, now: Callable[[], datetime]) -> Token
     try:
         slow = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as problem:
+        if "AutoTokenizer" in (_read_json(path / "tokenizer_config.json").get("auto_map") or {}):
+            raise ModelError(
+                f"{path}: no tokenizer.json, and the tokenizer is code that comes with the model (auto_map in "
+                "tokenizer_config.json), which is never run; take a checkpoint of the model that has a tokenizer.json"
+            ) from None
         raise ModelError(f"{path}: no tokenizer.json, and transformers cannot make one: {problem}") from problem
     backend = getattr(slow, "backend_tokenizer", None)
     if backend is None:

@@ -241,6 +241,16 @@ def test_a_directory_without_tokenizer_json_is_converted(tmp_path: Path) -> None
     assert ours.encode_batch(TEXTS, True) == [theirs.encode(text) for text in TEXTS]
 
 
+def test_a_tokenizer_that_is_code_of_the_model_is_refused_as_that(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "XTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_x.XTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(
+        ModelError, match=r"no tokenizer.json, and the tokenizer is code .* never run; take a checkpoint"
+    ):
+        Tokenizer.from_dir(tmp_path)
+
+
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_broken_file_is_a_model_error_that_names_it(tmp_path: Path, file: str) -> None:
     (byte_level(tmp_path) / file).write_text('{"version": ')

@@ -1,7 +1,8 @@
-"""What config.json says of a model outside the decoder's families: its sizes, or why it can not run. Torch-free.
+"""What config.json says of a model outside the decoder's families: its sizes, or why it can not run.
 
-Whether transformers has the architecture, and whether its attention can be exchanged, is only known when it is loaded
-(`general`). Knows the names that older architectures have for their sizes.
+Torch-free but for architectures that were not tried here: whether transformers has them is asked of it. Whether their
+attention can be exchanged is only known when they are loaded (`general`). Knows the names that older architectures have
+for their sizes.
 """
 
 from __future__ import annotations
@@ -110,6 +111,24 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
         )
     if not any(name.endswith(_DECODERS) for name in names):
         raise ModelError(f"architecture {shown} is not supported; decoders that generate text are (`bulkrun models`)")
+    if not any(name in TRIED for name in names):
+        _refuse_unknown(raw, shown)
+
+
+def _refuse_unknown(raw: Mapping[str, Any], shown: str) -> None:
+    """Raise ModelError for a model type that transformers does not have: what comes with it could run it alone."""
+    from transformers import CONFIG_MAPPING, __version__  # slow to import (torch comes with it), and asked of few
+
+    kind = raw.get("model_type")
+    if kind is None or kind in CONFIG_MAPPING:
+        return
+    missing = f"architecture {shown} is not supported: transformers {__version__} has no model type {kind!r}"
+    if raw.get("auto_map"):
+        missing += ", and the code that comes with the checkpoint (auto_map in config.json) is never run"
+    raise ModelError(
+        f"{missing}; take a conversion of it to an architecture that is (`bulkrun models`; many are Llama's), a newer "
+        "transformers if that has it, or another model"
+    )
 
 
 def _reasons_of_layers(raw: Mapping[str, Any], names: list[str]) -> Iterator[str]:
