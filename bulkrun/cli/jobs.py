@@ -167,6 +167,7 @@ def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json
     `anew` says how this command runs a finished run again, where it can.
     """
     from bulkrun.cli.live import make_view
+    from bulkrun.job.store.run_record import read_record
     from bulkrun.launch.runs.run import Submitted
 
     view = make_view(quiet)
@@ -177,7 +178,8 @@ def _run_and_end(run: Callable[[View], Submitted | Queued], quiet: bool, as_json
     if not isinstance(done, Submitted):
         _say_where(done, quiet, as_json)
     if as_json:
-        facts = {"worked": done.worked, "uploaded": done.uploaded, "changes": done.changes}
+        noise = read_record(done.run).has_random_weights
+        facts = {"worked": done.worked, "uploaded": done.uploaded, "changes": done.changes, "random_weights": noise}
         print_json({"run": str(done.run.root), **facts, **vars(done.totals)})
     elif not quiet or done.exit_code:
         print_summary(done, anew)

@@ -51,6 +51,8 @@ def test_random_weights_are_told_wherever_the_model_is(folder: Path) -> None:
         assert done.exit_code == 0 and f"warning: {warning}" in done.stderr
     assert warning in CliRunner().invoke(main, ["status", "out"]).stdout
     assert json.loads(CliRunner().invoke(main, ["status", "out", "--json"]).stdout)["random_weights"] is True
+    again = CliRunner().invoke(main, ["submit", "job.yaml", *dummy, "--json"], catch_exceptions=False)
+    assert json.loads(again.stdout)["random_weights"] is True
     shutil.copy(BUNDLED_ROOT / "tiny" / "model.safetensors", folder / "model")
     for told in (CliRunner().invoke(main, ["validate", "job.yaml"]), submit("output.path=real")):
         assert told.exit_code == 0 and warning not in told.output
