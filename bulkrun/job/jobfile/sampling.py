@@ -144,8 +144,8 @@ class SamplingSpec(Section):
     )
     stop: str | list[str] | None = Field(
         None,
-        description="Text that ends the output, without being part of it. A structured output that it cuts short is an "
-        "invalid_schema error. Default: none.",
+        description="Text that ends the output, without being part of it; of several that one token completes, the one "
+        "that begins first. A structured output that it cuts short is an invalid_schema error. Default: none.",
     )
     stop_token_ids: list[int] = Field([], description="Token ids that end the output.")
     ignore_eos: bool = Field(False, description="Continue after the end-of-sequence token (for benchmarks).")
