@@ -21,6 +21,7 @@ from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.commit import clear_shard_state
+from bulkrun.scratch import sweep
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def clear_leftovers(run: RunDir) -> None:
         clear_shard_state(run, shard)
     for path in [*run.tmp.glob("*.tmp"), *map(run.flight_file, run.workers_in_flight())]:
         path.unlink(missing_ok=True)
+    sweep(run.tmp)
     remove_old_temporaries(run)
 
 

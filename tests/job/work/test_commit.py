@@ -19,7 +19,9 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.commit import RunIdentity, build_table, commit_shard
 from bulkrun.job.work.finish import finish_run, read_totals
+from bulkrun.scratch import Scratch
 from tests.job.small_runs import PASSTHROUGH, Row, enter, job, results, write_plan
+from tests.test_scratch import dead
 
 ROWS = [Row(row, f"id-{row}", (row,)) for row in range(5)]
 
@@ -114,6 +116,16 @@ def test_finish_writes_totals_once(tmp_path: Path) -> None:
     assert (totals.status, totals.rows, totals.ok, totals.errors) == ("completed_with_errors", 5, 4, {"bad_input": 1})
     assert (totals.parts, totals.exit_code, totals.fingerprints) == (2, 3, record.fingerprints)
     assert finish_run(run, record) == totals == read_totals(run)
+
+
+def test_finish_removes_the_folder_of_a_query_that_was_killed(tmp_path: Path) -> None:
+    run, record, identity = opened(tmp_path, shard_rows=3)
+    commit_all(run, identity)
+    run.tmp.mkdir(exist_ok=True)
+    with Scratch(run.tmp) as living:
+        dead(run.tmp)
+        finish_run(run, record)
+        assert [path for path in run.tmp.iterdir() if path.is_dir()] == [living]
 
 
 def test_finish_says_which_part_is_missing(tmp_path: Path) -> None:
