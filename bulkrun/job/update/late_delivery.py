@@ -1,13 +1,16 @@
 """What the bucket of a finished run still lacks, brought by a process that is none of its workers and changes nothing.
 
 A change of the run (compact, a night, a retry) brings its own objects and takes old ones away: an old part that came
-after that would stay for good, and its rows be there twice.
+after that would stay for good, and its rows be there twice. A change that a kill broke off left parts of before beside
+new ones, of which no totals tell: they stay here until its command has finished it.
 """
 
 from __future__ import annotations
 
+from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.update.staging import is_merging, read_update
 from bulkrun.job.update.update_claim import kept_unchanged
 from bulkrun.job.work.delivery import ShouldStop, deliver, lacks_results
 
@@ -15,9 +18,14 @@ from bulkrun.job.work.delivery import ShouldStop, deliver, lacks_results
 def deliver_late(run: RunDir, record: RunRecord, should_stop: ShouldStop) -> int | None:
     """How many parts were uploaded; None where nothing was missing, `_SUCCESS` included.
 
-    Raises what `deliver` raises, and RunError where somebody is changing the run.
+    Raises what `deliver` raises, and RunError where somebody is changing the run, or was killed while doing so.
     """
     if not lacks_results(run, record):
         return None
     with kept_unchanged(run):
+        if is_merging(run) and (update := read_update(run)) is not None:
+            raise RunError(
+                f"{run.root}: rows are being put into the results: `{update.command(run)}` finishes that, and then "
+                f"brings them to {record.bucket_url}"
+            )
         return deliver(run, record, should_stop)

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from bulkrun.data.storage.durable import make_dirs, replace_json
 from bulkrun.errors import RunError
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.workers import read_workers
+from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.compact import compact
 from bulkrun.job.update.late_delivery import deliver_late
+from bulkrun.job.update.staging import Update, begin_merge
 from bulkrun.job.update.update_claim import hold, kept_unchanged
 from bulkrun.job.work.delivery import is_delivered
 from tests.job.bucket_runs import start_bucket_run
@@ -69,6 +72,19 @@ def test_nothing_is_brought_beside_a_change(behind: tuple[RunDir, RunRecord], bu
         deliver_late(run, record, never)
     assert bucket.list() == before
     assert deliver_late(run, record, never) == 2
+
+
+def test_results_that_a_kill_left_half_changed_are_not_brought(
+    behind: tuple[RunDir, RunRecord], bucket: Bucket
+) -> None:
+    run, record = behind
+    before = bucket.list()
+    make_dirs(run.staged.state)
+    replace_json(run.staged.update, Update(Retry(), 1, 1, 24, 24, 3).to_json())
+    begin_merge(run)
+    with pytest.raises(RunError, match=r"being put into the results: `bulkrun retry .*` finishes that"):
+        deliver_late(run, record, never)
+    assert bucket.list() == before
 
 
 def test_a_change_sees_who_came_after_its_first_look(
