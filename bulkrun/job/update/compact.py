@@ -36,7 +36,7 @@ from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.update.replace_rows import keys_of
-from bulkrun.job.update.rewrite import write_again
+from bulkrun.job.update.rewrite import beside_rows, write_again
 from bulkrun.job.update.staging import removed_on_failure, update_under_way
 from bulkrun.job.update.update_claim import hold, refuse_lost_hold
 from bulkrun.job.work.delivery import deliver
@@ -184,13 +184,15 @@ class _Rewrite:
             saved_generations=spent.saved_generations,
             cached_tokens=spent.cached_tokens,
             stopped=spent.stopped,
+            prompt_tokens=spent.prompt_tokens,
+            completion_tokens=spent.completion_tokens,
         )
-        newest = -1
+        like, newest = beside_rows(like, paths), -1
         for table in self._files(in_row_order(tables, range(first, last + 1), self.target.tmp)):
             newest = _check_order(paths, table, self.record.samples, newest)
             named = replace(like, shard=next(numbers))
             yield write_again(self.target.tmp, [table], table.schema, named, self.record)
-            like = replace(like, saved_generations=0, cached_tokens=0, stopped=0)
+            like = replace(like, saved_generations=0, cached_tokens=0, stopped=0, prompt_tokens=0, completion_tokens=0)
 
     def _files(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """Cut a stream of tables into files; a row's samples stay together."""

@@ -30,7 +30,7 @@ from bulkrun.job.store.run_record import RunRecord, read_record, record_document
 from bulkrun.job.update.cause import cause_document
 from bulkrun.job.update.fitting import fit_table
 from bulkrun.job.update.replace_rows import I64, NewAnswers, among
-from bulkrun.job.update.rewrite import write_again
+from bulkrun.job.update.rewrite import beside_rows, write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update, remove_staged
 from bulkrun.job.update.update_claim import lost_hold, refuse_lost_hold
 from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
@@ -176,7 +176,7 @@ class _Merge:
         number = self.update.first_part + shard
         fresh = staged.filter(pc.greater_equal(staged["row"], self.update.first_row))
         if fresh.num_rows and number not in there:
-            info = replace(read_part_info(self.run.staged.part(shard)), shard=number, run_id=self.record.run_id)
+            info = replace(_beside_rows(self.run.staged.part(shard)), shard=number, run_id=self.record.run_id)
             tmp = self._write([fresh], fresh.schema, replace(info, plan_hash=self.record.plan_hash))
             _refuse_late(self.run, self.update)
             publish_new(tmp, self.run.part(number, ""))
@@ -186,7 +186,7 @@ class _Merge:
         path = self.run.part(number)
         answers = NewAnswers.of(fresh, self.record.samples, keep_success)
         groups = answers.put_into(read_part_columns(path), dropped)
-        tmp = self._write(groups, fresh.schema, read_part_info(path))
+        tmp = self._write(groups, fresh.schema, _beside_rows(path))
         _refuse_late(self.run, self.update)
         swap_in(tmp, path)
 
@@ -219,6 +219,10 @@ class _Parts:
         found = among(rows, self.rows)
         places[found] = self.places[np.searchsorted(self.rows, rows[found])]
         return places
+
+
+def _beside_rows(path: Path) -> PartInfo:
+    return beside_rows(read_part_info(path), [path])
 
 
 def _rows_of(path: Path) -> I64:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.results.parts import PartInfo, count_cut, write_groups
+from bulkrun.data.results.parts import PartInfo, count_cut, read_part_columns, write_groups
 from bulkrun.data.storage.durable import disk_errors
 from bulkrun.job.store.run_record import RunRecord
 
@@ -21,7 +21,7 @@ def write_again(
     folder: Path, tables: Iterable[pa.Table], schema: pa.Schema, like: PartInfo, record: RunRecord
 ) -> tuple[Path, PartInfo]:
     """Write and fsync `tables` as one part under a temporary name in `folder`; the file, and its footer (else as
-    `like`). Memory is that of one table at a time.
+    `like`, whose tokens count beside those of the rows). Memory is that of one table at a time.
 
     Raises RunError on a bad disk, and what `tables` raises; half a file is removed.
     """
@@ -64,9 +64,19 @@ class _Counts:
             rows=self.rows,
             errors=dict(self.errors),
             cut=self.cut,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
+            prompt_tokens=like.prompt_tokens + self.prompt_tokens,
+            completion_tokens=like.completion_tokens + self.completion_tokens,
         )
+
+
+def beside_rows(info: PartInfo, paths: Sequence[Path]) -> PartInfo:
+    """`info` with those of its tokens alone that no row of its files tells of: of generations that were not kept."""
+    prompt, completion = info.prompt_tokens, info.completion_tokens
+    for path in paths:
+        for table in read_part_columns(path, ["prompt_tokens", "completion_tokens"]):
+            prompt -= _sum(table, "prompt_tokens")
+            completion -= _sum(table, "completion_tokens")
+    return replace(info, prompt_tokens=prompt, completion_tokens=completion)
 
 
 def _sum(table: pa.Table, column: str) -> int:

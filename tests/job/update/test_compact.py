@@ -125,6 +125,20 @@ def test_samples_of_a_row_stay_in_one_file_in_order(tmp_path: Path) -> None:
     assert keys == [(row, sample) for row in range(COUNT) for sample in range(3)]
 
 
+def test_what_samples_cost_that_were_not_kept_is_still_counted(tmp_path: Path) -> None:
+    path, _ = write_input(tmp_path)
+    spec = spec_for(path, tmp_path / "out", rows_per_file=9)
+    best = {"n": 1, "best_of": 3, "temperature": 1.0}
+    submit(spec.model_copy(update={"sampling": spec.sampling.model_copy(update=best)}))
+    run = RunDir(tmp_path / "out")
+    before = read_status(run)
+    assert before.completion_tokens > sum(row["completion_tokens"] or 0 for row in contents(run))
+    compact(run, 50, grace_s=0)
+    after, totals = read_status(RunDir(run.root)), read_totals(run)
+    assert (after.prompt_tokens, after.completion_tokens) == (before.prompt_tokens, before.completion_tokens)
+    assert totals is not None and totals.completion_tokens == after.completion_tokens
+
+
 def test_a_file_is_cut_where_it_would_not_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished(tmp_path)
     before = contents(run)

@@ -20,6 +20,7 @@ from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import _Delivery, is_delivered
+from bulkrun.job.work.finish import RunTotals
 from bulkrun.request import Request
 from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights, after, whole
@@ -394,6 +395,19 @@ def test_a_full_disk_while_a_retry_is_staged_is_named_and_half_of_it_does_not_st
         nights.retry()
     assert not RunDir(nights.out).staged.root.exists()
     assert nights.retry().exit_code == 0
+
+
+def test_what_samples_cost_that_were_not_kept_is_still_counted(nights: Nights) -> None:
+    nights.settings |= {"sampling": {"max_tokens": 6, "temperature": 0.9, "best_of": 3}}
+    nights.write(rows_of(20))
+    fail_requests(nights, *(f"3:{sample}" for sample in range(3)))
+
+    def not_kept(totals: RunTotals) -> int:
+        return totals.completion_tokens - sum(row["completion_tokens"] for row in nights.results().values())
+
+    before = not_kept(nights.submit().totals)
+    fail_requests(nights)
+    assert not_kept(nights.retry().totals) >= before > 0
 
 
 def test_a_retry_that_was_killed_while_it_uploads_is_continued_by_the_same_command(
