@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,21 +25,31 @@ sys.stdin.read()
 KEY, SECRET = "test-key-id", "test-secret-nobody-may-see"
 
 
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """The URL of a running store; skips where moto or s3fs is not installed."""
-    for module in ("moto", "s3fs", "flask"):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"needs `pip install s3fs 'moto[server]'` ({module} is missing)")
-    command = [sys.executable, "-c", _SERVER]
-    pipe = subprocess.PIPE
-    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+MODULES = ("moto", "s3fs", "flask")
+
+
+@contextmanager
+def local_store(**variables: str) -> Iterator[str]:
+    """The URL of a store that runs meanwhile; its process has these environment variables too."""
+    command, pipe = [sys.executable, "-c", _SERVER], subprocess.PIPE
+    environment = {**os.environ, **variables}
+    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment)
     assert server.stdout is not None
     try:
         yield f"http://127.0.0.1:{int(server.stdout.readline())}"
     finally:
         server.kill()
         server.communicate()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The URL of a running store; skips where moto or s3fs is not installed."""
+    for module in MODULES:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs `pip install s3fs 'moto[server]'` ({module} is missing)")
+    with local_store() as url:
+        yield url
 
 
 def s3_environment(endpoint: str) -> dict[str, str]:

@@ -21,7 +21,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -87,28 +88,42 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def dying(work: Callable[[], object], at: int, *, before: bool, number: int = signal.SIGKILL) -> Callable[[], object]:
-    """`work`, with a signal to its process right before or after its durable operation number `at`: kill -9."""
+class Doom:
+    """A signal to this process right before or right after its durable operation number `at`; SIGKILL is kill -9."""
+
+    def __init__(self, at: int, *, before: bool, number: int = signal.SIGKILL) -> None:
+        self._at, self._before, self._number = at, before, number
+        self._count = 0
+
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """The body is one of those that are counted."""
+        self._count += 1
+        now = self._count == self._at
+        if now and self._before:
+            os.kill(os.getpid(), self._number)
+        yield
+        if now and not self._before:
+            os.kill(os.getpid(), self._number)
+
+    def count_files(self) -> None:
+        """Count what makes files durable, from now on."""
+        for name in _OPERATIONS:
+            mock.patch.object(os, name, self._counted(getattr(os, name))).start()
+
+    def _counted(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with self.operation():
+                return operation(*arguments, **options)
+
+        return call
+
+
+def dying(work: Callable[[], object], at: int, *, before: bool) -> Callable[[], object]:
+    """`work`, with kill -9 right before or after its durable operation number `at`."""
 
     def run() -> object:
-        count = 0
-
-        def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **options: Any) -> Any:
-                nonlocal count
-                count += 1
-                now = count == at
-                if now and before:
-                    os.kill(os.getpid(), number)
-                result = operation(*arguments, **options)
-                if now and not before:
-                    os.kill(os.getpid(), number)
-                return result
-
-            return call
-
-        for name in _OPERATIONS:
-            mock.patch.object(os, name, counted(getattr(os, name))).start()
+        Doom(at, before=before).count_files()
         return work()
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from tests.campaigns.kill_update import ROOT
+from tests.s3_server import MODULES
 
 
 def campaign(*options: str) -> dict[str, int]:
@@ -20,10 +22,17 @@ def campaign(*options: str) -> dict[str, int]:
     return tally
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 3])
 def test_a_life_of_nights_or_of_one_run_holds_what_a_dictionary_says(seed: int) -> None:
-    tally = campaign("--only", str(seed), "--life", "12")
+    tally = campaign("--only", str(seed), "--life", "12", "--bucket", "0")
     assert tally["lives"] == 1 and tally["retry"] > 0
+
+
+def test_a_life_in_a_bucket_holds_what_its_directory_holds() -> None:
+    if missing := [module for module in MODULES if importlib.util.find_spec(module) is None]:
+        pytest.skip(f"needs {missing}")
+    tally = campaign("--only", "1501", "--life", "8", "--bucket", "1")
+    assert tally["buckets"] == 1 and tally["objects lost"] > 0
 
 
 @pytest.mark.slow

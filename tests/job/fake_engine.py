@@ -37,7 +37,7 @@ class FakeEngine:
     """Generates one token a step for at most `max_num_seqs` requests; ends them in shuffled order.
 
     `step_s` is slept in every step. `poison` raises in any step that runs a request it says yes to. `refuse` says
-    which requests end as error completions.
+    which requests end as error completions. `answer` is the rule of its outputs.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class FakeEngine:
         step_s: float = 0.0,
         poison: Callable[[Request], bool] = lambda request: False,
         refuse: Callable[[Request], bool] = lambda request: False,
+        answer: Callable[[Request], tuple[int, ...]] = expected_tokens,
     ) -> None:
         self.max_num_seqs, self.max_model_len = max_num_seqs, MAX_MODEL_LEN
-        self._step_s, self._poison, self._refuse = step_s, poison, refuse
+        self._step_s, self._poison, self._refuse, self._answer = step_s, poison, refuse, answer
         self._waiting: list[Request] = []
         self._running: dict[str, tuple[Request, list[int]]] = {}
         self._shuffle = random.Random(7).shuffle
@@ -80,7 +81,7 @@ class FakeEngine:
     def _generate(self) -> list[Completion]:
         ended = []
         for request, tokens in list(self._running.values()):
-            answer = expected_tokens(request)
+            answer = self._answer(request)
             assert tuple(tokens) == answer[: len(tokens)], "resumed from another request's tokens"
             self._output_tokens += 1
             tokens.append(answer[len(tokens)]) if len(tokens) < len(answer) else None

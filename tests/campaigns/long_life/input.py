@@ -34,6 +34,7 @@ class Table:
         self.extra = False  # a column that comes and goes
         self._made = 0
         self.whole_ids = typed and rng.random() < 0.5
+        self.nested = typed and rng.random() < 0.4  # a column of structs
         self.hidden: str | None = None  # rows with this tag are none of `input.sql`
         folder.mkdir()
         self.add(rng.randint(4, 14))
@@ -45,6 +46,7 @@ class Table:
             name = 7 * self._made if self.whole_ids else f"r{self._made}{self.rng.choice(['', ' é', ',:%'])}"
             row = {"id": name, "text": self._text(), "tag": self._tag(), "score": self._score()}
             row["most"] = self._most()
+            row |= {"meta": self._meta()} if self.nested else {}
             self.rows.insert(self.rng.randint(0, len(self.rows)), row)
 
     def _text(self) -> str | None:
@@ -65,6 +67,13 @@ class Table:
         most = self.rng.choice([1, 2, 5, 8, 8, None])
         return most if self.typed or most is None else str(most)
 
+    def _meta(self) -> Any:
+        """Always of one type."""
+        if self.rng.random() < 0.1:
+            return None
+        tags = [self.rng.choice(["x", "é y", None, 'q"'])] * self.rng.randint(0, 2)
+        return {"a": self.rng.randint(0, 3), "tags": [*tags, "z"], "in": {"b": [{"c": self._score() * 1.0}]}}
+
     def mutate(self) -> str:
         """One thing that happens to an input between two nights; its name."""
         changes: list[Callable[[], object]] = [self._add, self._change, self._delete, self._reorder, self._rename]
@@ -80,8 +89,10 @@ class Table:
 
     def _change(self) -> None:
         for row in self.some(4):
-            name = self.rng.choice(["text", "text", "tag", "score", "most"])
-            row[name] = {"text": self._text, "tag": self._tag, "score": self._score, "most": self._most}[name]()
+            made = {"text": self._text, "tag": self._tag, "score": self._score, "most": self._most}
+            made |= {"meta": self._meta} if self.nested else {}
+            name = self.rng.choice(["text", *made])
+            row[name] = made[name]()
 
     def some(self, most: int) -> list[Row]:
         whole = [row for row in self.rows if row is not None]

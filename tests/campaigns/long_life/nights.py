@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.launch.runs.preview import plan_job
+from tests.campaigns.long_life.bucket_steps import bring, objects_lost
+from tests.campaigns.long_life.commands import Command
 from tests.campaigns.long_life.input import Row
 from tests.campaigns.long_life.oracle import TEMPLATES, Night, Settings
-from tests.campaigns.long_life.steps import Command, Step, Steps
+from tests.campaigns.long_life.steps import Step, Steps
 
 
 class NightSteps(Steps):
@@ -32,7 +34,9 @@ class NightSteps(Steps):
         if changes:
             self.life.unfinished = None
         kinds = [self.submit, self.retry, self.compact, self.fresh, self.refresh, self.other_settings, self.lost]
-        step = self.rng.choices(kinds, [10, 4, 2, 1, 2, 1, 1])[0]()
+        in_bucket = 0 if self.life.delivered is None else 2
+        kinds += [partial(bring, self), partial(objects_lost, self)]
+        step = self.rng.choices(kinds, [10, 4, 2, 1, 2, 1, 1, in_bucket, in_bucket])[0]()
         step.said = f"[{', '.join(changes)}] {step.said}"
         return step
 
@@ -51,10 +55,10 @@ class NightSteps(Steps):
         same = settings == self.settings
         night = Night(asker, today, unread, drop, refresh and same)
         run = {"limit": limit, "on_vanished": "drop" if drop else "keep"}
-        spec = self.spec(settings, run=run)
-        work = partial(_night, Command(self.life.out, asker.failing), spec, refresh, self._may_plan(refresh))
+        work = partial(_night, self.command(asker.failing), self._may_plan(refresh), refresh)
         text = f"limit={limit} drop={drop} refresh={refresh} {self.table.format} fail={dict(asker.failing)}"
         step = Step("night", text, work, night.change, self.refusals(settings, limit, refresh=refresh), self.death())
+        self.limited(step, work, lambda rate: self.spec(settings, run={**run, "max_error_rate": rate}))
         step.counts = self._counts(night, broken)
         step.accepted = partial(self._took, settings)
         return step
@@ -140,7 +144,7 @@ class NightSteps(Steps):
         today, broken = self.today()
         asker = self.asker(settings, list(today.values()))
         night = Night(asker, today)
-        work = partial(Command(self.life.out, asker.failing).submit, self.spec(settings), fresh=True)
+        work = partial(self.command(asker.failing).submit, self.spec(settings), fresh=True)
         names = [row["id"] for row in self.table.read() if row is not None]
         errors = ("InputError",) if len(set(names)) < len(names) else (None,)
         counts = {"nameless": broken}
@@ -155,10 +159,10 @@ class NightSteps(Steps):
             return f"{nameless} rows without an id, not {step.counts}"
         if step.kind == "fresh" or value["changes"] is None:
             return None
-        return _wrong_counts(want, Counter(value["changes"]), value, self.settings.samples)
+        return _wrong_counts(want, Counter(value["changes"]), value, self.settings.best_of or self.settings.samples)
 
 
-def _wrong_counts(want: Counter[str], got: Counter[str], value: Any, samples: int) -> str | None:
+def _wrong_counts(want: Counter[str], got: Counter[str], value: Any, generations: int) -> str | None:
     """The summary against the kinds of rows; refused ones count as failed where their line moved."""
     left = want["refused"]
     exact = ("new", "vanished", "beyond_limit") + (() if want["everything"] else ("changed",))
@@ -168,13 +172,13 @@ def _wrong_counts(want: Counter[str], got: Counter[str], value: Any, samples: in
         want[name] for name in ("changed", "failed", "unchanged")
     ):
         return f"changes {dict(got)} are not as many as {dict(want)}"
-    if value["ran"] > want["spare"] + samples * (want["new"] + want["changed"] + want["failed"]):
+    if value["ran"] > want["spare"] + generations * (want["new"] + want["changed"] + want["failed"]):
         return f"ran {value['ran']} generations for {dict(want)}"
     if value["planned"] not in (None, value["changes"]):
         return f"plan said {value['planned']}, submit {value['changes']}"
     return None
 
 
-def _night(command: Command, spec: JobSpec, refresh: bool, plan: bool) -> dict[str, Any]:
+def _night(command: Command, plan: bool, refresh: bool, spec: JobSpec) -> dict[str, Any]:
     planned = plan_job(spec)[1] if plan else None
     return {**command.submit(spec, full_refresh=refresh), "planned": planned}

@@ -6,16 +6,18 @@ that ends shows which. Knows no run and no files; of bulkrun it asks the tokens 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.request import Request, SamplingParams
+from bulkrun.request import Request, SamplingParams, StructuredOutput
 from bulkrun.text.tokenizer import Tokenizer
-from tests.job.fake_engine import decode, expected_tokens
+from tests.job.fake_engine import decode, expected_logprob, expected_tokens
 
 ANY = "*"  # a text that the oracle does not know: of a prompt that was cut
 _CHECK = "{% if text == 'zero' %}{{ 1 // 0 }}{% endif %}"
@@ -25,6 +27,13 @@ TEMPLATES = (
     f"Rate {{{{ text }}}} {{{{ score }}}}{_CHECK}",
 )
 LENIENT = "Mend {{ text or id }}"  # of a retry: no row's values are wrong for it
+
+# What an output may have to be, and what the fake model says then: not always that.
+STRUCTURES: dict[str, Any] = {
+    "choice": ["yes", "no"],
+    "json": {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False},
+}
+_STRUCTURED = {"choice": ["yes", "no", "no", "maybe"], "json": ["{}", '{"a":1}', '{"a":1}', '{"b":1}', "{"]}
 
 Values = tuple[tuple[str, Any], ...]
 
@@ -41,11 +50,20 @@ class Settings:
     max_model_len: int = 96
     truncate: bool = False
     per_row: bool = False
+    best_of: int | None = None
+    structure: str | None = None  # a key of STRUCTURES
 
     @property
     def salt(self) -> tuple[Any, ...]:
         """What all keys of rows have in common."""
         return self.max_tokens, self.temperature, self.seed, self.samples
+
+    def params(self, most: int) -> SamplingParams:
+        """Those of a row whose max_tokens are `most`."""
+        structured = (
+            StructuredOutput(self.structure, json.dumps(STRUCTURES[self.structure])) if self.structure else None
+        )
+        return SamplingParams(max_tokens=most, temperature=self.temperature, structured_outputs=structured)
 
 
 @dataclass(frozen=True)
@@ -115,8 +133,11 @@ class Asker:
         (text, code), values = self.prompt(row), self._values(row)
         name = str(row["id"]) if self.named and row is not None else str(position)
         most = (self._own(row) if row is not None else None) or self.settings.max_tokens
-        samples = (self._sample(text, code, values, name, number, most) for number in range(self.settings.samples))
-        return Result(tuple(samples), self.key(row))
+        generations = self.settings.best_of or self.settings.samples
+        samples = [self._sample(text, code, values, name, number, most) for number in range(generations)]
+        if self.settings.best_of is not None:
+            samples.sort(key=_rank)
+        return Result(tuple(samples[: self.settings.samples]), self.key(row))
 
     def _sample(self, text: str | None, code: str | None, values: Values, name: str, number: int, most: int) -> Sample:
         settings = self.settings
@@ -124,12 +145,42 @@ class Asker:
             return Sample(None, code or self.failing[str(text)], values)
         if settings.truncate and len(tokens_of(text)) > settings.max_model_len - most:
             return Sample(ANY, None, values)
-        params = SamplingParams(max_tokens=most, temperature=settings.temperature)
-        seed = row_seed(settings.seed, name, number)
-        return Sample(decode([expected_tokens(Request("", tokens_of(text), params, seed))])[0], None, values)
+        request = Request("", tokens_of(text), settings.params(most), row_seed(settings.seed, name, number))
+        said = decode([answer(request)])[0]
+        return Sample(said, None if fits(settings.structure, said) else "invalid_schema", values)
 
     def _values(self, row: Mapping[str, Any] | None) -> Values:
-        return tuple((name, None if row is None else row.get(name)) for name in self.columns)
+        return tuple((name, None if row is None else hashable(row.get(name))) for name in self.columns)
+
+
+def hashable(value: Any) -> Any:
+    """A value of a column; nested ones as text."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+
+
+def _rank(sample: Sample) -> tuple[bool, float]:
+    """The best first: the likeliest, and those that failed last."""
+    return sample.code is not None, -sum(map(expected_logprob, map(ord, sample.response or "")))
+
+
+def answer(request: Request) -> tuple[int, ...]:
+    """What the fake model says to a request, of whatever structure."""
+    if (structure := request.sampling.structured_outputs) is None:
+        return expected_tokens(request)
+    seed = 0 if request.sampling.greedy else request.seed
+    noise = blake2b(f"{list(request.prompt_token_ids)}|{seed}".encode(), digest_size=1).digest()[0]
+    texts = _STRUCTURED[structure.kind]
+    return tuple(map(ord, texts[noise % len(texts)]))[: request.sampling.max_tokens]
+
+
+def fits(structure: str | None, text: str) -> bool:
+    """Whether a text is what was asked for."""
+    return structure is None or text in (STRUCTURES["choice"] if structure == "choice" else ("{}", '{"a":1}'))
+
+
+def parsed(structure: str | None, text: str, code: str | None) -> Any:
+    """The typed value beside a text."""
+    return {"a": json.loads(text).get("a")} if structure == "json" and code is None else None
 
 
 @lru_cache(None)

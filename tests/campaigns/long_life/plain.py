@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tests.campaigns.long_life.bucket_steps import bring, objects_lost
 from tests.campaigns.long_life.input import Row
 from tests.campaigns.long_life.oracle import Asker, Settings, Truth
-from tests.campaigns.long_life.steps import Command, Step, Steps
+from tests.campaigns.long_life.steps import Step, Steps
 
 if TYPE_CHECKING:
     from tests.campaigns.long_life.life import Life
@@ -39,7 +40,9 @@ class PlainSteps(Steps):
         if self.life.settled and self.rng.random() < 0.4:
             changes = [self.table.mutate() for _ in range(self.rng.choice([1, 2]))]
         kinds = [self.submit, self.retry, self.compact, self.fresh, self.harmless, self.other_settings]
-        step = self.rng.choices(kinds, [4, 6, 3, 4, 2, 1])[0]()
+        in_bucket = 0 if self.life.delivered is None else 3
+        kinds += [partial(bring, self), partial(objects_lost, self)]
+        step = self.rng.choices(kinds, [4, 6, 3, 4, 2, 1, in_bucket, in_bucket])[0]()
         step.said = f"[{', '.join(changes)}] {step.said}"
         return step
 
@@ -63,13 +66,14 @@ class PlainSteps(Steps):
         if not self.exists:
             self._begin()
         asker = replace(self.asker(self.settings, list(self.base.values())), named=self.named)
-        work = partial(Command(self.life.out, asker.failing).submit, self.spec(self.settings))
+        work = self.command(asker.failing).submit
         step = Step("submit", f"fail={dict(asker.failing)}", work, death=self.death())
+        self.limited(step, work, lambda rate: self.spec(self.settings, run={"max_error_rate": rate}))
         if not self.same_input:
             return replace(step, errors=("ResumeError",))
         finished = self.life.seen.finished
         if finished:
-            return replace(step, idle=not self.life.settled)
+            return self.left_alone(step)
         return replace(step, change=lambda truth: self._ran_on(asker, truth))
 
     def _ran_on(self, asker: Asker, truth: Truth) -> Truth:
@@ -83,17 +87,17 @@ class PlainSteps(Steps):
         anyway = self.rng.random() < 0.6
         section = self.rng.choice([{"input": {"path": f"{self.table.folder}/*"}}, {"output": {"rows_per_file": 6}}])
         asker = replace(self.asker(self.settings, list(self.base.values())), named=self.named)
-        work = partial(Command(self.life.out, asker.failing).submit, self.spec(self.settings, **section))
+        work = partial(self.command(asker.failing).submit, self.spec(self.settings, **section))
         step = Step("harmless", f"{section} anyway={anyway}", partial(work, resume_anyway=anyway), death=self.death())
         if not self.same_input or not anyway:
             return replace(step, errors=("ResumeError",) if self.life.seen.finished else ("ResumeError", None))
         if self.life.seen.finished:
-            return replace(step, idle=not self.life.settled)
+            return self.left_alone(step)
         return replace(step, change=lambda truth: self._ran_on(asker, truth))
 
     def other_settings(self) -> Step:
         spec = self.spec(replace(self.settings, max_tokens=9))
-        work = partial(Command(self.life.out, {}).submit, spec, resume_anyway=self.rng.random() < 0.5)
+        work = partial(self.command().submit, spec, resume_anyway=self.rng.random() < 0.5)
         return Step("other settings", "", work, errors=("ResumeError",))
 
     def retry(self) -> Step:
@@ -113,7 +117,7 @@ class PlainSteps(Steps):
         self.extra, was = extra, self.extra
         asker = self.asker(settings, list(base.values()))
         self.extra = was
-        work = partial(Command(self.life.out, asker.failing).submit, self.spec(settings), fresh=True)
+        work = partial(self.command(asker.failing).submit, self.spec(settings), fresh=True)
         ran = {row: frozenset([asker.result(values, row)]) for row, values in base.items()}
         self._next = base, facts, extra
         return Step("fresh", f"{settings}", work, lambda _: ran, begins=True)

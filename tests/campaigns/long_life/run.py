@@ -29,9 +29,8 @@ from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.work.finish import read_totals
-from bulkrun.request import Request
-from tests.campaigns.kill_update import dying
-from tests.job.fake_engine import FakeEngine
+from tests.campaigns.kill_update import Doom
+from tests.campaigns.long_life.bucket import count_requests
 
 EXPORTS = ("jsonl", "csv", "parquet", "openai")
 
@@ -48,11 +47,20 @@ class Ended:
 
 @dataclass(frozen=True)
 class Death:
-    """SIGKILL, or SIGTERM, which drains, right before or after a durable operation."""
+    """SIGKILL, or SIGTERM, which drains, right before or after a durable operation on files, by requests, or `all`."""
 
     at: int
     before: bool
     signal: int = signal.SIGKILL
+    counted: str = "files"
+
+    def threaten(self) -> None:
+        """From now on this process may die."""
+        doom = Doom(self.at, before=self.before, number=self.signal)
+        if self.counted != "requests":
+            doom.count_files()
+        if self.counted != "files":
+            count_requests(doom)
 
 
 def in_child(work: Callable[[], Any], death: Death | None = None) -> Ended:
@@ -72,9 +80,10 @@ def _start(work: Callable[[], Any], death: Death | None) -> Callable[[], Ended]:
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        doomed = dying(work, death.at, before=death.before, number=death.signal) if death else work
+        if death is not None:
+            death.threaten()
         with os.fdopen(writing, "wb") as stream:
-            stream.write(pickle.dumps(_ended(doomed)))
+            stream.write(pickle.dumps(_ended(work)))
         os._exit(0)
     os.close(writing)
 
@@ -95,17 +104,6 @@ def _ended(work: Callable[[], Any]) -> Ended:
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
         return Ended(error=f"crash: {type(error).__name__}", message=str(error))
-
-
-def engine_of(failing: Mapping[tuple[int, ...], str]) -> FakeEngine:
-    """An engine in which some prompts fail; those with `engine_error` take it down."""
-
-    def code(request: Request) -> str | None:
-        return failing.get(tuple(request.prompt_token_ids))
-
-    return FakeEngine(
-        4, poison=lambda request: code(request) == "engine_error", refuse=lambda request: code(request) == "nan_logits"
-    )
 
 
 @dataclass
@@ -187,7 +185,9 @@ def leftovers(out: Path) -> list[str]:
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    texts = (row["id"], row["tag"], row.get("text"), row["response"], row["error_code"])
+    nested = row.get("meta") or None
+    meta = json.loads(nested) if isinstance(nested, str) else nested  # of CSV
+    texts = (row["id"], row["tag"], row.get("text"), meta, row["response"], row["error_code"])
     return int(row["row"]), int(row["sample"]), *(str(text) if text not in (None, "") else None for text in texts)
 
 

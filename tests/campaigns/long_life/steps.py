@@ -7,18 +7,14 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.update.compact import compact
-from bulkrun.launch.runs import retry as retry_module
-from bulkrun.launch.runs import submit as submit_module
-from bulkrun.launch.runs.submission import Submission
+from tests.campaigns.long_life.commands import Command
 from tests.campaigns.long_life.input import Row, Table
 from tests.campaigns.long_life.oracle import (
     LENIENT,
+    STRUCTURES,
     TEMPLATES,
     Asker,
     Retry,
@@ -26,12 +22,9 @@ from tests.campaigns.long_life.oracle import (
     Truth,
     Values,
     either,
-    tokens_of,
+    hashable,
 )
-from tests.campaigns.long_life.run import Death, engine_of
-from tests.job.fake_engine import FakeEngine, decode
-from tests.launch.nights import Silent
-from tests.launch.one_process import one_process
+from tests.campaigns.long_life.run import Death
 
 if TYPE_CHECKING:
     from tests.campaigns.long_life.life import Life
@@ -63,6 +56,9 @@ class Step:
     beside: Callable[[], Any] | None = None  # runs at the same time
     same_beside: bool = False
     idle: bool = False  # it finds nothing to do, and leaves a retry that is under way to its own command
+    uploads: bool = False  # also what was deleted from the bucket
+    clears: bool = False  # the user empties the bucket before
+    generous: Callable[[], Any] | None = None  # the same with a higher run.max_error_rate
     accepted: Callable[[Any], None] = lambda value: None
     counts: Mapping[str, int] | None = None
 
@@ -73,32 +69,6 @@ class Step:
     def in_between(self, truth: Truth) -> Truth:
         """What may be there when it was cut short."""
         return either(either(truth, {}) if self.begins else truth, self.change(truth))
-
-
-@dataclass(frozen=True)
-class Command:
-    """Commands of a run, in the process that calls, with the fake engine."""
-
-    out: Path
-    failing: Mapping[str, str]
-
-    def submit(self, spec: JobSpec, **flags: bool) -> dict[str, Any]:
-        return self._counted(lambda: submit_module.submit(Submission(spec=spec, **flags), Silent()))
-
-    def retry(self, **options: Any) -> dict[str, Any]:
-        return self._counted(lambda: retry_module.retry(self.out, Silent(), **options))
-
-    def _counted(self, work: Callable[[], Any]) -> dict[str, Any]:
-        engines: list[FakeEngine] = []
-
-        def load(_: object) -> tuple[FakeEngine, Any]:
-            engines.append(engine_of({tokens_of(text): code for text, code in self.failing.items()}))
-            return engines[-1], decode
-
-        with one_process(load):
-            done = work()
-        ran = sum(len(engine.seen) for engine in engines)
-        return {"changes": done.changes, "ran": ran, "worked": done.worked, "exit": done.exit_code}
 
 
 class Steps:
@@ -116,8 +86,14 @@ class Steps:
         if self.sql is not None and hidden is not None:
             self.sql += f" WHERE tag IS DISTINCT FROM '{hidden}'"
         self.columns = rng.choice([None, None, ["tag"]])
+        self.strict = rng.random() < 0.3  # about rows that fail
+        samples = rng.choice([1, 1, 2])
         self.settings = Settings(
-            samples=rng.choice([1, 1, 2]), temperature=rng.choice([0.0, 0.0, 0.9]), per_row=rng.random() < 0.3
+            samples=samples,
+            best_of=rng.choice([None, None, samples + 2]),
+            structure=rng.choice([None, None, None, *STRUCTURES]),
+            temperature=rng.choice([0.0, 0.0, 0.9]),
+            per_row=rng.random() < 0.3,
         )
         self.table = Table(life.folder / "in", rng, typed=rng.random() < 0.5, with_broken=self.sql is None)
         self.table.hidden = hidden if self.sql is not None else None
@@ -130,6 +106,7 @@ class Steps:
             "sql": self.sql,
             "columns": self.columns,
             "typed": self.table.typed,
+            "nested": self.table.nested,
             **vars(self.settings),
         }
         return f"{type(self).__name__} {facts}"
@@ -139,6 +116,7 @@ class Steps:
         return (self.life.out / ".bulkrun" / "run.json").exists()
 
     def spec(self, settings: Settings, **sections: Mapping[str, Any]) -> JobSpec:
+        structure = settings.structure
         values: dict[str, dict[str, Any]] = {
             "input": {"path": str(self.table.folder), "id": "id", "columns": self.columns, "sql": self.sql},
             "prompt": {"template": settings.template},
@@ -147,10 +125,12 @@ class Steps:
                 "temperature": settings.temperature,
                 "seed": settings.seed,
                 "n": settings.samples,
+                "best_of": settings.best_of,
+                "structured_outputs": {structure: STRUCTURES[structure]} if structure else None,
                 "logprobs": self.logprobs,
                 "per_row": {"max_tokens": "most"} if settings.per_row else {},
             },
-            "output": {"path": str(self.life.out), "rows_per_file": self.rows_per_file},
+            "output": {**self.life.output, "rows_per_file": self.rows_per_file},
             "engine": {"max_model_len": settings.max_model_len},
             "run": {
                 "window_rows": self.window_rows,
@@ -164,13 +144,13 @@ class Steps:
 
     def asker(self, settings: Settings, rows: list[Row | None]) -> Asker:
         """Which columns pass through, and which prompts fail in the engine this time."""
-        extra = ("extra",) if self.table.extra else ()
-        columns = ("id", "text", "tag", "score", "most", *extra) if self.columns is None else ("id", *self.columns)
+        more = [name for name, is_there in (("meta", self.table.nested), ("extra", self.table.extra)) if is_there]
+        columns = ("id", "text", "tag", "score", "most", *more) if self.columns is None else ("id", *self.columns)
         plain = Asker(settings, columns)
         texts = sorted({text for row in rows if (text := plain.prompt(row)[0]) is not None and len(text) < 60})
         some = self.rng.sample(texts, min(len(texts), self.rng.choice([0, 0, 1, 3])))
         failing = dict.fromkeys(some, "nan_logits")
-        if settings.temperature == 0 and settings.samples == 1 and len(failing) > 1:
+        if settings.temperature == 0 and settings.samples == 1 and not settings.best_of and len(failing) > 1:
             failing[some[0]] = "engine_error"
         return replace(plain, failing=failing)
 
@@ -179,17 +159,22 @@ class Steps:
             return None
         at = 1 + int(self.rng.expovariate(1 / 60)) if self.rng.random() < 0.7 else self.rng.randint(1, 250)
         number = signal.SIGKILL if self.rng.random() < 0.65 else signal.SIGTERM
-        return Death(at, self.rng.random() < 0.5, number)
+        if self.life.delivered is None:
+            return Death(at, self.rng.random() < 0.5, number)
+        counted = self.rng.choice(["files", "all", "requests"])
+        at = 1 + int(self.rng.expovariate(1 / 8)) if counted == "requests" else at
+        return Death(at, self.rng.random() < 0.5, number, counted)
 
     def values_of(self, row: Mapping[str, Any]) -> Values:
-        names = ("id", "text", "tag", "score", "most", "extra")
-        return tuple((name, row[name]) for name in names if name in row)  # in the order of `asker`
+        names = ("id", "text", "tag", "score", "most", "meta", "extra")
+        return tuple((name, hashable(row[name])) for name in names if name in row)  # in the order of `asker`
 
     def next(self) -> Step:
         """The unfinished command again, or another one."""
         if (again := self.life.unfinished) is not None and (self.must_go_on(again) or self.rng.random() < 0.55):
             errors = (*again.errors, "ResumeError") if again.kind == "retry" else again.errors
-            return self.crowded(replace(again, death=self.death(0.4), counts=None, errors=errors))
+            again = replace(again, death=self.death(0.4), counts=None, errors=errors)
+            return self.crowded(self.raised(again) if self.rng.random() < 0.6 else again)
         if not self.exists:
             return self.submit()
         if self.rng.random() < 0.05:
@@ -202,7 +187,28 @@ class Steps:
             return replace(step, beside=None, same_beside=False)
         if self.rng.random() < 0.6:
             return replace(step, beside=step.work, same_beside=True)
-        return replace(step, beside=partial(compact, RunDir(self.life.out), 4, grace_s=0))
+        return replace(step, beside=partial(self.command().compact, 4))
+
+    def command(self, failing: Mapping[str, str] | None = None) -> Command:
+        delivered = self.life.delivered
+        return Command(self.life.out, failing or {}, delivered and delivered.bucket)
+
+    def limited(self, step: Step, work: Callable[..., Any], spec: Callable[[float], JobSpec]) -> Step:
+        """Maybe with a `run.max_error_rate` that stops it; `work` takes the job."""
+        limit = self.rng.choice([1.0, 0.5, 0.1]) if self.strict else 1.0
+        step.work = partial(work, spec(limit))
+        if limit < 1 and None in step.errors:
+            step.errors = (*step.errors, "ErrorRateExceeded")
+            step.generous = partial(work, spec(1.0))
+        return step
+
+    @staticmethod
+    def raised(step: Step) -> Step:
+        """With a limit that nothing exceeds."""
+        if step.generous is None:
+            return step
+        errors = tuple(error for error in step.errors if error != "ErrorRateExceeded")
+        return replace(step, work=step.generous, generous=None, errors=errors)
 
     def learn(self, job: Mapping[str, Any]) -> None:
         """A refresh that was cut short may have come to its end all the same."""
@@ -218,10 +224,14 @@ class Steps:
     def submit(self) -> Step:
         raise NotImplementedError
 
+    def left_alone(self, step: Step) -> Step:
+        """A command on a finished run, which does nothing; a change that was killed while merging may be in its way."""
+        return step if self.life.settled else replace(step, idle=True, errors=(None, "RunError"))
+
     def compact(self) -> Step:
         """Many parts become few."""
-        per_file, out = self.rng.choice([3, 5, 1000]), self.life.out
-        work = partial(compact, RunDir(out), per_file, grace_s=0)
+        per_file = self.rng.choice([3, 5, 1000])
+        work = partial(self.command().compact, per_file)
         step = Step("compact", str(per_file), work, cleans=True, death=self.death())
         return step if self.life.settled else replace(step, errors=("RunError",))
 
@@ -229,7 +239,12 @@ class Steps:
         """From the beginning, maybe with other settings; the old results are kept elsewhere."""
         settings = replace(self.settings, template=self.rng.choice(TEMPLATES), seed=self.rng.choice([0, 5]))
         step = self.from_scratch(settings)
-        return replace(step, kind="fresh", death=self.death(0.2), accepted=partial(self._moved_aside, settings))
+        step = replace(step, kind="fresh", death=self.death(0.2), accepted=partial(self._moved_aside, settings))
+        if (delivered := self.life.delivered) is None:
+            return step
+        if self.rng.random() < 0.7 or not delivered.bucket.objects():
+            return replace(step, clears=True)
+        return replace(step, errors=("ResumeError", *step.errors[: step.errors != (None,)]), begins=False)
 
     def from_scratch(self, settings: Settings) -> Step:
         raise NotImplementedError
@@ -242,7 +257,10 @@ class Steps:
         """A new run has the place of the old one."""
 
     def overrides(self) -> tuple[tuple[str, ...], Settings]:
-        said, changed = self.rng.choice(_OVERRIDES)
+        usable = [
+            (said, changed) for said, changed in _OVERRIDES if not (self.settings.structure and "truncate" in changed)
+        ]
+        said, changed = self.rng.choice(usable)
         return said, replace(self.settings, **changed)
 
     def codes(self) -> list[str]:
@@ -256,7 +274,7 @@ class Steps:
         usual = replace(asker, settings=self.settings)
         begin_anew = self.rng.random() < 0.5
         options = {"overrides": said, "codes": codes, "begin_anew": begin_anew}
-        work = partial(Command(self.life.out, asker.failing).retry, **options)
+        work = partial(self.command(asker.failing).retry, **options)
         change = Retry(usual, asker, today, codes).change
         text = f"{' '.join(said)} codes={codes} anew={begin_anew} fail={dict(asker.failing)}"
         step = Step("retry", text, work, change, errors, self.death())
