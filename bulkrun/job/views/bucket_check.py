@@ -49,6 +49,6 @@ def _differences(run: RunDir, prefix: ObjectPrefix) -> list[str]:
         shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
         problems.append(
             f"{prefix.url}: {len(lacking)} of {len(ours)} objects are not there ({shown}): "
-            f"delete {run.delivered}, then `{upload_command(run)}` uploads them again"
+            f"`{upload_command(run)}` uploads them again"
         )
     return problems

@@ -37,20 +37,31 @@ ShouldStop = Callable[[], bool]
 _T = TypeVar("_T")
 
 
-def deliver(run: RunDir, record: RunRecord, should_stop: ShouldStop = lambda: False) -> int | None:
+def deliver(
+    run: RunDir, record: RunRecord, should_stop: ShouldStop = lambda: False, *, anew: bool = False
+) -> int | None:
     """Make the bucket of a run hold what its directory holds now; nothing to do for a local run.
 
-    Returns how many parts were uploaded, None where the bucket was complete. Safe to repeat, and by several processes
-    of which none changes the run. Raises Interrupted when told to stop, RunError for an object that is not of this run
+    `anew`: also where the bucket was complete, since somebody may have removed something. Returns how many parts were
+    uploaded, None where the bucket was complete. Safe to repeat, and by several processes of which none changes the
+    run. Raises Interrupted when told to stop, RunError for an object that is not of this run
     and when the store refuses, or fails for some minutes; the same command then goes on.
     """
     prefix = record.bucket()
-    return None if prefix is None or is_delivered(run) else _Delivery(run, prefix, should_stop).put_all()
+    if prefix is None or (is_delivered(run) and not anew):
+        return None
+    return _Delivery(run, prefix, should_stop).put_all()
 
 
 def lacks_results(run: RunDir, record: RunRecord) -> bool:
     """Whether a finished run has a bucket that is not complete. Asks no store."""
     return record.bucket_url is not None and run.success.exists() and not is_delivered(run)
+
+
+def lacks_objects(run: RunDir, record: RunRecord, should_stop: ShouldStop) -> bool:
+    """Whether something of a finished run has no object of its name in the bucket. Asks the store."""
+    prefix = record.bucket()
+    return prefix is not None and not _Delivery(run, prefix, should_stop).lacks_nothing
 
 
 def is_delivered(run: RunDir) -> bool:
@@ -86,6 +97,11 @@ class _Delivery:
         self._known: dict[str, str] = (read_json(run.delivered) or {}).get("parts", {})
         self._there = self._try(prefix.list)
         self._uploaded = 0
+
+    @property
+    def lacks_nothing(self) -> bool:
+        """Whether there is an object of every name."""
+        return {SUCCESS, *self._parts} <= self._there.keys()
 
     def put_all(self) -> int:
         """Upload parts, remove obsolete ones, then upload `_SUCCESS` if the run is finished; how many parts."""

@@ -99,7 +99,7 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
     with stoppable(run, view.phase) as drain:
         record = read_record(run)
         if (totals := finished_totals(run)) is not None:
-            return leave_finished(run, record, totals, drain.should_stop)
+            return leave_finished(run, record, totals, drain.should_stop, look=True)
         if is_outdated(run, record):
             raise RunError(
                 f"{run.success}: missing, and the plan is older than the last night: submit its job again, which finds "
@@ -111,13 +111,15 @@ def join(root: Path, workers: int | None, view: View) -> Submitted:
         return run_to_end(prepare(spec.with_keys(output={"path": str(root)}, run=asked)), record, view, drain)
 
 
-def leave_finished(run: RunDir, record: RunRecord, totals: RunTotals, should_stop: ShouldStop) -> Submitted:
+def leave_finished(
+    run: RunDir, record: RunRecord, totals: RunTotals, should_stop: ShouldStop, *, look: bool = False
+) -> Submitted:
     """A run that was found finished: its bucket gets what it lacks, old files of killed processes go, no row is run.
 
-    Raises what `deliver_late` raises.
+    `look`, and what is raised: as of `deliver_late`.
     """
     remove_old_temporaries(run)
-    return Submitted(run, totals, worked=False, uploaded=deliver_late(run, record, should_stop))
+    return Submitted(run, totals, worked=False, uploaded=deliver_late(run, record, should_stop, look=look))
 
 
 def run_to_end(prepared: PreparedJob, record: RunRecord, view: View, drain: DrainOnSignal) -> Submitted:

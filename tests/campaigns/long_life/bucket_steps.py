@@ -12,9 +12,7 @@ def bring(steps: Steps) -> Step:
     """`worker` brings into the bucket what it lacks."""
     if steps.life.delivered is None or not steps.life.seen.finished:
         return steps.submit()
-    anew = steps.rng.random() < 0.6 and steps.life.seen.status["state"] != "undelivered"  # when `verify` says so
-    work = partial(steps.command().bring, anew=anew)
-    return steps.left_alone(Step("bring", f"anew={anew}", work, death=steps.death(), uploads=anew))
+    return steps.left_alone(Step("bring", "", steps.command().bring, death=steps.death(), uploads=True))
 
 
 def objects_lost(steps: Steps) -> Step:

@@ -42,10 +42,8 @@ class Command:
     def retry(self, **options: Any) -> dict[str, Any]:
         return self._counted(lambda: retry_module.retry(self.out, Silent(), **options))
 
-    def bring(self, *, anew: bool) -> dict[str, Any]:
-        """`worker` on a finished run; `anew`: after the ledger was deleted, as `verify` says."""
-        if anew:
-            RunDir(self.out).delivered.unlink(missing_ok=True)
+    def bring(self) -> dict[str, Any]:
+        """`worker` on a finished run."""
         return self._counted(lambda: join(self.out, None, Silent()))
 
     def compact(self, rows_per_file: int) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,10 +11,12 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker
+from bulkrun.job.update.compact import compact
 from bulkrun.job.views.listing import statuses
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
 from bulkrun.job.views.watch import watch_run
+from bulkrun.job.work.delivery import _Delivery
 from bulkrun.launch.runs.run import join
 from tests.job.bucket_runs import start_bucket_run
 from tests.launch.nights import Silent
@@ -33,12 +35,10 @@ def remove(bucket: Bucket, key: str) -> None:
     bucket.files.rm_file(f"{bucket.name}/{key}")
 
 
-def follow(run: RunDir, advice: str) -> None:
-    """Do what a message says between backquotes, and delete before that what it says to delete."""
-    for path in re.findall(r"delete (\S+), then", advice):
-        Path(path).unlink()
+def follow(run: RunDir, advice: str) -> int | None:
+    """Do what a message says between backquotes; how many parts that uploaded."""
     assert f"bulkrun worker {run.root}" in advice
-    join(run.root, None, Silent())
+    return join(run.root, None, Silent()).uploaded
 
 
 def test_a_whole_bucket_is_well(run: RunDir) -> None:
@@ -74,9 +74,22 @@ def test_what_somebody_removed_from_the_bucket_is_found_and_brought_again(run: R
     whole = bucket.list()
     remove(bucket, PART)
     (problem,) = verify_run(run).problems
-    assert "1 of 4 objects are not there (part-00001.parquet): delete" in problem
-    follow(run, problem)
+    assert "1 of 4 objects are not there (part-00001.parquet): `bulkrun worker" in problem
+    assert follow(run, problem) == 1
     assert bucket.list() == whole and verify_run(run).ok
+    assert follow(run, problem) is None
+
+
+def test_what_brings_it_again_may_be_broken_off_and_the_parts_change_then(
+    run: RunDir, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove(bucket, PART)
+    (problem,) = verify_run(run).problems
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_Delivery, "put_all", Mock(side_effect=KeyboardInterrupt))
+        follow(run, problem)
+    assert compact(run, grace_s=0).worked
+    assert verify_run(run).ok and len([key for key in bucket.list() if ".parquet" in key]) == 1
 
 
 def test_what_somebody_put_over_a_part_or_beside_the_parts_is_found(run: RunDir, bucket: Bucket) -> None:
