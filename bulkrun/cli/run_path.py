@@ -9,8 +9,12 @@ import click
 if TYPE_CHECKING:
     from bulkrun.job.store.run_dir import RunDir
 
+    ParamType = click.ParamType[RunDir]
+else:
+    ParamType = click.ParamType  # older clicks than 8.4 have it without a type
 
-class RunPath(click.ParamType["RunDir"]):
+
+class RunPath(ParamType):
     """The run's directory; that of a URL is looked up (see `bulkrun.job.store.places`)."""
 
     name = "run"
