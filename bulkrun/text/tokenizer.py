@@ -162,9 +162,21 @@ def _converted_by_transformers(path: Path, now: Callable[[], datetime]) -> Token
     template, unusable = _chat_template_source(path, _read_json(path / "tokenizer_config.json"))
     begin = backend.token_to_id(_TEKKEN_TOKENS["bos_token"])
     if (path / _TEKKEN).is_file() and begin is not None:  # which gives what begins and ends a text no names
+        _refuse_shared_ids(backend, path / _TEKKEN)
         tokens = _TEKKEN_TOKENS | tokens
         backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
     return Tokenizer(backend, tokens, template, unusable_template=unusable, now=now)
+
+
+def _refuse_shared_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
+    """Raise ModelError where words have the ids of special tokens: transformers before 5.15 numbers both from 0."""
+    ids = backend.get_vocab(with_added_tokens=True).values()
+    if len(set(ids)) < len(ids):
+        raise ModelError(
+            f"{file}: the transformers that is installed gives its words wrong ids; run `pip install -U "
+            "'transformers>=5.15'`, or save the tokenizer as tokenizer.json with it: "
+            "AutoTokenizer.from_pretrained(path).save_pretrained(path)"
+        )
 
 
 def _refuse_without_sentencepiece(file: Path) -> None:

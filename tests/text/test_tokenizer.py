@@ -11,12 +11,14 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.models import WordLevel
 from transformers import AutoTokenizer
 
 from bulkrun.errors import ModelError
@@ -214,6 +216,18 @@ def test_mistrals_own_tokenizer_begins_a_text_and_says_where_its_chat_template_i
         ModelError, match=r"no chat template; that of tekken\.json is in mistral-common alone; set prompt"
     ):
         tokenizer.chat_renderer()
+
+
+def test_a_tekken_file_that_transformers_numbers_wrongly_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers before 5.15 does: the words have the ids from 0 on, and the special tokens have them too."""
+    backend = tokenizers.Tokenizer(WordLevel({"a": 0, "b": 1, "<s>": 1}))
+    made = SimpleNamespace(backend_tokenizer=backend, special_tokens_map={})
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: made)
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tekken\.json: the transformers .* wrong ids; .*'transformers>=5\.15'"):
+        Tokenizer.from_dir(tmp_path)
 
 
 def test_a_sentencepiece_file_that_cannot_be_read_says_what_to_install(
