@@ -174,7 +174,7 @@ def _refuse_shared_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
     if len(set(ids)) < len(ids):
         raise ModelError(
             f"{file}: the transformers that is installed gives its words wrong ids; run `pip install -U "
-            "'transformers>=5.15'`, or save the tokenizer as tokenizer.json with it: "
+            "'transformers>=5.15'`, or save the tokenizer as tokenizer.json with a newer one: "
             "AutoTokenizer.from_pretrained(path).save_pretrained(path)"
         )
 
