@@ -40,7 +40,9 @@ def test_events_logs_and_journals_that_cannot_be_read_are_named(run: RunDir) -> 
         read_journal(unreadable(run.journal / "shard-1.jsonl"))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match=r"Input/output error: '.*/a.log'"):
         unreadable(run.logs / "a.log")
-        patch.setattr(Path, "stat", lambda path: whole if path.suffix == ".log" else stat(path))  # or it has no size
+        patch.setattr(
+            Path, "stat", lambda path, **how: whole if path.suffix == ".log" else stat(path, **how)
+        )  # or it has no size
         list(worker_logs(run, 5))
 
 

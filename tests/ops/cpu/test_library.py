@@ -105,7 +105,11 @@ def test_a_library_that_others_could_have_put_there_is_not_loaded(
     another = folder if what == "folder of another" else planted if what == "file of" else None
     loaded: list[Path] = []
     own_stat = Path.stat
-    monkeypatch.setattr(Path, "stat", lambda path: of_another(own_stat(path)) if path == another else own_stat(path))
+    monkeypatch.setattr(
+        Path,
+        "stat",
+        lambda path, **how: of_another(own_stat(path, **how)) if path == another else own_stat(path, **how),
+    )
     monkeypatch.setattr(library.ctypes, "CDLL", lambda name: loaded.append(Path(name)))
     monkeypatch.setattr(library, "_compile", lambda scratch: compiled(scratch / "ops.so"))
     library.compiled_ops()
