@@ -47,6 +47,7 @@ def test_a_table_shows_control_characters_in_cells_and_names(monkeypatch: pytest
 
 def test_a_cell_is_clipped_to_so_many_lines_as_its_column_folds_it_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb one rich has 80 columns, whatever is said
     rows = [["a", "x" * 200], ["b", "one\ntwo\nthree\nfour"], ["c", "one\ntwo\nthree"]]
     shown = printed(monkeypatch, partial(print_table, max_lines=3), ["name", "text"], rows)
     assert max(map(len, shown.splitlines()[1:])) <= 40
