@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,23 +45,36 @@ def test_output_opened_with_truncate_on_restart(tmp_path: Path) -> None:
 def test_ordered_writer_buffers_behind_one_long_row(tmp_path: Path) -> None:
     rows = [Row(row, f"id-{row}", (row, 7)) for row in range(80)]
     rows[0] = Row(0, "id-0", (0, 7), overrides={"max_tokens": 400, "min_tokens": 1})
-    out, engine = tmp_path / "out", OneLongRow(4)
+    out = tmp_path / "out"
+    engine = OneLongRow(4, lambda: len(list(out.glob("part-*"))) == 7)
     start(out, rows, job(out, max_tokens=8), engine=engine, shard_rows=10)
     shards = [event["shard"] for event in read_events(RunDir(out)) if event["event"] == "committed"]
     assert shards[-1] == 0 and sorted(shards[:-1]) == list(range(1, 8)), "nothing waits for the long row"
 
 
 class OneLongRow(FakeEngine):
-    """Row 0 runs as long as any other row does."""
+    """Row 0 runs until all that can be done without it is done, or for ten seconds alone."""
+
+    def __init__(self, max_num_seqs: int, others_are_done: Callable[[], bool]) -> None:
+        super().__init__(max_num_seqs)
+        self._others_are_done = others_are_done
+        self._waits_left = 1000
 
     def _generate(self) -> list:
         long = self._running.pop("0:0", None)
         ended = super()._generate()
         if long is not None:
             self._running["0:0"] = long
-            if len(self._running) == 1 and not self._waiting:
+            if len(self._running) == 1 and not self._waiting and self._may_end():
                 ended += super()._generate()
         return ended
+
+    def _may_end(self) -> bool:
+        if self._others_are_done() or not self._waits_left:
+            return True
+        self._waits_left -= 1
+        time.sleep(0.01)
+        return False
 
 
 @pytest.mark.parametrize("stop_after", [10, 45])
