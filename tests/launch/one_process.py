@@ -12,6 +12,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.store.workers import Worker
+from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
@@ -52,6 +53,7 @@ def one_process(load: Callable[[PreparedJob], tuple[Any, Decode]] = fake_engine)
         make_runner(run, record, spec, engine, decode=decode, **rebuilt).run()
         if (totals := read_totals(run)) is None:
             raise Interrupted("saved")
+        deliver_late(run, record, drain.should_stop)  # what a worker was stopped at, as `run_to_end` does
         return Submitted(run, totals, worked=True)
 
     with ExitStack() as stack:
