@@ -121,7 +121,7 @@ class Asker:
     def key(self, row: Mapping[str, Any] | None) -> tuple[Any, ...]:
         text, code = self.prompt(row)
         if text is None or row is None:
-            return "refused", code, self._values(row)  # in which 6 is 6.0: a column's fractions come and go
+            return "refused", code, repr(self._values(row))
         return "runs", text, self.settings.salt, self._own(row)
 
     def _own(self, row: Mapping[str, Any]) -> int | None:
