@@ -178,15 +178,15 @@ def test_processors_that_can_do_less_have_compiled_ops_too(flags: str) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
-def test_multiply_adds_are_split_nowhere() -> None:
+def test_multiply_adds_are_split_nowhere(tmp_path: Path) -> None:
     """Where some were, a row's attention in float32 had other bits alone than with others (GCC 14 on Zen 5)."""
-    assert _split_bits(*library._FLAGS) == 0 < _split_bits()
+    assert _split_bits(tmp_path, *library._FLAGS) == 0 < _split_bits(tmp_path)
 
 
-def _split_bits(*flags: str) -> int:
-    """The widest vectors whose chains of multiply-adds this compiler splits for a Zen."""
+def _split_bits(folder: Path, *flags: str) -> int:
+    """The widest vectors whose chains of multiply-adds this compiler splits for a Zen; it leaves a file in `folder`."""
     command = ["g++", "-mtune=znver3", *flags, "-Q", "--help=params"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
     found = re.search(r"avoid-fma-max-bits=\S*\s+(\d+)$", said, re.MULTILINE)
     assert found, said
     return int(found[1])
