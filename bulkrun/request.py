@@ -149,6 +149,7 @@ class EngineStats:
     num_prompt_tokens: int = 0  # prompt tokens computed (cached ones not counted)
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_output_tokens: int = 0
+    num_forced_tokens: int = 0  # of those, the ones that a constraint alone decided, without a step
     num_preemptions: int = 0
 
 
@@ -207,6 +208,13 @@ class TokenConstraint(Protocol):
 
     def accept(self, token_id: int) -> str | None:
         """Go on with a token that was generated; None, or why no output can follow any more (`grammar_failed`)."""
+
+    def forced_tokens(self) -> Sequence[int]:
+        """Tokens that have to come next, in this order: the mask of each would allow no other one (or other ends).
+
+        Empty where there is a choice, or where finding out would cost as much as a mask. There may be more behind them:
+        ask again when they have been accepted.
+        """
 
     def progress(self, stop_reason: int | str | None = None) -> Progress:
         """Where the output stands after its last token, or before the stop token or stop string that this completed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from bulkrun.engine.scheduling.deadlines import Deadlines
 from bulkrun.engine.scheduling.finishing import (
     NOT_NUMBERS,
     Ending,
+    append_forced_tokens,
+    append_given_tokens,
     append_token,
     completion_of,
     grammar_failure,
@@ -80,13 +82,14 @@ class LLMEngine:
             constraint_factory=constraint_factory,
             clock=clock,
         )
+        self._vocab_size = model.config.vocab_size
         self._clock = clock
         self._deadlines = Deadlines(clock)
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingStep | None = None  # launched, its tokens not seen yet
         self._mid_update: list[Sequence] = []  # in the middle of an update; re-queued if interrupted
         self._memory = MemoryGuard(model.config, config)
-        self._launcher = StepLauncher(self.model_runner, self._memory, model.config.vocab_size)
+        self._launcher = StepLauncher(self.model_runner, self._memory, self._vocab_size)
         self._counters = Counters()
 
     @classmethod
@@ -146,13 +149,11 @@ class LLMEngine:
         seq.shares_prefix = shares_prefix
         if seq.constraint is not None:
             self._launcher.expect_constraints()
-        starts_over = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
-        for token_id in () if starts_over else request.output_token_ids:
-            ending = append_token(seq, token_id)
-            if ending is not None:
-                self._ended.append(completion_of(seq, ending))
-                return
-        self.scheduler.add(seq)
+        ending = append_given_tokens(seq) or self._append_forced(seq)
+        if ending is None:
+            self.scheduler.add(seq)
+        else:
+            self._ended.append(completion_of(seq, ending))
 
     def step(self) -> list[Completion]:
         """Launch one forward pass and return the requests that are known to have ended (any order).
@@ -203,14 +204,7 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         """Counters and levels, cheap enough for every step."""
-        manager = self.scheduler.block_manager
-        return EngineStats(
-            num_running=len(self.scheduler.running),
-            num_waiting=self.scheduler.num_waiting,
-            kv_cache_usage=manager.num_used_blocks / (manager.num_blocks - 1),
-            num_preemptions=self.scheduler.num_preemptions,
-            **asdict(self._counters),
-        )
+        return self._counters.stats(self.scheduler)
 
     def _launch(self, batch: ScheduledBatch) -> PendingStep | None:
         self._deadlines.start(batch.new_seqs)
@@ -247,8 +241,7 @@ class LLMEngine:
         ended: list[Sequence] = []
         broken: list[Sequence] = []
         for index, seq in enumerate(output.seqs):
-            seq.num_pending -= 1
-            if seq.has_ended:
+            if seq.has_ended or index in output.known:
                 continue
             if not output.is_valid[index]:
                 broken.append(seq)
@@ -273,7 +266,15 @@ class LLMEngine:
         if seq.logprobs is not None and logprob is not None:
             seq.logprobs.append(logprob)
         self._counters.num_output_tokens += 1
-        return append_token(seq, output.token_ids[index])
+        ending = append_token(seq, output.token_ids[index])
+        return ending or self._append_forced(seq, self.config.block_size - 1)  # a step brings a block at most
+
+    def _append_forced(self, seq: Sequence, limit: int | None = None) -> Ending | None:
+        """Give one sequence the tokens that need no step, and say whether it ends with that."""
+        num_known = len(seq.token_ids)
+        ending = append_forced_tokens(seq, self._vocab_size, limit)
+        self._counters.count_forced(len(seq.token_ids) - num_known)
+        return ending
 
     def _discard(self, broken: list[Sequence]) -> None:
         """Remove sequences whose KV is not finite; those that may have read another's KV are computed again, alone."""

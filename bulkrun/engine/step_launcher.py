@@ -53,8 +53,7 @@ class StepLauncher:
                 masks.result()  # the next step asks the same constraints
             return None
         self._memory.worked()
-        for seq in launched.seqs:
-            seq.num_pending += 1
+        launched.expect()
         return launched
 
     def _masks(self, sampling: list[Sequence]) -> PendingMasks | None:

@@ -6,6 +6,7 @@ end-of-sequence token is allowed. Knows token ids and grammars; knows no logits.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 from collections.abc import Collection, Sequence
@@ -20,7 +21,6 @@ from bulkrun.text.thinking import ThinkingConstraint, ThinkingMarkers
 from bulkrun.text.tokenizer import Tokenizer
 
 _CACHED_GRAMMARS = 128
-_WORD_BYTES = 4
 _SPECIAL = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
 
 
@@ -31,14 +31,18 @@ class GrammarConstraint:
         self, matcher: LLMatcher, start: LLMatcher, vocabulary: LLTokenizer, token_ids: Sequence[int] = ()
     ) -> None:
         self._matcher, self._start, self._vocabulary = matcher, start, vocabulary
+        self._ends = vocabulary.eos_tokens[:1]
         self._token_ids = list(token_ids)
 
     def fill_mask(self, mask: memoryview[int]) -> bool:
         """Write the allowed tokens (int32 words). A grammar that failed allows only the end, and `accept` says why."""
-        allowed = memoryview(self._matcher.compute_bitmask()).cast("i")
-        shared = min(len(mask), len(allowed))  # a model may have more (padded) or fewer logits than there are tokens
-        mask[:shared] = allowed[:shared]
-        mask[shared:] = memoryview(bytes((len(mask) - shared) * _WORD_BYTES)).cast("i")
+        num_words = -(-self._vocabulary.vocab_size // 32)
+        if len(mask) < num_words:  # a model may have fewer logits than there are tokens, or more, which pad
+            mask[:] = memoryview(self._matcher.compute_bitmask()).cast("i")[: len(mask)]
+            return True
+        own, padding = mask[:num_words], mask[num_words:]
+        self._matcher.unsafe_compute_mask_ptr(ctypes.addressof(ctypes.c_int32.from_buffer(own)), own.nbytes)
+        padding[:] = memoryview(bytes(padding.nbytes)).cast("i")
         return True
 
     def accept(self, token_id: int) -> str | None:
@@ -47,6 +51,10 @@ class GrammarConstraint:
         accepted = self._matcher.consume_token(token_id)
         # After a failure (of a mask, say) the end is still accepted, but it is not the end of a whole output.
         return None if accepted and not self._matcher.is_error() else short_message(self._matcher.get_error())
+
+    def forced_tokens(self) -> Sequence[int]:
+        """The tokens of a text that has to follow, as this tokenizer writes it, or the end of a whole output."""
+        return self._ends if self.progress() == "closed" else self._matcher.compute_ff_tokens()
 
     def progress(self, stop_reason: int | str | None = None) -> Progress:
         """Whether the output, without the stop that its last token completed, is whole; whether anything can follow."""

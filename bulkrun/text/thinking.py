@@ -28,6 +28,9 @@ class AnswerConstraint(Protocol):
     def accept(self, token_id: int) -> str | None:
         """Go on with a token, or say why not."""
 
+    def forced_tokens(self) -> Sequence[int]:
+        """Tokens that have to come next."""
+
     def progress(self, stop_reason: int | str | None = None) -> Progress:
         """Where the answer stands, or stood before the stop."""
 
@@ -92,6 +95,9 @@ class ThinkingConstraint:
     def accept(self, token_id: int) -> str | None:
         return self._accept(token_id)
 
+    def forced_tokens(self) -> Sequence[int]:
+        return self._force()
+
     def progress(self, stop_reason: int | str | None = None) -> Progress:
         return "unfinished" if self._begun is None else self._begun.progress(stop_reason)
 
@@ -103,7 +109,7 @@ class ThinkingConstraint:
         self._trial = self._answer.copy() if self._answer is not None else None
         self._trial_failure: str | None = None
         self._begun = self._trial
-        self._fill, self._accept = self._fill_opening, self._accept_opening
+        self._fill, self._accept, self._force = self._fill_opening, self._accept_opening, _force_nothing
 
     def _fill_opening(self, mask: memoryview[int]) -> bool:
         if self._trial is None:
@@ -138,7 +144,7 @@ class ThinkingConstraint:
         self._num_thoughts = 0
         self._begun = None
         self._tail: list[int] = []
-        self._fill, self._accept = self._fill_thinking, self._accept_thinking
+        self._fill, self._accept, self._force = self._fill_thinking, self._accept_thinking, self._force_thinking
 
     def _fill_thinking(self, mask: memoryview[int]) -> bool:
         if self._max_tokens is not None and self._num_thoughts >= self._max_tokens:
@@ -148,6 +154,10 @@ class ThinkingConstraint:
         if self._answer is not None:
             _allow_all_but(mask, self._eos_token_ids)
         return self._answer is not None
+
+    def _force_thinking(self) -> Sequence[int]:
+        is_spent = self._max_tokens is not None and self._num_thoughts >= self._max_tokens
+        return self._forced[:1] if is_spent else ()
 
     def _accept_thinking(self, token_id: int) -> str | None:
         self._num_thoughts += 1
@@ -181,13 +191,20 @@ class ThinkingConstraint:
 
     def _begin_answer(self) -> None:
         self._begun = self._answer
-        self._fill, self._accept = self._fill_answer, self._accept_answer
+        self._fill, self._accept, self._force = self._fill_answer, self._accept_answer, self._force_answer
 
     def _fill_answer(self, mask: memoryview[int]) -> bool:
         return self._answer is not None and self._answer.fill_mask(mask)
 
+    def _force_answer(self) -> Sequence[int]:
+        return () if self._answer is None else self._answer.forced_tokens()
+
     def _accept_answer(self, token_id: int) -> str | None:
         return None if self._answer is None else self._answer.accept(token_id)
+
+
+def _force_nothing() -> Sequence[int]:
+    return ()
 
 
 def _forbid_all(mask: memoryview[int]) -> None:

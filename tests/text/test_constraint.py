@@ -166,6 +166,28 @@ def test_json_whitespace_loop_is_not_possible(tokenizer: Tokenizer) -> None:
             assert [accepted.accept(i) for i in ids] == [None] * len(ids), "as models write it"
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("choice", '["abcdef"]', "abcdef"),
+        ("regex", "(ab|cd) end", ""),
+        ("json", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}', '{"a":'),
+        ("choice", '["a<s>b"]', ""),  # its own special token's text: every token that fits is allowed
+    ],
+)
+def test_a_text_that_has_to_follow_is_forced(tokenizer: Tokenizer, kind: str, value: str, text: str) -> None:
+    made = constraint(tokenizer, kind, value)
+    output: list[int] = []
+    while made.progress() != "closed" and (forced := made.forced_tokens()):
+        output += forced
+        assert [made.accept(token_id) for token_id in forced] == [None] * len(forced)
+    written = text_of(tokenizer, output)
+    assert text.startswith(written)
+    assert len(written) >= len(text) - 1, "the last character may be part of a longer token"
+    if made.progress() == "closed":
+        assert list(made.forced_tokens()) == [eos_of(tokenizer)]
+
+
 def test_after_a_whole_output_only_the_end_is_allowed(tokenizer: Tokenizer) -> None:
     made = constraint(tokenizer, "choice", '["no"]')
     for token_id in _spelling(made, tokenizer, "no"):

@@ -100,9 +100,10 @@ def test_thoughts_are_free_until_their_budget_is_spent(tokenizer: Tokenizer) -> 
         assert allowed_tokens(made, tokenizer.vocab_size) is None
         assert made.accept(letter) is None
     for token_id in markers.end_ids:
-        assert allowed_tokens(made, tokenizer.vocab_size) == [token_id]
+        assert allowed_tokens(made, tokenizer.vocab_size) == list(made.forced_tokens()) == [token_id]
         assert made.accept(token_id) is None
     assert allowed_tokens(made, tokenizer.vocab_size) is None
+    assert not made.forced_tokens()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Walks through constraints as an engine would: fill the mask, take an allowed token, accept it."""
+"""Walks through constraints as an engine would: fill the mask, take an allowed token, accept it.
+
+On the way tokens that are said to be forced are compared with the masks.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,11 @@ def walk(
 ) -> tuple[list[int], bool]:
     """The tokens until the end-of-sequence token (not among them), and whether it came."""
     output: list[int] = []
+    forced: list[int] = []
     for _ in range(max_tokens):
+        forced = forced or list(constraint.forced_tokens())
         ids = allowed_tokens(constraint, tokenizer.vocab_size)
+        assert not forced or ids == [forced.pop(0)], "a forced token is the only one"
         token_id = choose(list(range(tokenizer.vocab_size)) if ids is None else ids)
         assert constraint.accept(token_id) is None, "an allowed token is accepted"
         if token_id == eos:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from bulkrun.engine.scheduling.repetition import RepetitionWatch
@@ -90,6 +92,40 @@ def append_token(seq: Sequence, token_id: int) -> Ending | None:
     if ending is None and len(seq.token_ids) >= seq.max_num_tokens:
         ending = Ending("length", progress=_progress_of(seq))
     return ending
+
+
+def append_given_tokens(seq: Sequence) -> Ending | None:
+    """Give a new sequence the output tokens that its request brings along; whether it ends with that.
+
+    None, where log-probabilities are wanted: those of the earlier tokens are not there, so it starts over.
+    """
+    given = () if seq.wants_logprobs else seq.request.output_token_ids
+    endings = (append_token(seq, token_id) for token_id in given)
+    return next((ending for ending in endings if ending is not None), None)
+
+
+def append_forced_tokens(seq: Sequence, vocab_size: int, limit: int | None = None) -> Ending | None:
+    """Give a sequence the tokens, at most `limit`, that its constraint leaves no choice about; whether it ends so.
+
+    They are those that the sampler would find alone in its masks, each in a step of its own (SGLang calls this
+    jump-forward decoding). Where log-probabilities are wanted, those steps are needed.
+    """
+    if seq.constraint is None or seq.wants_logprobs:
+        return None
+    for token_id in islice(_forced_tokens(seq.constraint), limit):
+        if token_id >= vocab_size:  # a tokenizer may have more tokens than its model: no token can follow
+            return None
+        if seq.row is not None:
+            seq.num_unsent_tokens += 1
+        if (ending := append_token(seq, token_id)) is not None:
+            return ending
+    return None
+
+
+def _forced_tokens(constraint: TokenConstraint) -> Iterator[int]:
+    """Each is accepted by whoever asks for the next one."""
+    while forced := constraint.forced_tokens():
+        yield from forced
 
 
 def grammar_failure(reason: str, *, drop_last: bool = False) -> Ending:

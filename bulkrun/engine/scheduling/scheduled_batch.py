@@ -26,12 +26,27 @@ class ScheduledBatch:
     num_decode_seqs: int = 0  # the first so many have one token, their last one
     new_seqs: list[Sequence] = field(default_factory=list)  # got their row in this step
     block_table_updates: list[tuple[int, int, int]] = field(default_factory=list)  # row, index, block id
+    token_updates: list[tuple[int, int, int]] = field(default_factory=list)  # row, position, token id
     kv_copies: list[KVCopy] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Tokens to compute in this step, over all sequences."""
         return sum(self.num_scheduled_tokens)
+
+    def append(self, seq: Sequence, count: int) -> None:
+        """Have a running sequence compute its next `count` tokens; the device gets those that it lacks."""
+        self.seqs.append(seq)
+        self.starts.append(seq.num_computed_tokens)
+        self.num_scheduled_tokens.append(count)
+        if seq.num_unsent_tokens:
+            self._send_tokens(seq)
+
+    def _send_tokens(self, seq: Sequence) -> None:
+        assert seq.row is not None, "only a running sequence has a row that lacks some"
+        first = len(seq.token_ids) - seq.num_unsent_tokens
+        self.token_updates += [(seq.row, first + i, token_id) for i, token_id in enumerate(seq.token_ids[first:])]
+        seq.num_unsent_tokens = 0
 
     def sampling_indices(self) -> list[int]:
         """Indices of the sequences that `samples`: those that decode, and those whose prompt ends in this step."""

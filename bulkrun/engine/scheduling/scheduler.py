@@ -161,22 +161,22 @@ class Scheduler:
         self._refused = None
 
     def _schedule_running(self, batch: ScheduledBatch) -> None:
-        """One token for every sequence that is one behind, then what is left for chunked prompts.
+        """One token for every sequence that is one behind, then what is left for chunked prompts and forced tokens.
 
-        A sequence whose last token is on its way has nothing to compute any more.
+        A sequence whose last token is on its way has nothing to compute any more; no other grew by more than a block.
         """
         size = self.block_manager.block_size
         behind = []
         for seq in self.running:
             num_tokens = seq.num_tokens
-            if num_tokens - seq.num_computed_tokens > 1:
-                behind.append(seq)
-                continue
             if seq.ends_when_known:
                 continue
             if num_tokens > len(seq.block_table) * size:
                 self._add_blocks(batch, seq, self.block_manager.allocate(1))
-            self._append(batch, seq, 1)
+            if num_tokens - seq.num_computed_tokens > 1:
+                behind.append(seq)
+            else:
+                self._append(batch, seq, 1)
         batch.num_decode_seqs = len(batch.seqs)
         budget = self.max_num_batched_tokens - len(self.running)  # beyond one token for each
         for seq in behind:
@@ -288,9 +288,7 @@ class Scheduler:
 
     def _append(self, batch: ScheduledBatch, seq: Sequence, count: int) -> None:
         """Schedule `count` tokens."""
-        batch.seqs.append(seq)
-        batch.starts.append(seq.num_computed_tokens)
-        batch.num_scheduled_tokens.append(count)
+        batch.append(seq, count)
         seq.num_computed_tokens += count
         self._prefix_cache.offer(seq)
 

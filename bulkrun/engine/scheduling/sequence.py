@@ -29,7 +29,8 @@ class Sequence:
     `max_num_tokens` is where it ends at the latest, prompt included. `prompt_logprobs` grows with the computed prompt.
 
     `num_pending` counts tokens that steps under way will bring: the device has them in time for the next step, the host
-    does not know them yet.
+    does not know them yet. `num_unsent_tokens` counts the other way round: the last tokens that the host knows (forced
+    ones: see `append_forced_tokens`) and that its row on the device lacks.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_shared_tokens",
+        "num_unsent_tokens",
         "priority",
         "prompt_logprobs",
         "repetition",
@@ -107,6 +109,7 @@ class Sequence:
         self.num_shared_tokens = 0  # tokens the prefix cache held at its latest admission
         self.num_preemptions = 0
         self.num_pending = 0
+        self.num_unsent_tokens = 0
         self.shares_prefix = True  # may read what others computed, and others may read what it computes
         self.has_ended = False  # what steps under way still bring for it is dropped
 
@@ -136,6 +139,11 @@ class Sequence:
         return self.num_pending > 0 and self.num_tokens >= self.max_num_tokens
 
     @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt or output are asked for, so that every token has to be computed."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
+    @property
     def needs_prompt_logits(self) -> bool:
         """Whether log-probabilities of its prompt are still missing, so that no cache can stand in for computing."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
@@ -150,6 +158,7 @@ class Sequence:
         self.row = None
         self.block_table = []
         self.num_computed_tokens = self.num_registered_blocks = 0
+        self.num_unsent_tokens = 0
         self.has_offered_tail = False
 
     def hash_full_blocks(self, count: int, block_size: int) -> list[bytes]:

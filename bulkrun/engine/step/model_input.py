@@ -55,14 +55,16 @@ def build_model_input(
     samples = batch.sampling_indices()
     sampling_seqs = batch.sampling_seqs()
     ends = list(accumulate(batch.num_scheduled_tokens))
-    sequences, sampling_rows, logits_indices, num_tokens, table_index, block_ids = rows.staging.send(
+    sequences, sampling_rows, logits_indices, num_tokens, *updates = rows.staging.send(
         _padded_sequences(batch, shape),
         [seq.row for seq in sampling_seqs],
         [ends[i] - 1 for i in samples],
         [batch.starts[i] + batch.num_scheduled_tokens[i] for i in samples],
         *rows.new_blocks(batch),
+        *rows.new_tokens(batch),
     )
-    rows.write_blocks(table_index, block_ids)
+    rows.write_blocks(*updates[:2])
+    rows.write_tokens(*updates[2:])
     packed_3S = sequences.view(3, shape.num_seqs)
     ops.step_inputs(rows.token_ids_RL, rows.block_tables_RM, packed_3S, buffers, block_size=rows.block_size)
     kv_copies = _slots_to_copy(rows, batch.kv_copies) if batch.kv_copies else None

@@ -59,6 +59,16 @@ class SequenceRows:
         if places.numel():
             self.block_tables_RM.view(-1).index_copy_(0, places, block_ids.int())
 
+    def new_tokens(self, batch: ScheduledBatch) -> tuple[list[int], list[int]]:
+        """Tokens that no step has sampled, for `write_tokens`: places in the rows, read row by row, and token ids."""
+        width, updates = self.token_ids_RL.shape[1], batch.token_updates
+        return [row * width + position for row, position, _ in updates], [token_id for *_, token_id in updates]
+
+    def write_tokens(self, places: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Put token ids in their places, int64 [U] each; a token that was sampled for such a place is overwritten."""
+        if places.numel():
+            self.token_ids_RL.view(-1).index_copy_(0, places, token_ids.int())
+
     def append(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Write sampled tokens, int64 [S'] each, where the next step reads them."""
         ops.append_tokens(self.token_ids_RL, rows, positions, token_ids)

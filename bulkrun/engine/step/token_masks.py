@@ -65,7 +65,7 @@ class MaskFiller:
         wanted = [
             (index, seq.constraint)
             for index, seq in enumerate(seqs)
-            if seq.constraint is not None and not seq.has_ended  # with the token that was under way
+            if seq.constraint is not None and not (seq.has_ended or seq.num_unsent_tokens)  # by the token under way
         ]
         if not wanted:
             return None

@@ -42,6 +42,9 @@ class Steps:
         self.position += 1
         return None
 
+    def forced_tokens(self) -> Sequence[int]:
+        return ()
+
     def progress(self, stop_reason: int | str | None = None) -> Progress:
         place = self.position if stop_reason is None else self.position - 1
         return "closed" if place == len(self.steps) - 1 else "unfinished"
@@ -55,6 +58,9 @@ class Free:
 
     def accept(self, token_id: int) -> str | None:
         return None
+
+    def forced_tokens(self) -> Sequence[int]:
+        return ()
 
     def progress(self, stop_reason: int | str | None = None) -> Progress:
         return "whole"
@@ -77,12 +83,14 @@ def _plain(**changes: object) -> SamplingParams:
     return SamplingParams(**({"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | changes))
 
 
-def _constrained_by_transformers(prompt: Sequence[int], steps: Sequence[Sequence[int]] = STEPS) -> list[int]:
+def _constrained_by_transformers(
+    prompt: Sequence[int], steps: Sequence[Sequence[int]] = STEPS, max_tokens: int = 12
+) -> list[int]:
     places = [*map(list, steps), [EOS_TOKEN_ID]]
     output = generate_with_transformers(
         "llama",
         prompt,
-        12,
+        max_tokens,
         eos_token_id=EOS_TOKEN_ID,
         prefix_allowed_tokens_fn=lambda _, ids: places[len(ids) - len(prompt)],
     )
