@@ -12,7 +12,8 @@ import torch
 
 from bulkrun.request import Request, SamplingParams, StructuredOutput
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
-from tests.engine.step.test_token_masks import STEPS, steps_factory
+from tests.engine.step.test_token_masks import STEPS, _grammar, steps_factory
+from tests.engine.test_forced_tokens import forcing_factory, masks_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 pytestmark = [
@@ -76,6 +77,17 @@ def test_constrained_tokens_and_prompt_logprobs_equal_those_of_the_cpu(make_engi
             assert got is not None
             assert expected is not None
             assert got.logprob == pytest.approx(expected.logprob, abs=1e-3)
+
+
+def test_forced_tokens_are_those_of_the_masks(make_engine: EngineFactory) -> None:
+    steps = [[50], [51], *[[60 + n] for n in range(5)], [7, 8, 9, 10], [70], [71], list(range(40, 120)), [80]]
+    params = [_grammar(steps, max_tokens=30), GREEDY]
+    requests = [Request(str(i), prompt, params[i % 2]) for i, prompt in enumerate(prompts())]
+    on_cpu = run(make_engine(constraint_factory=masks_factory), requests)
+    engine = make_engine(device="cuda", constraint_factory=forcing_factory)
+    for request_id, completion in run(engine, requests).items():
+        assert completion.token_ids == on_cpu[request_id].token_ids
+    assert engine.stats().num_forced_tokens > 0
 
 
 def test_sampled_tokens_do_not_depend_on_the_crowd(make_engine: EngineFactory) -> None:
