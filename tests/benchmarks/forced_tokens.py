@@ -21,28 +21,8 @@ from unittest.mock import patch
 import bulkrun
 from bulkrun.request import EngineStats
 from bulkrun.text.constraint import GrammarConstraint
+from tests.benchmarks.invoice import SCHEMA
 from tests.benchmarks.machine import commit, machine
-
-_TEXT = {"type": "string", "maxLength": 16}
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-SCHEMA = _object(
-    invoice_number=_TEXT,
-    customer_name=_TEXT,
-    billing_address=_object(street=_TEXT, postal_code=_TEXT, country_code={"type": "string", "maxLength": 2}),
-    total_amount={"type": "number"},
-    is_overdue={"type": "boolean"},
-    payment_method={"enum": ["credit_card", "bank_transfer", "cash_on_delivery"]},
-)
 
 
 def prompts(rows: int) -> list[list[dict[str, str]]]:

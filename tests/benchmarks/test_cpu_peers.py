@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.benchmarks.cpu_peers.environments import Workplace, _once
 from tests.benchmarks.cpu_peers.results import ratios, summary, table
 from tests.benchmarks.cpu_peers.runner import Comparison, last_json_line, run_in_turn
 from tests.benchmarks.cpu_peers.workloads import make_workload
+from tests.benchmarks.invoice import is_invoice, pattern
 from tests.benchmarks.work import Work, longest_output_first, read_work, write_work
 
 COMPARISON = Comparison("llama-20m", "small", "bfloat16", 2, ["bulkrun", "vllm"])
@@ -184,6 +186,27 @@ def test_the_table_starts_with_the_fastest_and_marks_disturbed_runs() -> None:
     assert first.endswith("30% busy")
     assert second.split()[0] == "static"
     assert "5.00" in first.split()
+
+
+def test_an_invoice_has_the_names_and_kinds_of_the_schema() -> None:
+    address = {"street": "5 High St", "postal_code": "12", "country_code": "DE"}
+    invoice: dict[str, object] = {"invoice_number": "7", "customer_name": "", "billing_address": address}
+    invoice |= {"total_amount": 90, "is_overdue": False, "payment_method": "credit_card"}
+    text = json.dumps(invoice)
+    assert re.fullmatch(pattern(), text)
+    assert is_invoice(text)
+    for change in ({"total_amount": True}, {"payment_method": "cash"}, {"billing_address": {}}, {"more": 1}):
+        assert not is_invoice(json.dumps(invoice | change))
+    assert not is_invoice(text[:-1])
+
+
+def test_documents_are_asked_for_by_the_workload_and_end_by_themselves(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    structured = replace(COMPARISON, workload="structured")
+    assert "--invoices" in list(runner._arguments(Workplace(Path("w")), structured, "vllm"))
+    assert {one.num_output_tokens for one in make_workload("structured", tokenizer)} == {256}
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(SystemExit, match="1 of 1 outputs are no invoices"):
+        peer.check_documents(tmp_path, [tokenizer.encode("{}").ids])
 
 
 def test_agreement_counts_outputs_that_are_the_same_to_the_last_token() -> None:

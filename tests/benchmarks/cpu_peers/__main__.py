@@ -21,7 +21,7 @@ from tests.benchmarks.cpu_peers.environments import PEERS, Workplace, set_up
 from tests.benchmarks.cpu_peers.peer import Sampling
 from tests.benchmarks.cpu_peers.results import ratios, summary, table
 from tests.benchmarks.cpu_peers.runner import Comparison, run_in_turn
-from tests.benchmarks.cpu_peers.workloads import TIMED
+from tests.benchmarks.cpu_peers.workloads import STRUCTURED, TIMED
 from tests.benchmarks.machine import commit, machine, record
 
 
@@ -79,7 +79,10 @@ def _arguments() -> argparse.Namespace:
     for command in (setup, run):
         command.add_argument("--workdir", type=Path, required=True, help="where the environments and models lie")
         command.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.command == "run" and args.workload == STRUCTURED:
+        args.peers = [peer for peer in args.peers if peer != "static"]  # transformers knows no schemas
+    return args
 
 
 def _without_workdir(arguments: list[str]) -> list[str]:

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from tests.benchmarks.invoice import SCHEMA, is_invoice
 from tests.benchmarks.work import Work, read_work
 
 Generate = Callable[[list[Work]], list[list[int]]]
@@ -53,7 +55,10 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a peer is told. `model` is in the peer's own format; `dtype` bfloat16 or float32."""
+    """What a peer is told. `model` is in the peer's own format; `dtype` bfloat16 or float32.
+
+    `schema` is what outputs have to look like, which then end with the document; None: they have an exact length.
+    """
 
     model: Path
     work: Path
@@ -62,6 +67,7 @@ class Options:
     first_alone: bool
     tokens_out: Path | None
     sampling: Sampling
+    schema: dict[str, Any] | None = None
 
     @classmethod
     def parse(cls) -> Options:
@@ -73,11 +79,11 @@ class Options:
         parser.add_argument("--threads", type=int, required=True)
         parser.add_argument("--first-alone", action="store_true", help="finish request 0 before the others are sent")
         parser.add_argument("--tokens-out", type=Path, help="write the output tokens there, as a JSON list of lists")
+        parser.add_argument("--invoices", action="store_true", help="outputs are JSON by the schema of invoice.py")
         Sampling.add_arguments(parser)
         args = parser.parse_args()
-        return cls(
-            args.model, args.work, args.dtype, args.threads, args.first_alone, args.tokens_out, Sampling.of(args)
-        )
+        of_work = (args.model, args.work, args.dtype, args.threads, args.first_alone, args.tokens_out)
+        return cls(*of_work, Sampling.of(args), SCHEMA if args.invoices else None)
 
 
 class CpuClock:
@@ -104,10 +110,13 @@ def run_peer(load: Callable[[Options], Generate], *packages: str) -> None:
     clock = CpuClock()
     outputs = serve(generate, work, first_alone=options.first_alone)
     times = clock.read()
-    check_output_lengths(work, outputs)
+    if options.schema is None:
+        check_output_lengths(work, outputs)
+    else:
+        check_documents(options.model, outputs)
     if options.tokens_out is not None:
         options.tokens_out.write_text(json.dumps(outputs), encoding="utf-8")
-    print(json.dumps(result_line(work, load_s, times, packages)), flush=True)
+    print(json.dumps(result_line(work, outputs, load_s, times, packages)), flush=True)
 
 
 def serve(generate: Generate, work: list[Work], *, first_alone: bool) -> list[list[int]]:
@@ -126,11 +135,21 @@ def check_output_lengths(work: list[Work], outputs: list[list[int]]) -> None:
         raise SystemExit(f"{len(wrong)} requests have the wrong length; request {wrong[0]}: {got} instead of {wanted}")
 
 
+def check_documents(model: Path, outputs: list[list[int]]) -> None:
+    """A speed counts only if every output is what was asked for."""
+    from tokenizers import Tokenizer
+
+    texts = Tokenizer.from_file(str(model / "tokenizer.json")).decode_batch(outputs)
+    wrong = [text for text in texts if not is_invoice(text)]
+    if wrong:
+        raise SystemExit(f"{len(wrong)} of {len(texts)} outputs are no invoices, as {wrong[0]!r}")
+
+
 def result_line(
-    work: list[Work], load_s: float, times: dict[str, float], packages: tuple[str, ...]
+    work: list[Work], outputs: list[list[int]], load_s: float, times: dict[str, float], packages: tuple[str, ...]
 ) -> dict[str, object]:
     """What the process prints."""
-    num_output = sum(one.num_output_tokens for one in work)
+    num_output = sum(map(len, outputs))
     return {
         "load_s": round(load_s, 2),
         **times,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.cpu_peers.peer import GREEDY, Generate, Options, Sampling, run_peer
 from tests.benchmarks.work import Work, longest_output_first
@@ -21,16 +22,35 @@ def load(options: Options) -> Generate:
     bound_spinning()
     from bulkrun.engine.llm_engine import LLMEngine
 
-    engine = LLMEngine.from_model_dir(options.model, device="cpu", dtype=options.dtype)
-    return lambda work: run_engine(engine, work, options.sampling)
+    if options.schema is None:
+        engine = LLMEngine.from_model_dir(options.model, device="cpu", dtype=options.dtype)
+        return lambda work: run_engine(engine, work, options.sampling)
+    return _load_for_documents(options, json.dumps(options.schema))
 
 
-def run_engine(engine: LLMEngine, work: Sequence[Work], sampling: Sampling = GREEDY) -> list[list[int]]:
-    """Output tokens of every request."""
+def _load_for_documents(options: Options, schema: str) -> Generate:
+    from bulkrun.engine.llm_engine import LLMEngine
+    from bulkrun.request import StructuredOutput
+    from bulkrun.text.constraint import token_constraint_factory
+    from bulkrun.text.tokenizer import Tokenizer
+
+    constraints = token_constraint_factory(Tokenizer.from_dir(options.model))
+    settings = {"device": "cpu", "dtype": options.dtype}
+    engine = LLMEngine.from_model_dir(options.model, constraint_factory=constraints, **settings)
+    return lambda work: run_engine(
+        engine, work, options.sampling, ignore_eos=False, structured_outputs=StructuredOutput("json", schema)
+    )
+
+
+def run_engine(
+    engine: LLMEngine, work: Sequence[Work], sampling: Sampling = GREEDY, *, ignore_eos: bool = True, **more: Any
+) -> list[list[int]]:
+    """Output tokens of every request; `more` are further sampling parameters."""
     from bulkrun.request import Request, SamplingParams
 
     for i in longest_output_first(work):
-        params = SamplingParams(max_tokens=work[i].num_output_tokens, ignore_eos=True, **asdict(sampling))
+        limits = {"max_tokens": work[i].num_output_tokens, "ignore_eos": ignore_eos}
+        params = SamplingParams(**limits, **asdict(sampling), **more)
         engine.add_request(Request(str(i), work[i].prompt_token_ids, params, seed=i))
     outputs: list[list[int]] = [[] for _ in work]
     while engine.has_unfinished():

@@ -1,13 +1,15 @@
 """OpenVINO GenAI as a peer: continuous batching, 64 sequences and 512 tokens a step, KV cache in bf16 like ours.
 
 It finds a prefix in its cache only after the request that had it first is done: `--first-alone` is for its best time.
+Its grammar of a JSON schema allows white space without end, which is what random weights write: it gets a regex.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.cpu_peers.peer import Generate, Options, Sampling, run_peer
+from tests.benchmarks.cpu_peers.peer import Generate, Options, run_peer
+from tests.benchmarks.invoice import pattern
 from tests.benchmarks.work import Work, longest_output_first
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def load(options: Options) -> Generate:
     def generate(work: list[Work]) -> list[list[int]]:
         order = longest_output_first(work)
         prompts = [Tensor(np.array([work[i].prompt_token_ids], dtype=np.int64)) for i in order]
-        results = pipeline.generate(prompts, [_config(work[i].num_output_tokens, options.sampling) for i in order])
+        results = pipeline.generate(prompts, [_config(work[i].num_output_tokens, options) for i in order])
         outputs: list[list[int]] = [[] for _ in work]
         for i, result in zip(order, results, strict=True):
             outputs[i] = list(result.m_generation_ids[0])
@@ -46,12 +48,14 @@ def load(options: Options) -> Generate:
     return generate
 
 
-def _config(num_tokens: int, sampling: Sampling) -> GenerationConfig:
-    from openvino_genai import GenerationConfig
+def _config(num_tokens: int, options: Options) -> GenerationConfig:
+    from openvino_genai import GenerationConfig, StructuredOutputConfig
 
-    config = GenerationConfig()
+    config, sampling = GenerationConfig(), options.sampling
     config.max_new_tokens = num_tokens
-    config.ignore_eos = True
+    config.ignore_eos = options.schema is None
+    if options.schema is not None:
+        config.structured_output_config = StructuredOutputConfig(regex=pattern())  # see the module's text
     config.do_sample = sampling.temperature > 0
     if config.do_sample:
         config.temperature, config.top_p = sampling.temperature, sampling.top_p

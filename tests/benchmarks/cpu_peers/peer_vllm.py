@@ -17,6 +17,7 @@ MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, MAX_MODEL_LEN = 64, 2048, 4096
 def load(options: Options) -> Generate:
     """The LLM class with prefix caching, as it is by default."""
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     llm = LLM(
         model=str(options.model),
@@ -27,13 +28,22 @@ def load(options: Options) -> Generate:
         enable_prefix_caching=True,
         disable_log_stats=True,
         generation_config="vllm",
+        structured_outputs_config={
+            "backend": "xgrammar",
+            "disable_any_whitespace": True,
+        },  # or random weights write white space for ever
     )
+    structured = None if options.schema is None else StructuredOutputsParams(json=options.schema)
 
     def generate(work: list[Work]) -> list[list[int]]:
         order = longest_output_first(work)
         params = [
             SamplingParams(
-                max_tokens=work[i].num_output_tokens, ignore_eos=True, detokenize=False, **asdict(options.sampling)
+                max_tokens=work[i].num_output_tokens,
+                ignore_eos=structured is None,
+                detokenize=False,
+                structured_outputs=structured,
+                **asdict(options.sampling),
             )
             for i in order
         ]

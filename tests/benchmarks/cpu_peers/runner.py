@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.benchmarks.cpu_peers.environments import Workplace
 from tests.benchmarks.cpu_peers.peer import GREEDY, Sampling
 from tests.benchmarks.cpu_peers.results import Result
+from tests.benchmarks.cpu_peers.workloads import STRUCTURED
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -79,3 +80,5 @@ def _arguments(place: Workplace, comparison: Comparison, peer: str) -> Iterator[
     yield from comparison.sampling.arguments()
     if peer == "openvino" and comparison.workload == "shared-prefix":
         yield "--first-alone"
+    if comparison.workload == STRUCTURED:
+        yield "--invoices"

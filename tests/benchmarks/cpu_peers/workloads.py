@@ -6,6 +6,7 @@
 | medium | 256 | 128, 1500 | 80, 600 |
 | shared-prefix | 64 | 650, 800, of which the first 600 are everybody's | 8 each |
 | short-output | 128 | 128, 1500 | 1 to 8 |
+| structured | 64 | 128, 1500 | what an invoice in JSON takes (`invoice.py`), at most 256 |
 | long-prompt | 16 | 2500, 3500 | 60, 200 |
 | agree | 12 | 80, 384 | 32 each: for the check of the tokens, never timed |
 
@@ -22,7 +23,9 @@ from tokenizers import Tokenizer
 from tests.benchmarks.checkpoints import corpus
 from tests.benchmarks.work import Work, lognormal_lengths, write_work
 
-TIMED = ("small", "medium", "shared-prefix", "short-output", "long-prompt")
+STRUCTURED = "structured"
+TIMED = ("small", "medium", "shared-prefix", "short-output", "long-prompt", STRUCTURED)
+_LONGEST_DOCUMENT = 256
 _PREFIX_TOKENS = 600
 
 
@@ -61,11 +64,13 @@ def make_workload(name: str, tokenizer: Tokenizer) -> list[Work]:
         prompts = lognormal_lengths(16, median=2500, sigma=0.3, longest=3500, rng=rng)
         outputs = lognormal_lengths(16, median=60, sigma=0.6, longest=200, rng=rng)
         return [Work(text.message(prompt), output) for prompt, output in zip(prompts, outputs, strict=True)]
-    count = {"small": 64, "medium": 256, "short-output": 128}[name]
+    count = {"small": 64, "medium": 256, "short-output": 128, STRUCTURED: 64}[name]
     prompts = [min(1500, 8 + n) for n in lognormal_lengths(count, median=120, sigma=1.0, longest=1500, rng=rng)]
     outputs = lognormal_lengths(count, median=80, sigma=0.9, longest=600, rng=rng)
     if name == "short-output":
         outputs = [rng.randint(1, 8) for _ in range(count)]
+    if name == STRUCTURED:
+        outputs = [_LONGEST_DOCUMENT] * count
     return [Work(text.message(prompt), output) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
