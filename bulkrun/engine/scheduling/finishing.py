@@ -107,8 +107,9 @@ def append_given_tokens(seq: Sequence) -> Ending | None:
 def append_forced_tokens(seq: Sequence, vocab_size: int, limit: int | None = None) -> Ending | None:
     """Give a sequence the tokens, at most `limit`, that its constraint leaves no choice about; whether it ends so.
 
-    They are those that the sampler would find alone in its masks, each in a step of its own (SGLang calls this
-    jump-forward decoding). Where log-probabilities are wanted, those steps are needed.
+    They are those that the sampler would find alone in its masks, each in a step of its own, so that no output changes
+    (jump-forward decoding, lmsys.org/blog/2024-02-05-compressed-fsm, without its retokenizing). Where log-probabilities
+    are wanted, those steps are needed.
     """
     if seq.constraint is None or seq.wants_logprobs:
         return None
