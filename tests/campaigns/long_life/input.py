@@ -162,15 +162,19 @@ class Table:
     def _shown(self, rows: Sequence[Row | None]) -> list[Row | None]:
         return [row if row is None or not self.extra else {**row, "extra": "more"} for row in rows]
 
-    def read(self) -> list[Row | None]:
-        """The rows as a reader of these files has them: numbers of one type, no nulls in CSV."""
-        rows = [row for row in self.rows if row is None or self.hidden is None or row["tag"] != self.hidden]
-        return [None if row is None else self._typed(row) for row in self._shown(rows)]
+    def read(self, carried: str | None = None) -> list[Row | None]:
+        """The rows as a reader of these files has them: numbers of one type, no nulls in CSV.
 
-    def _typed(self, row: Row) -> Row:
+        JSON tells no types of numbers: they take the one that the results have, `carried`, where it holds them all.
+        """
+        rows = [row for row in self.rows if row is None or self.hidden is None or row["tag"] != self.hidden]
+        in_doubles = self.score_type == "double" or (self.typed and carried == "double" and ".jsonl" in self.format)
+        return [None if row is None else self._typed(row, in_doubles) for row in self._shown(rows)]
+
+    def _typed(self, row: Row, in_doubles: bool) -> Row:
         if ".csv" in self.format:
             return {name: "" if value is None else value for name, value in row.items()}
-        return {**row, "score": float(row["score"])} if self.score_type == "double" else dict(row)
+        return {**row, "score": float(row["score"])} if in_doubles else dict(row)
 
     @property
     def score_type(self) -> str:

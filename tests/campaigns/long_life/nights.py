@@ -41,9 +41,8 @@ class NightSteps(Steps):
         return step
 
     def today(self, limit: int | None = None) -> tuple[dict[str, Row], int]:
-        """Rows by id and the number of lines that cannot be read, of what is read of the input."""
-        rows = self.table.read()[:limit]
-        return {row["id"]: row for row in rows if row is not None}, rows.count(None)
+        """Rows by id and the number of lines that cannot be read, of what is read of the input beside the results."""
+        return _by_id(self.table.read(self.life.seen.columns.get("score"))[:limit])
 
     def submit(self, settings: Settings | None = None, *, refresh: bool = False) -> Step:
         settings = settings or self.settings
@@ -79,14 +78,12 @@ class NightSteps(Steps):
             found.append("ResumeError")
         if self.exists and self._columns_differ():
             found.append("ResumeError")
-            if not self.life.seen.rows:  # it has no columns yet
-                found.append(None)
         return tuple(found) or (None,)
 
     def _columns_differ(self) -> bool:
-        if not self.life.seen.rows or self.columns is not None:
-            return False
         there = self.life.seen.columns
+        if not there or self.columns is not None:
+            return False
         return ("extra" in there) != self.table.extra or (there["score"], self.table.score_type) == ("int64", "double")
 
     def _counts(self, night: Night, broken: int) -> dict[str, int] | None:
@@ -130,10 +127,10 @@ class NightSteps(Steps):
             for row in pq.read_table(gone, columns=["id"]).to_pylist():
                 self.life.forget(row["id"])
             gone.unlink()
+        if gone is not None and len(parts) == 1:
+            self.life.seen.columns = {}  # nothing tells them any more
         (self.life.out / "_SUCCESS").unlink()
         step = self.submit()
-        if gone is not None and len(parts) == 1:  # nothing tells the columns any more
-            step.errors = (*step.errors, None)
         return replace(step, kind="lost", said=f"{gone and gone.name} {step.said}", counts=None)
 
     def retry(self) -> Step:
@@ -141,7 +138,7 @@ class NightSteps(Steps):
         return self.retry_step(today, self.refusals(self.settings))
 
     def from_scratch(self, settings: Settings) -> Step:
-        today, broken = self.today()
+        today, broken = _by_id(self.table.read())
         asker = self.asker(settings, list(today.values()))
         night = Night(asker, today)
         work = partial(self.command(asker.failing).submit, self.spec(settings), fresh=True)
@@ -160,6 +157,10 @@ class NightSteps(Steps):
         if step.kind == "fresh" or value["changes"] is None:
             return None
         return _wrong_counts(want, Counter(value["changes"]), value, self.settings.best_of or self.settings.samples)
+
+
+def _by_id(rows: list[Row | None]) -> tuple[dict[str, Row], int]:
+    return {row["id"]: row for row in rows if row is not None}, rows.count(None)
 
 
 def _wrong_counts(want: Counter[str], got: Counter[str], value: Any, generations: int) -> str | None:
