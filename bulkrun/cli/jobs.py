@@ -225,10 +225,14 @@ def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from bulkrun.launch.runs.preview import plan_job
 
     with _located(job, overrides):
-        report, changes = plan_job(_load(job, overrides))
+        spec = _load(job, overrides)
+        report, changes = plan_job(spec)
+    noise = spec.engine.load_format == "dummy"
     if as_json:
-        print_json({**report.to_json(), "changes": changes})
+        print_json({**report.to_json(), "changes": changes, "random_weights": noise})
         return
+    if noise:
+        note(f"warning: {RANDOM_WEIGHTS}")
     if changes is not None:
         print_facts({"since the last run": counted_changes(changes)})
     _print_plan(report)

@@ -46,11 +46,13 @@ def submit(*settings: str) -> Result:
 def test_random_weights_are_told_wherever_the_model_is(folder: Path) -> None:
     dummy = ("--set", "engine.load_format=dummy")
     warning = "random weights (engine.load_format: dummy)"
-    for command in ("validate", "submit"):
+    for command in ("validate", "plan", "submit"):
         done = CliRunner().invoke(main, [command, "job.yaml", *dummy], catch_exceptions=False)
         assert done.exit_code == 0 and f"warning: {warning}" in done.stderr
     assert warning in CliRunner().invoke(main, ["status", "out"]).stdout
     assert json.loads(CliRunner().invoke(main, ["status", "out", "--json"]).stdout)["random_weights"] is True
+    planned = CliRunner().invoke(main, ["plan", "job.yaml", *dummy, "--json"], catch_exceptions=False)
+    assert json.loads(planned.stdout)["random_weights"] is True
     again = CliRunner().invoke(main, ["submit", "job.yaml", *dummy, "--json"], catch_exceptions=False)
     assert json.loads(again.stdout)["random_weights"] is True
     shutil.copy(BUNDLED_ROOT / "tiny" / "model.safetensors", folder / "model")
