@@ -2,28 +2,36 @@
 
 `_bulkrun.json`, put there only if absent before anything runs, names the run and where its state is. A prefix with
 objects and without it is somebody's, and a prefix that names another run is that run's, all that is below it too:
-nothing is put into either.
+nothing is put into either. Where somebody deleted the file of a run that goes on, it is put again beside its results.
 """
 
 from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from bulkrun.data.storage.durable import read_json
 from bulkrun.errors import ResumeError, RunError, UsageError
 from bulkrun.job.store.events import utc_now
 from bulkrun.job.store.object_store import ObjectPrefix
+from bulkrun.job.store.run_dir import RunDir
 
 OWNER = "_bulkrun.json"
 SUCCESS = "_SUCCESS"
 
 
-def refuse_used_prefix(prefix: ObjectPrefix) -> None:
-    """Raise UsageError when a new run would mix with unknown objects, or lie in another run's prefix or around it,
-    ResumeError when the prefix is another run's."""
-    names = sorted(prefix.list())
+def name_of(run: RunDir, part: Path) -> str:
+    """The name of a part's object: its place in the run's directory."""
+    return part.relative_to(run.root).as_posix()
+
+
+def refuse_used_prefix(prefix: ObjectPrefix, ours: Collection[str] = ()) -> None:
+    """Raise UsageError when a run would mix with unknown objects, or lie in another run's prefix or around it,
+    ResumeError when the prefix is another run's. `ours`: the names that the run gave to its objects."""
+    names = sorted(prefix.list().keys() - set(ours))
     if OWNER in names:
         raise ResumeError(_taken(prefix))
     inside = next((name for name in names if name.endswith(f"/{OWNER}")), None)
@@ -36,10 +44,8 @@ def refuse_used_prefix(prefix: ObjectPrefix) -> None:
         raise UsageError(f"{prefix.url}: {where}; choose an output.path beside that one")
     if names:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        raise UsageError(
-            f"{prefix.url}: holds objects that do not belong to a run ({shown}) and no {OWNER}; "
-            "choose an empty or new prefix as output.path"
-        )
+        mend = "move them away, then run it again" if ours else "choose an empty or new prefix as output.path"
+        raise UsageError(f"{prefix.url}: holds objects that do not belong to a run ({shown}) and no {OWNER}; {mend}")
 
 
 def refuse_fresh(prefix: ObjectPrefix) -> None:
@@ -51,22 +57,30 @@ def refuse_fresh(prefix: ObjectPrefix) -> None:
         )
 
 
-def own_prefix(prefix: ObjectPrefix, run_id: str, state: Path) -> None:
-    """Make the prefix this run's, or see that it is.
+def own_prefix(prefix: ObjectPrefix, run_id: str, run: RunDir) -> None:
+    """Make the prefix this run's, or see that it is and names the place where the run is now.
 
     Raises ResumeError when it is another run's, RunError when the store takes no conditional puts, each time.
     """
     if OWNER not in prefix.list():
-        refuse_used_prefix(prefix)
-        prefix.put_new_json(OWNER, _owner(run_id, state))
+        refuse_used_prefix(prefix, _own_names(run))
+        prefix.put_new_json(OWNER, {"run_id": run_id, **_place(run), "created": utc_now()})
     owner = prefix.read_json(OWNER)
     if owner.get("run_id") != run_id:
         raise ResumeError(_taken(prefix))
     _refuse_unconditional(prefix, owner)
+    if owner.get("state") != _place(run)["state"]:
+        prefix.put_json(OWNER, {**owner, **_place(run)})
 
 
-def _owner(run_id: str, state: Path) -> dict[str, Any]:
-    return {"run_id": run_id, "state": str(state.resolve()), "host": socket.gethostname(), "created": utc_now()}
+def _own_names(run: RunDir) -> set[str]:
+    """The names that may be in the bucket by this run's hand; whether an object is ours is seen when results come."""
+    names, ledger = {name_of(run, path) for path in run.parts().values()}, read_json(run.delivered)
+    return names if ledger is None else {SUCCESS, *names, *ledger["parts"]}
+
+
+def _place(run: RunDir) -> dict[str, Any]:
+    return {"state": str(run.root.resolve()), "host": socket.gethostname()}
 
 
 def _refuse_unconditional(prefix: ObjectPrefix, owner: dict[str, Any]) -> None:

@@ -118,15 +118,22 @@ class ObjectPrefix:
     def put_new_json(self, name: str, document: dict[str, Any]) -> bool:
         """Make the object `name` this JSON object if there is none; whether this call did."""
         try:
-            self._files.call_s3(
-                "put_object", Bucket=self._bucket, Key=self._key + name, Body=encode_json(document), IfNoneMatch="*"
-            )
+            self._put_document(name, document, IfNoneMatch="*")
         except Exception as error:
             if error_code(error) not in _EXISTS:
                 with self._request("writing", name):
                     raise
             return False
         return True
+
+    def put_json(self, name: str, document: dict[str, Any]) -> None:
+        """Make the object `name` this JSON object, whatever was there before."""
+        with self._request("writing", name):
+            self._put_document(name, document)
+
+    def _put_document(self, name: str, document: dict[str, Any], **condition: str) -> None:
+        body = encode_json(document)
+        self._files.call_s3("put_object", Bucket=self._bucket, Key=self._key + name, Body=body, **condition)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON object. Raises RunError when there is none, or something else."""

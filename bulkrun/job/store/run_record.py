@@ -151,7 +151,7 @@ def open_run(run: RunDir, wanted: RunRecord, *, resume_anyway: bool = False) -> 
             insist(partial(refuse_used_prefix, bucket))
     record = _create_or_continue(run, wanted, resume_anyway)
     if bucket and not run.success.exists():
-        insist(partial(own_prefix, bucket, record.run_id, run.root))
+        insist(partial(own_prefix, bucket, record.run_id, run))
     return record
 
 

@@ -6,11 +6,11 @@ import shlex
 
 from bulkrun.data.results.parts import read_part_info
 from bulkrun.errors import RunError
-from bulkrun.job.store.bucket_owner import SUCCESS
+from bulkrun.job.store.bucket_owner import SUCCESS, name_of
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
-from bulkrun.job.work.delivery import content_digest, lacks_results, name_of
+from bulkrun.job.work.delivery import content_digest, lacks_results
 
 _SHOWN = 3
 

@@ -24,7 +24,7 @@ from bulkrun.data.results.parts import read_part_info
 from bulkrun.data.storage.durable import read_bytes, read_json, replace_json
 from bulkrun.data.storage.patience import Patience
 from bulkrun.errors import Interrupted, RunError
-from bulkrun.job.store.bucket_owner import SUCCESS
+from bulkrun.job.store.bucket_owner import SUCCESS, name_of
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.object_store import ObjectPrefix, is_transient
 from bulkrun.job.store.run_dir import RunDir
@@ -75,11 +75,6 @@ def put_part(run: RunDir, prefix: ObjectPrefix, path: Path) -> bool:
     return prefix.put_new(path, name_of(run, path), read_part_info(path).attempt)
 
 
-def name_of(run: RunDir, part: Path) -> str:
-    """The name of a part's object: its place in the run's directory."""
-    return part.relative_to(run.root).as_posix()
-
-
 def content_digest(path: Path) -> str:
     """What tells one `_SUCCESS` from another."""
     return hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
@@ -115,7 +110,7 @@ class _Delivery:
         self._note(delivered)
         if digest is not None:
             self._try(lambda: self._prefix.put(self._run.success, SUCCESS, digest))
-            self._prefix.end_uploads(self._parts.keys() | self._known.keys())
+            self._prefix.end_uploads({SUCCESS, *self._parts, *self._known})
             self._note(delivered, digest)
             log_event(self._run, "-", "delivered", parts=len(delivered))
         return self._uploaded

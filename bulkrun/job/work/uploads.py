@@ -12,11 +12,12 @@ from pathlib import Path
 
 from bulkrun.data.storage.patience import Patience
 from bulkrun.errors import RunError
+from bulkrun.job.store.bucket_owner import name_of
 from bulkrun.job.store.events import log_event
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
-from bulkrun.job.work.delivery import LONGEST_PAUSE_S, name_of, put_part
+from bulkrun.job.work.delivery import LONGEST_PAUSE_S, put_part
 
 _STOP_S = 5.0  # a drain has to end within ten
 
