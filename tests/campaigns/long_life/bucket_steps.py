@@ -16,12 +16,10 @@ def bring(steps: Steps) -> Step:
 
 
 def objects_lost(steps: Steps) -> Step:
-    """Somebody deletes objects from the bucket; the owner of an unfinished run stays."""
+    """Somebody deletes objects from the bucket."""
     if steps.life.delivered is None:
         return steps.submit()
     there = sorted(steps.life.delivered.bucket.objects().keys() - ({OWNER} if steps.rng.random() < 0.9 else set()))
-    if not steps.life.seen.finished:
-        there = [name for name in there if name != OWNER]
     names = steps.rng.sample(there, min(len(there), steps.rng.choice([1, 1, 2, 9])))
     steps.life.delivered.lose(names)
     steps.life.tally["objects lost"] += len(names)
