@@ -202,7 +202,7 @@ def _continue(run: RunDir, old: RunRecord, wanted: RunRecord, resume_anyway: boo
     make_state_dirs(run)
     changed = differences(old.identity, wanted.identity)
     if changed and not (run.planned_shards() or run.committed_shards()):
-        return _begin_again(run, wanted)
+        return _begin_again(run, old, wanted)
     _refuse_lost_totals(run)
     harmful = [key for key in changed if key not in HARMLESS]
     if harmful or (changed and not resume_anyway):
@@ -233,10 +233,12 @@ def _refuse_lost_totals(run: RunDir) -> None:
         )
 
 
-def _begin_again(run: RunDir, wanted: RunRecord) -> RunRecord:
+def _begin_again(run: RunDir, old: RunRecord, wanted: RunRecord) -> RunRecord:
     """A run without a shard (its first start failed, or its input was empty) holds nothing to protect: it takes the
     corrected job. The plan of no rows goes before the old record does, so that no kill leaves it to the new one."""
     refuse_live_workers(run)
+    if wanted.bucket_url:
+        wanted = replace(wanted, run_id=old.run_id)  # the bucket knows it as its owner
     for stale in (run.plan_complete, run.sql_snapshot):
         stale.unlink(missing_ok=True)
     replace_json(run.run_json, record_document(wanted))

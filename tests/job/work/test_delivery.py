@@ -292,6 +292,13 @@ def test_an_unfinished_run_puts_its_name_again_beside_its_results(bucket: Bucket
     assert bucket.list() == WHOLE and bucket_results(bucket, "out") == ORACLE
 
 
+def test_a_run_that_has_planned_nothing_takes_another_job_in_its_own_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    spec = bucket_job(bucket.url("out"), tmp_path / "s")
+    enter(tmp_path / "s", spec)
+    enter(tmp_path / "s", spec.with_keys(sampling={"max_tokens": 3}))
+    assert read_record(RunDir(tmp_path / "s")).job["sampling"]["max_tokens"] == 3
+
+
 def test_a_run_that_moved_says_in_the_bucket_where_it_is_now(bucket: Bucket, tmp_path: Path) -> None:
     unfinished(tmp_path / "s", bucket.url("out"), bucket).root.rename(tmp_path / "moved")
     start_bucket_run(tmp_path / "moved", bucket.url("out"))
