@@ -83,7 +83,7 @@ def _least_kept_kernel(
     scratch_ptr += row * DEPTH * COLUMNS
     highest_V = _group_maxima(row_ptr, VOCAB_SIZE, COLUMNS)
     highest = tl.max(highest_V, 0)
-    scale = tl.minimum(_LOG2_E / temperature, 1e30)  # weights are powers of two
+    scale = tl.minimum(tl.fdiv(_LOG2_E, temperature), 1e30)  # weights are powers of two
     lowest = _least_of_min_p(highest, temperature, tl.load(log_min_p_ptr + row))
 
     # lo <= threshold < hi. Masses, where the likeliest weighs 1: `above` from hi on, `least` what top_p asks for.
@@ -182,7 +182,7 @@ def _gather(row_ptr, lo, hi, scratch_ptr, VOCAB_SIZE: tl.constexpr, COLUMNS: tl.
             num_V += is_between_V.to(tl.int32)
     depth = tl.max(num_V, 0)
     for place in range(tl.minimum(depth, DEPTH)):
-        filling_V = tl.full([COLUMNS], _NEG_INF, scratch_ptr.dtype.element_ty)
+        filling_V = tl.full([COLUMNS], _NEG_INF, tl.float32)
         tl.store(scratch_ptr + place * COLUMNS + column_V, filling_V, mask=num_V <= place)
     tl.debug_barrier()
     return depth

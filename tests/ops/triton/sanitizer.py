@@ -9,6 +9,8 @@ is a fault or, worse, somebody's memory. So each access is checked, as NVIDIA's 
 - no two lanes of a store write different values to one address;
 - in a program, nothing is read after it was written without a barrier between, nor accessed through two lanes of which
   one writes.
+
+Nor does a kernel ask for what only newer interpreters can do: torch 2.13 brings Triton 3.7, whatever runs here.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 _LOAD, _STORE, _ATOMIC = 0, 1, 2
@@ -124,6 +127,24 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 @contextmanager
+def _older_interpreter() -> Iterator[None]:
+    constant = tl.constexpr.__init__
+
+    def wrap(own: tl.constexpr, value: Any) -> None:
+        assert not isinstance(value, tl.tensor), "constexpr <operator> tensor: Triton 3.7 takes it for no tensor"
+        constant(own, value)
+
+    def bfloat16(value: Any) -> Any:
+        raise AssertionError("a constant in bfloat16: Triton 3.7 interprets none, store one in float32")
+
+    with (
+        mock.patch.object(tl.constexpr, "__init__", wrap),
+        mock.patch.object(interpreter.interpreter_builder, "get_bf16", bfloat16, create=True),
+    ):
+        yield
+
+
+@contextmanager
 def watched_kernels() -> Iterator[list[str]]:
     """Check every launch inside the block; gives the names of the kernels. Raises AssertionError at the first fault."""
     seen: list[str] = []
@@ -162,5 +183,6 @@ def watched_kernels() -> Iterator[list[str]]:
         for name, replacement in around.items():
             own = getattr(builder, f"create_{name}")
             patches.enter_context(mock.patch.object(builder, f"create_{name}", functools.partial(replacement, own)))
+        patches.enter_context(_older_interpreter())
         patches.enter_context(mock.patch.object(interpreter.GridExecutor, "__call__", launch))
         yield seen

@@ -11,6 +11,8 @@ from tests.ops.triton.sanitizer import watched_kernels
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU nothing is interpreted")
 
+_HALF = tl.constexpr(0.5)
+
 
 @triton.jit
 def _double(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
@@ -41,6 +43,15 @@ def _reverse_twice(x_ptr, scratch_ptr, BLOCK: tl.constexpr, BARRIER: tl.constexp
     if BARRIER:
         tl.debug_barrier()
     tl.store(x_ptr + index, tl.load(scratch_ptr + BLOCK - 1 - index))
+
+
+@triton.jit
+def _halve(x_ptr, OF_CONSTEXPR: tl.constexpr):
+    x = tl.load(x_ptr)
+    if OF_CONSTEXPR:
+        tl.store(x_ptr, tl.minimum(_HALF * x, 1e30))
+    else:
+        tl.store(x_ptr, tl.full([], _HALF, x.dtype))
 
 
 def test_a_kernel_without_faults_is_left_alone() -> None:
@@ -89,3 +100,12 @@ def test_threads_that_read_or_write_what_others_do_need_a_barrier() -> None:
         _reverse_twice[(1,)](x, scratch, BLOCK=16, BARRIER=True)
         with pytest.raises(AssertionError, match="_reverse_twice: no barrier between accesses to scratch_ptr"):
             _reverse_twice[(1,)](x, scratch, BLOCK=16, BARRIER=False)
+
+
+def test_what_older_interpreters_lack() -> None:
+    with watched_kernels():
+        with pytest.raises(Exception, match="constexpr <operator> tensor"):
+            _halve[(1,)](torch.ones(1), OF_CONSTEXPR=True)
+        with pytest.raises(Exception, match="a constant in bfloat16"):
+            _halve[(1,)](torch.ones(1, dtype=torch.bfloat16), OF_CONSTEXPR=False)
+        _halve[(1,)](torch.ones(1), OF_CONSTEXPR=False)
