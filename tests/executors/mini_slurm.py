@@ -1,7 +1,7 @@
 """A real Slurm cluster of several fake nodes in a temp folder, for tests: no systemd, no cgroups, no accounting.
 
 Needs root and Debian's `slurm-wlm slurm-wlm-basic-plugins munge`, whose build lets several slurmd run on one host. GPUs
-are device files that exist anyway: Slurm then sets CUDA_VISIBLE_DEVICES as it does for real ones.
+are links to a device that containers have too: Slurm then sets CUDA_VISIBLE_DEVICES as it does for real ones.
 
     python -m tests.executors.mini_slurm DIR        starts one by hand; Ctrl-C ends it
 """
@@ -166,7 +166,9 @@ class MiniSlurm:
         values = {"host": host, "folder": self.folder, "port": _free_port(), "nodes": "\n".join(nodes)}
         (self.folder / "slurm.conf").write_text(_CONF.format(**values, requeue_exit=self.requeue_exit))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        (self.folder / "gres.conf").write_text(f"Name=gpu File=/dev/tty[0-{self.gpus - 1}]\n")
+        for gpu in range(self.gpus):
+            (self.folder / f"gpu{gpu}").symlink_to("/dev/null")
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{self.gpus - 1}]\n")
 
     def _start_munge(self) -> None:
         key, name = self.folder / "munge.key", str(self.folder / "munge")
