@@ -93,9 +93,13 @@ class MiniSlurm:
         (self.folder / "state").mkdir()
         self._write_conf()
         self._start_munge()
-        for daemon in ["slurmctld", *(f"slurmd-n{node + 1}" for node in range(self.nodes))]:
-            self.start(daemon)
-        self.wait_for_nodes()
+        try:
+            for daemon in ["slurmctld", *(f"slurmd-n{node + 1}" for node in range(self.nodes))]:
+                self.start(daemon)
+            self.wait_for_nodes()
+        except BaseException:  # of which `with` never comes to the end
+            self.__exit__()
+            raise
         return self
 
     def start(self, daemon: str) -> None:
