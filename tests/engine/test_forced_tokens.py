@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.request import Completion, Request, SamplingParams, StructuredOutput
 from tests.engine.conftest import EngineFactory, expect_short_outputs, run
-from tests.engine.step.test_token_masks import Steps, _constrained_by_transformers, _grammar, _plain, _prompts
+from tests.engine.step.test_token_masks import (
+    Steps,
+    _constrained_by_transformers,
+    _grammar,
+    _plain,
+    _prompts,
+    steps_factory,
+)
+from tests.engine.test_async_scheduling import _step_until_done
 from tests.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
 # Like JSON: long texts that have to follow, a few choices between them, the last one before the end.
@@ -32,14 +39,9 @@ class Forcing(Steps):
         return forced
 
 
-def forcing_factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Steps | None:
-    structured = sampling.structured_outputs
-    return None if structured is None else Forcing(json.loads(structured.value))
-
-
-def masks_factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Steps | None:
-    structured = sampling.structured_outputs
-    return None if structured is None else Steps(json.loads(structured.value))
+def forcing_factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Forcing:
+    assert sampling.structured_outputs is not None, "no other request needs a constraint"
+    return Forcing(json.loads(sampling.structured_outputs.value))
 
 
 def _requests(num: int = 8, **changes: Any) -> list[Request]:
@@ -58,7 +60,7 @@ def _said(done: dict[str, Completion]) -> dict[str, Any]:
 def test_greedy_equals_transformers_in_fewer_steps(make_engine: EngineFactory, is_async: bool, block_size: int) -> None:
     sizes = {"async_scheduling": is_async, "block_size": block_size}
     requests = [Request(str(n), prompt, _grammar(STEPS, max_tokens=30)) for n, prompt in enumerate(_prompts())]
-    engine, slow = (make_engine(constraint_factory=make, **sizes) for make in (forcing_factory, masks_factory))
+    engine, slow = (make_engine(constraint_factory=make, **sizes) for make in (forcing_factory, steps_factory))
     done = run(engine, requests)
     for n, prompt in enumerate(_prompts()):
         assert list(done[str(n)].token_ids) == _constrained_by_transformers(prompt, STEPS, max_tokens=30)
@@ -83,7 +85,7 @@ def test_an_output_without_a_choice_needs_no_step(make_engine: EngineFactory) ->
     ]
     done = run(engine, requests)
     assert engine.stats().num_steps == 0
-    assert _said(done) == _said(run(make_engine(constraint_factory=masks_factory), requests))
+    assert _said(done) == _said(run(make_engine(constraint_factory=steps_factory), requests))
     assert done["whole"].token_ids == done["saved"].token_ids == (30, 31)
     assert done["stopped"].stop_reason == 31
     assert engine.stats().num_forced_tokens == 3 + 2 + 2 + 2
@@ -93,7 +95,7 @@ def test_an_output_without_a_choice_needs_no_step(make_engine: EngineFactory) ->
 def test_log_probabilities_are_computed_for_every_token(make_engine: EngineFactory, wanted: str) -> None:
     engine = make_engine(constraint_factory=forcing_factory)
     done = run(engine, _requests(**{wanted: 1}))
-    expected = run(make_engine(constraint_factory=masks_factory), _requests(**{wanted: 1}))
+    expected = run(make_engine(constraint_factory=steps_factory), _requests(**{wanted: 1}))
     assert engine.stats().num_forced_tokens == 0
     for name, one in done.items():
         assert (one.token_ids, getattr(one, wanted)) == (expected[name].token_ids, getattr(expected[name], wanted))
@@ -113,13 +115,13 @@ def test_a_grammar_that_fails_in_a_forced_text_ends_its_row_only(make_engine: En
         def accept(self, token_id: int) -> str | None:
             return "no way on" if token_id == 64 and self.position > 3 else super().accept(token_id)
 
-    def factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Steps | None:
+    def factory(sampling: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> Forcing:
         return Fails(STEPS) if sampling.max_tokens == 29 else forcing_factory(sampling)
 
     bad = Request("bad", [5, 6], _grammar(STEPS, max_tokens=29))
     done = run(make_engine(constraint_factory=factory), [bad, *_requests()])
     assert done.pop("bad").error == ("grammar_failed", "no way on")
-    assert _said(done) == _said(run(make_engine(constraint_factory=masks_factory), _requests()))
+    assert _said(done) == _said(run(make_engine(constraint_factory=steps_factory), _requests()))
 
 
 def test_an_interrupted_step_loses_no_forced_token(make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,14 +141,7 @@ def test_an_interrupted_step_loses_no_forced_token(make_engine: EngineFactory, m
         engine.step()
         with pytest.raises(KeyboardInterrupt):
             engine.step()
-        assert _said(run_on(engine)) == _said(run(make_engine(constraint_factory=masks_factory), _requests()))
-
-
-def run_on(engine: LLMEngine) -> dict[str, Completion]:
-    done: dict[str, Completion] = {}
-    while engine.has_unfinished():
-        done |= {completion.request_id: completion for completion in engine.step()}
-    return done
+        assert _said(_step_until_done(engine)) == _said(run(make_engine(constraint_factory=steps_factory), _requests()))
 
 
 ALLOWED = st.one_of(
@@ -185,7 +180,7 @@ def test_any_traffic_has_the_tokens_that_masks_give(make_engine: EngineFactory, 
         "block_size": data.draw(st.sampled_from([1, 2, 4, 16])),
     }
     requests = [data.draw(_any_request(n)) for n in range(data.draw(st.integers(1, 10)))]
-    expected = _said(run(make_engine(constraint_factory=masks_factory), requests))
+    expected = _said(run(make_engine(constraint_factory=steps_factory), requests))
     engine = make_engine(constraint_factory=forcing_factory, **sizes)
     expect_short_outputs(engine.scheduler)
     done: dict[str, Completion] = {}
@@ -201,6 +196,6 @@ def test_any_traffic_has_the_tokens_that_masks_give(make_engine: EngineFactory, 
             given = saved.get(request.request_id, ())
             params, prompt = request.sampling, request.prompt_token_ids
             engine.add_request(Request(request.request_id, prompt, params, request.seed, given, request.priority))
-    done |= run_on(engine)
+    done |= _step_until_done(engine)
     assert _said(done) == expected
     assert engine.stats().kv_cache_usage == 0

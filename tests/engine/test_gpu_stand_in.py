@@ -18,8 +18,8 @@ from bulkrun.ops.triton import partial_results
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.engine.gpu_stand_in import GpuStandIn, gpu_stand_in
-from tests.engine.step.test_token_masks import _grammar
-from tests.engine.test_forced_tokens import forcing_factory, masks_factory
+from tests.engine.step.test_token_masks import _grammar, steps_factory
+from tests.engine.test_forced_tokens import forcing_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 pytestmark = [
@@ -77,7 +77,7 @@ def test_captured_steps_give_the_tokens_of_transformers_and_the_references(make_
 def test_forced_tokens_reach_captured_steps(make_engine: EngineFactory) -> None:
     steps = [[50], [51], [7, 8, 9], [60], [61], [62], list(range(40, 60)), [80]]
     requests = [Request("bound", [5, 6, 7], _grammar(steps)), Request("free", [5], GREEDY)]
-    expected = tokens(make_engine(constraint_factory=masks_factory), requests)
+    expected = tokens(make_engine(constraint_factory=steps_factory), requests)
     sizes = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "max_model_len": 32}
     with gpu_stand_in() as gpu:
         engine = make_engine(device="cuda", constraint_factory=forcing_factory, **sizes)

@@ -13,7 +13,7 @@ import torch
 from bulkrun.request import Request, SamplingParams, StructuredOutput
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.engine.step.test_token_masks import STEPS, _grammar, steps_factory
-from tests.engine.test_forced_tokens import forcing_factory, masks_factory
+from tests.engine.test_forced_tokens import forcing_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_forced_tokens_are_those_of_the_masks(make_engine: EngineFactory) -> Non
     steps = [[50], [51], *[[60 + n] for n in range(5)], [7, 8, 9, 10], [70], [71], list(range(40, 120)), [80]]
     params = [_grammar(steps, max_tokens=30), GREEDY]
     requests = [Request(str(i), prompt, params[i % 2]) for i, prompt in enumerate(prompts())]
-    on_cpu = run(make_engine(constraint_factory=masks_factory), requests)
+    on_cpu = run(make_engine(constraint_factory=steps_factory), requests)
     engine = make_engine(device="cuda", constraint_factory=forcing_factory)
     for request_id, completion in run(engine, requests).items():
         assert completion.token_ids == on_cpu[request_id].token_ids
