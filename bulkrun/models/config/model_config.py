@@ -24,11 +24,11 @@ from bulkrun.models.config.families import (
 from bulkrun.models.config.general_config import refuse_impossible, sizes_of
 from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
+from bulkrun.models.config.stored_quantization import StoredFp8, refuse_quantized, stored_quantization
 from bulkrun.models.files.safetensors_header import stored_dtype
 from bulkrun.models.files.weight_files import other_format
 
 _DTYPES = ("bfloat16", "float16", "float32")
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -91,10 +91,9 @@ class ModelConfig:
         raw = text_part(raw)
         found = find_family(raw)
         if found is not None:
-            _refuse_quantized(raw)
             return DecoderConfig.of_family(*found, raw)
         refuse_impossible(raw)
-        _refuse_quantized(raw)
+        refuse_quantized(raw)
         return ModelConfig(**sizes_of(raw), **_common_facts(raw))
 
 
@@ -132,6 +131,7 @@ class DecoderConfig(ModelConfig):
     sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
+    stored_fp8: StoredFp8 | None = None  # how its weights are stored in 8 bits; None: they are in `dtype`
 
     @property
     def reachable_positions(self) -> int:
@@ -142,7 +142,7 @@ class DecoderConfig(ModelConfig):
     @classmethod
     def of_family(cls, architecture: str, family: Family, raw: Mapping[str, Any]) -> DecoderConfig:
         """Read a parsed config.json of the family. Raises ModelError for what the decoder cannot do."""
-        keys = read_keys(raw, family)
+        stored_fp8, keys = stored_quantization(raw), read_keys(raw, family)
         num_heads, num_kv_heads, head_dim = _heads(keys)
         windows = sliding_windows(keys)
         ropes = _ropes(raw, keys, windows)
@@ -176,6 +176,7 @@ class DecoderConfig(ModelConfig):
             sliding_windows=windows,
             ropes=ropes,
             moe=_moe(keys),
+            stored_fp8=stored_fp8,
             **_common_facts(raw),
         )
 
@@ -184,14 +185,6 @@ def _with_dtype(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     """`auto` is what the weights are stored in."""
     is_auto = "auto" in (raw.get("dtype"), raw.get("torch_dtype"))
     return raw | {"dtype": stored_dtype(path) or "float32"} if is_auto else raw
-
-
-def _refuse_quantized(raw: Mapping[str, Any]) -> None:
-    found = next((raw[key] for key in _QUANTIZATION_KEYS if raw.get(key)), None)
-    if found is not None:
-        method = found.get("quant_method") if isinstance(found, Mapping) else found
-        what = f"weights quantized with {method}" if method else "quantized weights"
-        raise ModelError(f"{what} are not supported; use the model's {' or '.join(_DTYPES)} checkpoint")
 
 
 def _common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,9 @@ from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
+from bulkrun.models.loading.kept_fp8 import keeps_fp8, kept_projections, say_how_fp8_runs
 from bulkrun.models.loading.quantization import quantize_projections, refuse_quantization, store_quantized
+from bulkrun.models.loading.stored_fp8 import StoredScale, StoredWeights, store_fp8, with_scales
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.loading.tensor_names import Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
@@ -51,25 +53,18 @@ def load_model(
     ModelError for an unsupported model, for pickle weights, for torn files, and for tensors that are missing,
     unexpected or of another shape than config.json says; UsageError for a device that cannot do what was asked.
     """
-    path, is_dummy = Path(path), load_format == "dummy"
+    path = Path(path)
     config = ModelConfig.from_dir(path)
     if quantization is not None:
         refuse_quantization(config, torch.device(device))
     if deterministic:
         refuse_invariance(config, torch.device(device), quantization)
-    files = [] if is_dummy else weight_files(path)
+    files = None if load_format == "dummy" else weight_files(path)
     if not isinstance(config, DecoderConfig):
         from bulkrun.models.loading.general_loader import load_general_model  # transformers takes seconds to import
 
-        return load_general_model(path, config, files, dtype=dtype, device=device)
-    tensors = text_tensors(files, is_tied=config.tie_word_embeddings)
-    if config.tie_word_embeddings and has_own_head(tensors, dtype):
-        config = dataclasses.replace(config, tie_word_embeddings=False)
-    model = _empty_model(config, dtype, device, quantization)
-    if is_dummy:
-        fill_with_random_weights(model)
-    else:
-        _fill(model, tensors, path, pack=not deterministic)
+        return load_general_model(path, config, files or [], dtype=dtype, device=device)
+    model = _load_decoder(path, config, files, dtype, torch.device(device), quantization, deterministic=deterministic)
     if deterministic:
         return make_invariant(model.eval())
     model.pack_weights()
@@ -77,15 +72,46 @@ def load_model(
     return model.eval()
 
 
-def _empty_model(
-    config: DecoderConfig, dtype: torch.dtype, device: torch.device | str, quantization: str | None
+def _load_decoder(
+    path: Path,
+    config: DecoderConfig,
+    files: list[Path] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None,
+    *,
+    deterministic: bool,
 ) -> Decoder:
-    """The decoder on its device, with whatever the memory held as weights."""
+    """The decoder with the files' weights or, without files, random ones."""
+    tensors = text_tensors(files or [], is_tied=config.tie_word_embeddings)
+    weights = with_scales(tensors, config.stored_fp8, path)
+    if config.tie_word_embeddings and has_own_head(tensors, dtype):
+        config = dataclasses.replace(config, tie_word_embeddings=False)
+    is_kept = quantization is None and keeps_fp8(config, device, deterministic=deterministic)
+    say_how_fp8_runs(config, weights, dtype, device, quantization, is_kept=is_kept)
+    model = _empty_model(config, dtype, device, quantization, kept_projections(config, weights) if is_kept else None)
+    if files is None:
+        fill_with_random_weights(model)
+    else:
+        _fill(model, weights, path, pack=not deterministic)
+    return model
+
+
+def _empty_model(
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None,
+    is_kept: Callable[[int, str], bool] | None,
+) -> Decoder:
+    """The decoder on its device, with whatever the memory held as weights; `is_kept`: projections stored in fp8."""
     with torch.device("meta"):
         model = Decoder(config)
     model.cast(dtype)
     if quantization == "fp8":
         quantize_projections(model)
+    elif is_kept is not None:
+        quantize_projections(model, is_kept)
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
     copied_bytes = model.embed_weight.nbytes if config.tie_word_embeddings else 0  # a tied head is packed beside it
     refuse_beyond_ram(num_bytes + copied_bytes, device)
@@ -119,10 +145,11 @@ def cpu_multiplies_bfloat16() -> bool:
     return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
-def _fill(model: Decoder, tensors: Mapping[str, StoredTensor], path: Path, *, pack: bool) -> None:
+def _fill(model: Decoder, weights: StoredWeights, path: Path, *, pack: bool) -> None:
     """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
-    wanted = dict(targets(model, tensors.keys()))
-    stored = checked_tensors(wanted, tensors, model.config, path)
+    wanted = dict(targets(model, weights.tensors.keys()))
+    stored = checked_tensors(wanted, weights.tensors, model.config, path)
+    scales = weights.read_scales(wanted)
     unfilled = Counter(_memory(target.view) for target in wanted.values())
     packers = _packers(model) if pack else {}
     is_on_host = model.device.type == "cpu"
@@ -134,7 +161,7 @@ def _fill(model: Decoder, tensors: Mapping[str, StoredTensor], path: Path, *, pa
 
     for one, tensor in read_tensors(stored, place, pinned=not is_on_host):
         target = wanted.pop(one.name)
-        _store(tensor, target)
+        _store(tensor, scales.pop(one.name, None), target)
         memory = _memory(target.view)
         unfilled[memory] -= 1
         if not unfilled[memory] and memory in packers:
@@ -159,7 +186,10 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _store(tensor: torch.Tensor, target: Target) -> None:
+def _store(tensor: torch.Tensor, scale: StoredScale | None, target: Target) -> None:
+    if scale is not None:
+        store_fp8(tensor, scale, target)
+        return
     if target.scale is not None:
         store_quantized(tensor, target.view, target.scale)
         return

@@ -8,6 +8,8 @@ more than the quantized model, one tensor and what is read ahead. Knows no files
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -40,12 +42,15 @@ class Fp8Linear(nn.Module):
         return ops.fp8_linear(x, self.weight, self.weight_scale, self.bias)
 
 
-def quantize_projections(model: Decoder) -> None:
-    """Exchange the projections of every layer for `Fp8Linear`; no weight may have been loaded yet."""
-    for layer in model.layers:
+def quantize_projections(model: Decoder, is_chosen: Callable[[int, str], bool] = lambda layer, name: True) -> None:
+    """Exchange the projections of every layer for `Fp8Linear`; no weight may have been loaded yet.
+
+    `is_chosen` is asked for each by the layer's number and its name there, such as mlp.down_proj.
+    """
+    for i, layer in enumerate(model.layers):
         for part, names in _PROJECTIONS.items():
             module = getattr(layer, part)
-            for name in names:
+            for name in (name for name in names if is_chosen(i, f"{part}.{name}")):
                 setattr(module, name, Fp8Linear(getattr(module, name)))
 
 

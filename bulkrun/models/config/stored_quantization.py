@@ -1,0 +1,154 @@
+"""What config.json says of weights that are stored quantized: fp8 (E4M3) in the hub's formats, or refused by name.
+
+Torch-free. Which tensors are fp8 they tell themselves (`loading.stored_fp8`); here stands what one of their scales
+covers, and which modules would be fp8 where there are no tensors to ask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bulkrun.errors import ModelError
+
+_KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
+_FIX = (
+    "use the model's bfloat16, float16 or float32 checkpoint, or one in fp8 (quant_method compressed-tensors in "
+    "format float-quantized, fp8 or fbgemm_fp8)"
+)
+_CT, _CT_FORMAT = "compressed-tensors", "float-quantized"
+_REGEX = "re:"  # how such an entry of a list of modules begins
+_ALL_LINEAR = "Linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFp8:
+    """How a checkpoint's fp8 weights are meant."""
+
+    method: str  # quant_method, for people
+    block_size: tuple[int, int] | None = None  # rows and columns that share a scale; None: a whole row, or all rows
+    quantizes_inputs: bool = True  # False: only the weights are fp8, and what they are multiplied with is not
+    targets: tuple[str, ...] = (_ALL_LINEAR,)
+    ignored: tuple[str, ...] = ()
+
+    def quantizes(self, module: str) -> bool:
+        """Whether a linear layer of this name, such as model.layers.0.mlp.down_proj, is stored in fp8."""
+        is_target = any(target == _ALL_LINEAR or _names(target, module) for target in self.targets)
+        return is_target and not any(_names(entry, module) for entry in self.ignored)
+
+
+def stored_quantization(raw: Mapping[str, Any]) -> StoredFp8 | None:
+    """How the weights of a parsed config.json are quantized; None: they are not.
+
+    Raises ModelError for every quantization but fp8 that can be read, by its name.
+    """
+    found = next((raw[key] for key in _KEYS if raw.get(key)), None)
+    if found is None:
+        return None
+    if not isinstance(found, Mapping):
+        raise _refused(found)
+    method = found.get("quant_method")
+    reader = _READERS.get(str(method))
+    if reader is None:
+        raise _refused(method)
+    return reader(found)
+
+
+def refuse_quantized(raw: Mapping[str, Any]) -> None:
+    """Raise ModelError for quantized weights of an architecture that runs through transformers' own code."""
+    stored = stored_quantization(raw)
+    if stored is not None:
+        raise ModelError(
+            f"weights quantized with {stored.method} are read for the architectures that `bulkrun models` calls fast; "
+            "use the model's bfloat16, float16 or float32 checkpoint"
+        )
+
+
+def _names(entry: str, module: str) -> bool:
+    """Whether an entry of a list of modules means this one: an expression, or whole parts of its dotted name."""
+    if entry.startswith(_REGEX):
+        return re.match(entry.removeprefix(_REGEX), module) is not None
+    return f".{entry.removesuffix('.weight')}." in f".{module}."
+
+
+def _of_fp8(found: Mapping[str, Any]) -> StoredFp8:
+    """`fp8`: with blocks that of DeepSeek and Qwen, without them that of AutoFP8."""
+    if found.get("fmt") not in (None, "e4m3"):
+        raise _refused("fp8", f"with fmt {found['fmt']!r}")
+    block = found.get("weight_block_size")
+    return StoredFp8(
+        method="fp8",
+        block_size=None if block is None else _block_size("fp8", block),
+        ignored=_modules(found, "modules_to_not_convert") + _modules(found, "ignored_layers"),
+    )
+
+
+def _of_fbgemm(found: Mapping[str, Any]) -> StoredFp8:
+    return StoredFp8(method="fbgemm_fp8", ignored=_modules(found, "modules_to_not_convert"))
+
+
+def _of_compressed_tensors(found: Mapping[str, Any]) -> StoredFp8:
+    groups = list((found.get("config_groups") or {}).values())
+    formats = {str(found.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
+    if formats != {_CT_FORMAT} or not groups:
+        raise _refused(_CT, f"in format {', '.join(sorted(formats))} with {len(groups)} config_groups")
+    sparsity = (found.get("sparsity_config") or {}).get("format") or "dense"
+    if sparsity != "dense" or found.get("transform_config"):
+        raise _refused(_CT, "with a transform_config" if sparsity == "dense" else f"with sparsity {sparsity}")
+    blocks = {_block_of_group(group) for group in groups}
+    if len(blocks) > 1:
+        raise _refused(_CT, "with config_groups of different blocks")
+    return StoredFp8(
+        method=_CT,
+        block_size=blocks.pop(),
+        quantizes_inputs=all(group.get("input_activations") for group in groups),
+        targets=tuple(target for group in groups for target in _modules(group, "targets")),
+        ignored=_modules(found, "ignore"),
+    )
+
+
+def _block_of_group(group: Mapping[str, Any]) -> tuple[int, int] | None:
+    """What shares a scale in a group of modules. Raises ModelError unless weights are fp8, and inputs if quantized."""
+    weights, inputs = group["weights"], group.get("input_activations")
+    for what, scheme in {"weights": weights, "inputs": inputs or weights}.items():
+        if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):
+            raise _refused(_CT, f"with {what} of type {scheme.get('type')}, {scheme.get('num_bits')} bits")
+    if group.get("output_activations"):
+        raise _refused(_CT, "with quantized outputs")
+    strategy, is_symmetric = weights.get("strategy") or "tensor", weights.get("symmetric", True)
+    if strategy == "block" and is_symmetric:
+        return _block_size(_CT, weights.get("block_structure"))
+    if strategy not in ("tensor", "channel") or not is_symmetric:
+        raise _refused(_CT, f"with strategy {strategy}, {'symmetric' if is_symmetric else 'not symmetric'}")
+    return None
+
+
+def _block_size(method: str, given: Any) -> tuple[int, int]:
+    if not isinstance(given, Sequence) or len(given) != 2 or not all(isinstance(n, int) and n > 0 for n in given):
+        raise _refused(method, f"in blocks of {given!r}")
+    return given[0], given[1]
+
+
+def _modules(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of modules. Raises ModelError for an entry that is no expression."""
+    entries = tuple(map(str, found.get(key) or ()))
+    for entry in entries:
+        try:
+            re.compile(entry.removeprefix(_REGEX) if entry.startswith(_REGEX) else "")
+        except re.error as error:
+            raise ModelError(f"key {key!r} of the quantization holds {entry!r}: {error}; fix it") from None
+    return entries
+
+
+def _refused(method: object, how: str = "") -> ModelError:
+    what = f"weights quantized with {method}" if method else "quantized weights"
+    return ModelError(f"{what} are not supported{how and ' '}{how}; {_FIX}")
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], StoredFp8]] = {
+    _CT: _of_compressed_tensors,
+    "fp8": _of_fp8,
+    "fbgemm_fp8": _of_fbgemm,
+}

@@ -1,0 +1,156 @@
+"""fp8 weights as checkpoints store them: which tensor scales which, and both into the model's memory.
+
+A scale belongs to a row of a weight, to all of it, or to a block; whatever it is called, it is multiplied with. Where
+rows have one each and the weight's place is fp8, the bytes stay as they are. Everything else is dequantized, rows at a
+time: in float32, then rounded once to the model's dtype or quantized anew. Scales are read before the weights; they are
+a thousandth of them. Knows no formats (`config.stored_quantization`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.stored_quantization import StoredFp8
+from bulkrun.models.files.checkpoint import StoredTensor
+from bulkrun.models.files.read_ahead import read_tensors
+from bulkrun.models.loading.quantization import store_quantized
+from bulkrun.models.loading.tensor_names import Target
+from bulkrun.ops.fp8 import FP8
+
+_SUFFIXES = ("_scale", "_scale_inv")  # of a weight's name; the second is AutoFP8's successors', and no inverse
+_OF_INPUTS = re.compile(r"\.(input_scale(_ub)?|activation_scale)$")  # ours are found for each token
+_OF_CACHE = re.compile(r"\.([qkv]_scale|kv_scale|prob_(output_)?scale|[qkv]_proj\.(output|[kv])_scale)$")
+_PIECE_NUMBERS = 2**22  # dequantized at a time
+_FIX = "download the model again, or use its bfloat16, float16 or float32 checkpoint"
+
+
+class StoredScale(NamedTuple):
+    """The scales of a weight [O, I]."""
+
+    grid: torch.Tensor  # float32 [O, 1], [1, 1] or, with blocks, [blocks of rows, blocks of columns]
+    block_size: tuple[int, int] | None
+
+
+class StoredWeights(NamedTuple):
+    """A checkpoint's tensors by name, without those that belong to the quantization of others."""
+
+    tensors: Mapping[str, StoredTensor]
+    scales: Mapping[str, StoredTensor]  # by the name of the fp8 tensor that they scale
+    block_size: tuple[int, int] | None
+    has_cache_scales: bool
+
+    def read_scales(self, wanted: Collection[str]) -> dict[str, StoredScale]:
+        """The scales of these tensors, of those that are fp8, by name."""
+        owners = {scale.name: name for name, scale in self.scales.items() if name in wanted}
+        stored = [self.scales[name] for name in owners.values()]
+        return {
+            owners[one.name]: StoredScale(scale.float().reshape(_grid_shape(scale, self.block_size)), self.block_size)
+            for one, scale in read_tensors(stored, lambda _: None)
+        }
+
+
+def with_scales(tensors: Mapping[str, StoredTensor], stored: StoredFp8 | None, path: Path) -> StoredWeights:
+    """Sort a checkpoint's tensors; `stored` is what config.json says of them.
+
+    Raises ModelError where the two contradict each other, or a scale is missing or of another shape than its weight's.
+    """
+    quantized = [one for one in tensors.values() if one.dtype.is_floating_point and one.dtype.itemsize == 1]
+    if stored is None and not quantized:
+        return StoredWeights(tensors, {}, None, False)
+    if stored is None:
+        raise ModelError(
+            f"{path}: tensor {quantized[0].name} holds {quantized[0].dtype}, and config.json has no "
+            f"quantization_config that says how it is meant; {_FIX}"
+        )
+    if not quantized and tensors:
+        raise ModelError(f"{path}: {_without_fp8(tensors, stored)}")
+    scales = {one.name: _scale_of(one, tensors, stored, path) for one in quantized}
+    used = {scale.name for scale in scales.values()}
+    rest = {name: one for name, one in tensors.items() if name not in used and not _OF_INPUTS.search(name)}
+    kept = {name: one for name, one in rest.items() if not _OF_CACHE.search(name)}
+    _refuse_idle_scales(kept, path)
+    return StoredWeights(kept, scales, stored.block_size, has_cache_scales=len(kept) < len(rest))
+
+
+def store_fp8(weight: torch.Tensor, scale: StoredScale, target: Target) -> None:
+    """Put a weight, fp8 [O, I], where it belongs: its bytes where these are fp8 with a scale per row, else numbers."""
+    device = target.view.device
+    grid, weight = scale.grid.to(device), weight.to(device, non_blocking=True)
+    if target.view.dtype == FP8 and target.scale is not None and scale.block_size is None:
+        target.view.copy_(weight)
+        target.scale.copy_(grid)
+        return
+    for rows, piece in _dequantized(weight, StoredScale(grid, scale.block_size)):
+        if target.scale is None:
+            target.view[rows].copy_(piece)
+        else:
+            store_quantized(piece, target.view[rows], target.scale[rows])
+
+
+def _dequantized(weight: torch.Tensor, scale: StoredScale) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The weight in float32, some whole blocks of rows at a time."""
+    (num_rows, num_columns), grid = weight.shape, scale.grid
+    block_rows, block_columns = scale.block_size or (1 if len(grid) > 1 else num_rows, num_columns)
+    step = max(1, _PIECE_NUMBERS // (block_rows * num_columns))  # in blocks
+    for first in range(0, len(grid), step):
+        rows = slice(first * block_rows, min((first + step) * block_rows, num_rows))
+        piece = weight[rows].float()
+        by_row = grid[first : first + step].repeat_interleave(block_rows, 0)[: len(piece)]
+        yield rows, piece.mul_(by_row.repeat_interleave(block_columns, 1)[:, :num_columns])
+
+
+def _scale_of(weight: StoredTensor, tensors: Mapping[str, StoredTensor], stored: StoredFp8, path: Path) -> StoredTensor:
+    """The tensor with the scales of an fp8 one, known to fit it."""
+    if weight.dtype != FP8 or len(weight.shape) != 2:
+        raise ModelError(
+            f"{path}: tensor {weight.name} holds {weight.dtype} {list(weight.shape)}, and what is read in 8 bits are "
+            f"matrices of {FP8}; {_FIX}"
+        )
+    names = [weight.name + suffix for suffix in _SUFFIXES]
+    scale = next((tensors[name] for name in names if name in tensors), None)
+    if scale is None:
+        raise ModelError(f"{path}: tensor {weight.name} holds fp8, and its {' or '.join(names)} is missing; {_FIX}")
+    num_rows, num_columns = weight.shape
+    shapes: list[tuple[int, ...]] = [(num_rows, 1), (num_rows,), (1,), (1, 1), ()]
+    if stored.block_size is not None:
+        rows, columns = stored.block_size
+        shapes = [(-(-num_rows // rows), -(-num_columns // columns))]
+    if scale.shape not in shapes or not scale.dtype.is_floating_point or scale.dtype.itemsize == 1:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise ModelError(
+            f"{path}: tensor {scale.name} is {scale.dtype} {list(scale.shape)}, but the scales of {weight.name} "
+            f"{list(weight.shape)} are {expected}, by config.json; {_FIX}"
+        )
+    return scale
+
+
+def _grid_shape(scale: torch.Tensor, block_size: tuple[int, int] | None) -> tuple[int, ...]:
+    return tuple(scale.shape) if block_size is not None else (scale.numel(), 1)
+
+
+def _without_fp8(tensors: Mapping[str, StoredTensor], stored: StoredFp8) -> str:
+    """Why a checkpoint is not what its config.json says, by its first weight that should be fp8."""
+    matrices = [one for name, one in tensors.items() if name.endswith(".weight") and len(one.shape) == 2]
+    expected = (one for one in matrices if stored.quantizes(one.name.removesuffix(".weight")) and "layers." in one.name)
+    example = next(expected, next(iter(tensors.values())))
+    return (
+        f"config.json says that weights are quantized with {stored.method}, but no tensor holds fp8 ({example.name} "
+        f"holds {example.dtype}); remove quantization_config from config.json if they have been dequantized, or "
+        "download the model again"
+    )
+
+
+def _refuse_idle_scales(tensors: Mapping[str, StoredTensor], path: Path) -> None:
+    """Raise ModelError for a scale beside a weight that is not fp8: nobody can tell whether it is applied already."""
+    pairs = ((name, name.removesuffix(suffix)) for name in tensors for suffix in _SUFFIXES if name.endswith(suffix))
+    for name, weight in pairs:
+        if weight in tensors:
+            raise ModelError(
+                f"{path}: tensor {weight} holds {tensors[weight].dtype}, and there is a scale for it ({name}); {_FIX}"
+            )

@@ -1,0 +1,153 @@
+"""What config.json says of fp8 weights: formats as they are on the hub, and every other quantization by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.config.stored_quantization import StoredFp8, stored_quantization
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 50,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 99,
+    "rms_norm_eps": 1e-5,
+}
+WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+INPUTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+
+
+def compressed(*groups: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    groups = groups or ({},)
+    whole = [{"targets": ["Linear"], "weights": WEIGHTS, "input_activations": INPUTS} | group for group in groups]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {f"group_{i}": group for i, group in enumerate(whole)},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        **keys,
+    }
+
+
+def read(quantization: Any, key: str = "quantization_config") -> StoredFp8 | None:
+    return stored_quantization({key: quantization})
+
+
+def test_no_word_of_it_is_no_quantization() -> None:
+    assert stored_quantization({}) is None
+    assert read(None) is None
+    assert read({}) is None
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_compressed_tensors_by_channel(key: str) -> None:
+    stored = read(compressed(), key)
+    assert stored is not None
+    assert (stored.method, stored.block_size, stored.quantizes_inputs) == ("compressed-tensors", None, True)
+
+
+def test_inputs_may_be_left_as_they_are_and_blocks_may_have_a_scale() -> None:
+    alone = read(compressed({"input_activations": None}))
+    assert alone is not None
+    assert not alone.quantizes_inputs
+    block = read(compressed({"weights": WEIGHTS | {"strategy": "block", "block_structure": [128, 64]}}))
+    assert block is not None
+    assert block.block_size == (128, 64)
+
+
+def test_fp8_has_blocks_or_none() -> None:
+    qwen = read({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+                 "modules_to_not_convert": ["lm_head"]})  # fmt: skip
+    assert qwen == StoredFp8(method="fp8", block_size=(128, 128), ignored=("lm_head",))
+    auto = read({"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]})
+    assert auto == StoredFp8(method="fp8", ignored=("lm_head",))
+    fbgemm = read({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]})
+    assert fbgemm == StoredFp8(method="fbgemm_fp8", ignored=("lm_head",))
+
+
+@pytest.mark.parametrize(
+    ("ignored", "module", "is_quantized"),
+    [
+        ("lm_head.weight", "lm_head", False),
+        ("model.layers.1", "model.layers.1.mlp.up_proj", False),
+        ("model.layers.1", "model.layers.11.mlp.up_proj", True),
+        ("mlp.up", "model.layers.1.mlp.up_proj", True),
+        ("down_proj", "model.layers.1.mlp.down_proj", False),
+        ("re:.*self_attn.*", "model.layers.1.self_attn.o_proj", False),
+        ("re:self_attn", "model.layers.1.self_attn.o_proj", True),
+    ],
+)
+def test_ignored_modules_are_named_whole_or_by_an_expression(ignored: str, module: str, is_quantized: bool) -> None:
+    stored = read(compressed(ignore=[ignored]))
+    assert stored is not None
+    assert stored.quantizes(module) == is_quantized
+
+
+def test_targets_may_be_expressions() -> None:
+    stored = read(compressed({"targets": ["re:.*mlp.*"]}, {"targets": ["model.layers.0.self_attn.o_proj"]}))
+    assert stored is not None
+    modules = ("model.layers.3.mlp.up_proj", "model.layers.0.self_attn.o_proj", "model.layers.1.self_attn.o_proj")
+    assert [stored.quantizes(module) for module in modules] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quantized with gptq are not supported; use the model's bfloat16"),
+        ({"quant_method": "awq"}, "quantized with awq are not"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized with bitsandbytes are not"),
+        ({"quant_method": "mxfp4"}, "quantized with mxfp4 are not .* or one in fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantized with modelopt are not"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "quantized with fp8 are not supported with fmt 'e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"fp8 are not supported in blocks of \[128\]"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"in blocks of \[0, 128\]"),
+        (compressed(format="pack-quantized"), "in format pack-quantized"),
+        (compressed(format="int-quantized"), "in format int-quantized"),
+        (compressed({"format": "nvfp4-pack-quantized"}), "in format float-quantized, nvfp4-pack-quantized"),
+        (compressed(config_groups={}), "in format float-quantized with 0 config_groups"),
+        (compressed({}, {"weights": INT4}), "with weights of type int, 4 bits"),
+        (compressed({"input_activations": INPUTS | {"num_bits": 4}}), "with inputs of type float, 4 bits"),
+        (compressed({"weights": WEIGHTS | {"strategy": "group"}}), "with strategy group, symmetric; use"),
+        (compressed({"weights": WEIGHTS | {"symmetric": False}}), "with strategy channel, not symmetric"),
+        (compressed({"weights": WEIGHTS | {"strategy": "block", "block_structure": None}}), "in blocks of None"),
+        (compressed({}, {"weights": WEIGHTS | {"strategy": "block", "block_structure": [8, 8]}}), "different blocks"),
+        (compressed({"output_activations": INPUTS}), "with quantized outputs"),
+        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "with sparsity sparse-24-bitmask"),
+        (compressed(transform_config={"config_groups": {"u": {}}}), "with a transform_config"),
+        (compressed(ignore=["re:*bad"]), r"'ignore' of the quantization holds 're:\*bad'"),
+    ],
+)
+def test_other_quantization_is_refused_by_name(quantization: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": quantization}))
+    with pytest.raises(ModelError, match=message) as error:
+        ModelConfig.from_dir(tmp_path)
+    assert str(error.value).startswith(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("quantization", [compressed(config_groups={"a": 3}), compressed(config_groups={"a": {}})])
+def test_a_broken_config_is_an_error_that_names_the_file(quantization: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": quantization}))
+    with pytest.raises(ModelError, match=r"config\.json: "):
+        ModelConfig.from_dir(tmp_path)
+
+
+def test_only_the_fast_architectures_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA | {"quantization_config": compressed()}))
+    config = ModelConfig.from_dir(tmp_path)
+    assert isinstance(config, DecoderConfig)
+    assert config.stored_fp8 == read(compressed())
+    file.write_text(json.dumps(LLAMA | {"quantization_config": compressed(), "architectures": ["ArceeForCausalLM"]}))
+    with pytest.raises(ModelError, match="compressed-tensors are read for the architectures that `bulkrun models`"):
+        ModelConfig.from_dir(tmp_path)
