@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import transformers
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from bulkrun.cli import main
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from tests.launch.one_process import one_process, own_engine
+from tests.models.tiny_fp8 import per_row
 
 JOB = """\
 name: try
@@ -76,6 +80,34 @@ def test_numbers_in_8_bits_are_another_run_than_the_models_own(folder: Path, set
     assert submit(setting).exit_code == 4
     assert submit(setting, "output.path=other").exit_code == 0
     assert sum(pq.read_metadata(path).num_rows for path in (folder / "other").glob("*.parquet")) == 6
+
+
+def test_a_job_over_a_checkpoint_in_fp8(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows have the tokens of the dequantized weights, and asking for products in fp8 makes another run."""
+    raw = json.loads((folder / "model" / "config.json").read_text())
+    stored, plain = {}, load_file(BUNDLED_ROOT / "tiny" / "model.safetensors")
+    for name, weight in plain.items():
+        stored[name] = weight
+        if name.endswith("_proj.weight"):
+            stored[name], scale = per_row(weight.float())
+            stored[f"{name}_scale"], plain[name] = scale, stored[name].float() * scale.float()
+    write(folder / "model", stored, raw | {"quantization_config": {"quant_method": "fbgemm_fp8"}})
+    assert submit().exit_code == 0
+    assert "dequantized and take the memory of float32" in caplog.text
+    assert submit("engine.quantization=fp8").exit_code == 4
+    write(folder / "model", plain, raw)
+    assert submit("output.path=plain").exit_code == 0
+    assert responses(folder / "out") == responses(folder / "plain")
+
+
+def write(model: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+    save_file(tensors, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def responses(out: Path) -> list[str]:
+    (part,) = out.glob("*.parquet")
+    return pq.read_table(part)["response"].to_pylist()
 
 
 def test_a_job_over_an_architecture_of_the_general_path(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from bulkrun.errors import ModelError
 from bulkrun.launch.model_list import describe_model, supported_models
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.models.config.families import FAMILIES
 
 
@@ -35,3 +36,10 @@ def test_an_unsupported_model_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"], "state_size": 16}))
     with pytest.raises(ModelError, match="MambaForCausalLM is not supported: layers that keep a state"):
         describe_model(str(tmp_path))
+
+
+def test_weights_in_fp8_are_described_so(tmp_path: Path) -> None:
+    raw = json.loads((BUNDLED_ROOT / "tiny" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "fbgemm_fp8"}}))
+    assert describe_model(str(tmp_path))["weights"] == "fp8 (fbgemm_fp8)"
+    assert "weights" not in describe_model("bundled:tiny")

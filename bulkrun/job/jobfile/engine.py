@@ -69,7 +69,8 @@ class EngineSpec(Section):
     quantization: Quantization | None = Field(
         None,
         description="fp8: weights and activations of the projections in 8 bits, at some loss of quality (on a CPU the "
-        "same numbers, slowly). Default: the model's dtype.",
+        "same numbers, slowly). Default: the model's dtype; a checkpoint stored in fp8 with a scale per output channel "
+        "stays so on a GPU that multiplies it.",
     )
     deterministic: bool = Field(
         DEFAULTS.deterministic,

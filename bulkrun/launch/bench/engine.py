@@ -64,6 +64,14 @@ class LoadedModel:
     args: EngineArgs
 
     @property
+    def quantization(self) -> str | None:
+        """What the projections are multiplied in, if not in dtype: as asked for, or as the checkpoint has them."""
+        from bulkrun.models.loading.kept_fp8 import keeps_fp8
+
+        is_kept = keeps_fp8(self.config, self.engine.config.device, deterministic=self.args.deterministic)
+        return self.args.quantization or ("fp8" if is_kept else None)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What ran, and on which device."""
         import torch
@@ -81,7 +89,7 @@ class LoadedModel:
             "async_scheduling": config.async_scheduling,
             "dtype": _name_of(config.dtype),
             "kv": "fp8" if config.kv_cache_dtype == torch.float8_e4m3fn else _name_of(config.kv_cache_dtype),
-            **({} if self.args.quantization is None else {"quantization": self.args.quantization}),
+            **({} if self.quantization is None else {"quantization": self.quantization}),
         }
 
 

@@ -26,7 +26,7 @@ def device_rates(loaded: LoadedModel) -> DeviceRates:
 
     config = loaded.engine.config
     num_rows = config.max_num_batched_tokens
-    return measure_device(loaded.config, config.dtype, config.device, num_rows, loaded.args.quantization)
+    return measure_device(loaded.config, config.dtype, config.device, num_rows, loaded.quantization)
 
 
 def roofline_of(

@@ -41,10 +41,9 @@ def kept_projections(config: DecoderConfig, weights: StoredWeights) -> Callable[
     assert stored is not None, "asked of checkpoints in fp8"
 
     def is_plain(module: str) -> bool:
-        name = f"{module}.weight"
-        return (
-            name in weights.tensors and name not in weights.scales if weights.tensors else not stored.quantizes(module)
-        )
+        if not weights.tensors:
+            return not stored.quantizes(module)
+        return f"{module}.weight" in weights.tensors and f"{module}.weight" not in weights.scales
 
     return lambda layer, name: not any(is_plain(f"model.layers.{layer}.{part}") for part in _PARTS[name])
 
@@ -56,22 +55,20 @@ def say_how_fp8_runs(
     """One line on what is done with weights stored in fp8, and one on scales that are not used; none for others."""
     if config.stored_fp8 is None:
         return
-    block, name = config.stored_fp8.block_size, str(dtype).removeprefix("torch.")
-    what = f"the model's weights are stored in fp8 ({config.stored_fp8.method}" + (
-        ")" if block is None else ", in blocks)"
-    )
+    block = config.stored_fp8.block_size
+    what = f"the model's weights are stored in fp8 ({config.stored_fp8.method}{'' if block is None else ', in blocks'})"
     if is_kept or (quantization == "fp8" and block is None):
         how = "they are multiplied in 8 bits as they are"
     elif quantization is not None:
         how = f"they are quantized anew, to {quantization} with a scale per output channel"
     else:
-        how = f"they are dequantized and take the memory of {name}"
+        how = f"they are dequantized and take the memory of {str(dtype).removeprefix('torch.')}"
         if config.moe is None and _has_fp8_units(device):
             how += " (engine.quantization: fp8 keeps 8 bits, with a scale per output channel; not with deterministic)"
     log = logging.getLogger(__name__)
     log.warning("%s; %s", what, how)
     if weights.has_cache_scales:
-        log.warning("the checkpoint's scales for keys and values (k_scale, v_scale) are not used: none are needed here")
+        log.warning("its scales for keys and values (k_scale, v_scale) are not used, whatever engine.kv_cache_dtype is")
 
 
 def _has_fp8_units(device: torch.device) -> bool:

@@ -49,9 +49,10 @@ def load_model(
     """Build the model of a directory and fill its weights.
 
     `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization` fp8: the
-    projections' weights, each as it is read. `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises
-    ModelError for an unsupported model, for pickle weights, for torn files, and for tensors that are missing,
-    unexpected or of another shape than config.json says; UsageError for a device that cannot do what was asked.
+    projections' weights, each as it is read; None: what is stored in fp8 stays so where it can (`kept_fp8`).
+    `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises ModelError for an unsupported model, for
+    pickle weights, for torn files, and for tensors that are missing, unexpected or of another shape than config.json
+    says; UsageError for a device that cannot do what was asked.
     """
     path = Path(path)
     config = ModelConfig.from_dir(path)

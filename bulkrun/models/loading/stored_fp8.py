@@ -23,7 +23,7 @@ from bulkrun.models.loading.quantization import store_quantized
 from bulkrun.models.loading.tensor_names import Target
 from bulkrun.ops.fp8 import FP8
 
-_SUFFIXES = ("_scale", "_scale_inv")  # of a weight's name; the second is AutoFP8's successors', and no inverse
+_SUFFIXES = ("_scale", "_scale_inv")  # after a weight's name; the second is DeepSeek's, and no inverse of it
 _OF_INPUTS = re.compile(r"\.(input_scale(_ub)?|activation_scale)$")  # ours are found for each token
 _OF_CACHE = re.compile(r"\.([qkv]_scale|kv_scale|prob_(output_)?scale|[qkv]_proj\.(output|[kv])_scale)$")
 _PIECE_NUMBERS = 2**22  # dequantized at a time
@@ -95,14 +95,16 @@ def store_fp8(weight: torch.Tensor, scale: StoredScale, target: Target) -> None:
 
 def _dequantized(weight: torch.Tensor, scale: StoredScale) -> Iterator[tuple[slice, torch.Tensor]]:
     """The weight in float32, some whole blocks of rows at a time."""
-    (num_rows, num_columns), grid = weight.shape, scale.grid
-    block_rows, block_columns = scale.block_size or (1 if len(grid) > 1 else num_rows, num_columns)
+    num_rows, num_columns = weight.shape
+    grid = scale.grid if scale.block_size is not None else scale.grid.expand(num_rows, 1)
+    block_rows, block_columns = scale.block_size or (1, num_columns)
     step = max(1, _PIECE_NUMBERS // (block_rows * num_columns))  # in blocks
     for first in range(0, len(grid), step):
         rows = slice(first * block_rows, min((first + step) * block_rows, num_rows))
         piece = weight[rows].float()
         by_row = grid[first : first + step].repeat_interleave(block_rows, 0)[: len(piece)]
-        yield rows, piece.mul_(by_row.repeat_interleave(block_columns, 1)[:, :num_columns])
+        in_columns = by_row if grid.shape[1] == 1 else by_row.repeat_interleave(block_columns, 1)[:, :num_columns]
+        yield rows, piece.mul_(in_columns)
 
 
 def _scale_of(weight: StoredTensor, tensors: Mapping[str, StoredTensor], stored: StoredFp8, path: Path) -> StoredTensor:
