@@ -14,7 +14,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
-Quantization = Literal["fp8"]
+Quantization = Literal["fp8", "int8"]
 Batching = Literal["continuous", "static", "dynamic"]
 
 # What None stands for, where neither model nor memory decide.

@@ -51,7 +51,9 @@ _model_options = _options(
         type=click.Choice(["auto", "bfloat16", "float16", "float32", "fp8"]),
         help="Type of the KV cache. Default: the model's.",
     ),
-    click.option("--quantization", type=click.Choice(["fp8"]), help="For weights and activations. Default: none."),
+    click.option(
+        "--quantization", type=click.Choice(["fp8", "int8"]), help="For weights and activations. Default: none."
+    ),
     click.option("--load-format", type=click.Choice(["auto", "dummy"]), help="dummy: random weights."),
     click.option(
         "--max-model-len", type=click.IntRange(2), help="Maximum number of tokens, prompt and output together."

@@ -11,6 +11,7 @@ from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
 from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
 from bulkrun.ops.greedy_tokens import greedy_tokens as _greedy_tokens
+from bulkrun.ops.int8_linear import int8_linear as _int8_linear
 from bulkrun.ops.invariant_attention import invariant_attention as _invariant_attention
 from bulkrun.ops.invariant_attention import is_invariant_attention
 from bulkrun.ops.invariant_linear import invariant_linear as _invariant_linear
@@ -46,6 +47,7 @@ draw_tokens = by_device(_draw_tokens)
 fp8_linear = by_device(_fp8_linear)
 gelu_mul = by_device(_gelu_mul)
 greedy_tokens = by_device(_greedy_tokens, has_triton=False)
+int8_linear = by_device(_int8_linear, has_triton=False)
 invariant_attention = by_device(_invariant_attention)
 invariant_linear = by_device(_invariant_linear)
 norm_rotary_store = by_device(_norm_rotary_store)
@@ -75,6 +77,7 @@ __all__ = [
     "gelu_mul",
     "greedy_tokens",
     "gumbel_noise",
+    "int8_linear",
     "invariant_attention",
     "invariant_linear",
     "is_invariant_attention",

@@ -46,6 +46,7 @@ PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "kv fp8": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     "weights fp8": {"dtype": "bfloat16", "quantization": "fp8"},
+    "weights int8": {"dtype": "bfloat16", "quantization": "int8"},
     "both fp8": {"dtype": "bfloat16", "quantization": "fp8", "kv_cache_dtype": "fp8"},
 }
 RANDOM_SIZES = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "vocab_size": 4096}

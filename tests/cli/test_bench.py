@@ -229,8 +229,9 @@ def test_a_gpu_that_is_not_there_is_said_in_one_line() -> None:
     assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
 @pytest.mark.parametrize("command", ["throughput", "roofline"])
-def test_fp8_is_told_where_it_was_asked_for(model: str, command: str) -> None:
+def test_8_bits_are_told_where_they_were_asked_for(model: str, command: str, quantization: str) -> None:
     sizes = ("--input-len", "9", "--output-len", "2", "--num-requests", "2")
-    facts = facts_of(command, "--model", model, "--kv-cache-dtype", "fp8", "--quantization", "fp8", *sizes)
-    assert (facts["dtype"], facts["kv"], facts["quantization"]) == ("float32", "fp8", "fp8")
+    facts = facts_of(command, "--model", model, "--kv-cache-dtype", "fp8", "--quantization", quantization, *sizes)
+    assert (facts["dtype"], facts["kv"], facts["quantization"]) == ("float32", "fp8", quantization)

@@ -72,7 +72,9 @@ def test_random_weights_are_another_run_than_the_models_own(folder: Path) -> Non
     assert submit().exit_code == 4
 
 
-@pytest.mark.parametrize("setting", ["engine.quantization=fp8", "engine.kv_cache_dtype=fp8"])
+@pytest.mark.parametrize(
+    "setting", ["engine.quantization=fp8", "engine.quantization=int8", "engine.kv_cache_dtype=fp8"]
+)
 def test_numbers_in_8_bits_are_another_run_than_the_models_own(folder: Path, setting: str) -> None:
     shutil.copy(BUNDLED_ROOT / "tiny" / "model.safetensors", folder / "model")
     assert submit("engine.kv_cache_dtype=bfloat16").exit_code == 0

@@ -1,8 +1,8 @@
-"""transformers models as fp8 makes them: projections' weights and inputs rounded, or keys and values. The oracle."""
+"""transformers models as 8 bits make them: projections' weights and inputs rounded, or keys and values. The oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -15,13 +15,15 @@ from tests.models.tiny_models import make_tiny_model
 from tests.ops.fp8_oracle import fake_quantized, rounded
 
 
-def with_fake_quantized_projections(variant: str) -> transformers.PreTrainedModel:
+def with_fake_quantized_projections(
+    variant: str, rounding: Callable[[torch.Tensor], torch.Tensor] = fake_quantized, **overrides: Any
+) -> transformers.PreTrainedModel:
     """The variant with every linear layer of its body quantized and back: rows of weights, and tokens as they come."""
-    model = make_tiny_model(variant)
+    model = make_tiny_model(variant, **overrides)
     for module in model.model.layers.modules():
         if isinstance(module, nn.Linear):
-            module.weight.data = fake_quantized(module.weight.data)
-            module.register_forward_pre_hook(lambda _, inputs: (fake_quantized(inputs[0]),))
+            module.weight.data = rounding(module.weight.data)
+            module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),))
     return model
 
 

@@ -68,9 +68,9 @@ class EngineSpec(Section):
     )
     quantization: Quantization | None = Field(
         None,
-        description="fp8: weights and activations of the projections in 8 bits, at some loss of quality (on a CPU the "
-        "same numbers, slowly). Default: the model's dtype; a checkpoint stored in fp8 with a scale per output channel "
-        "stays so on a GPU that multiplies it.",
+        description="Weights and activations of the projections in 8 bits, at some loss of quality. fp8: for GPUs (on "
+        "a CPU the same numbers, slowly); int8: for CPUs. Default: the model's dtype; a checkpoint stored in fp8 with "
+        "a scale per output channel stays so on a GPU that multiplies it.",
     )
     deterministic: bool = Field(
         DEFAULTS.deterministic,
@@ -100,7 +100,7 @@ class EngineSpec(Section):
 
     @model_validator(mode="after")
     def _deterministic(self) -> EngineSpec:
-        if self.deterministic and self.quantization is not None:
+        if self.deterministic and self.quantization == "fp8":
             raise ValueError(
                 f"deterministic: does not go with quantization: {self.quantization}, whose products depend on the "
                 "batch; leave one of the two out"

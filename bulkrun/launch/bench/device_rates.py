@@ -13,7 +13,9 @@ import torch
 
 from bulkrun.launch.bench.ceilings import DeviceRates
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.ops import fp8_linear, linear, pack_linear_weight, quantize_rows
+from bulkrun.ops import fp8_linear, int8_linear, linear, pack_linear_weight, quantize_rows
+from bulkrun.ops.cpu.int8_linear import pack_int8_
+from bulkrun.ops.int8_linear import Int8Weight, quantize_int8
 
 _BEST_OF = 5
 _ROUND_S = 0.05  # long enough that starting the clock does not count
@@ -27,7 +29,7 @@ def measure_device(
 ) -> DeviceRates:
     """The best of several rounds each; `num_rows`: tokens of a full step. Needs some memory beside the engine's.
 
-    quantization fp8: the rate of products with fp8 weights, the quantizing of tokens included (lm_head's are not so).
+    quantization: the rate of products with such weights, the quantizing of tokens included (lm_head's are not so).
     """
     best_flop_s = 0.0
     for rows, inner, outer in _gemm_shapes(config, device, num_rows):
@@ -42,6 +44,8 @@ def _product(x: torch.Tensor, weight: torch.Tensor, quantization: str | None) ->
     """`x @ weight.T` as the engine's layers do it."""
     if quantization == "fp8":
         return partial(fp8_linear, x, *quantize_rows(weight), None)
+    if quantization == "int8":
+        return partial(int8_linear, x, pack_int8_(Int8Weight(*quantize_int8(weight))), None)
     return partial(linear, x, pack_linear_weight(weight), None)
 
 

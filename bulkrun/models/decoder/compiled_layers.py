@@ -9,6 +9,7 @@ from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
 from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
+from bulkrun.models.decoder.quantized_layers import Int8Linear
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, Matrix, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL
 
@@ -20,8 +21,8 @@ def compile_layers(model: Decoder) -> LayerStack | None:
     config = model.config
     if model.device.type != "cpu" or config.moe is not None or not _are_suitable_linears(model):
         return None
-    sizes, layers = _sizes(config), [_as_layer(module) for module in model.layers]
-    if not can_stack(sizes, model.dtype, model.norm.weight.dtype):
+    sizes, layers = _sizes(config, model.dtype), [_as_layer(module) for module in model.layers]
+    if not can_stack(sizes, model.norm.weight.dtype):
         return None
     ropes = list(model.inv_freqs)
     return LayerStack(
@@ -30,15 +31,17 @@ def compile_layers(model: Decoder) -> LayerStack | None:
 
 
 def _are_suitable_linears(model: Decoder) -> bool:
-    """Plain products, all in panels or together so small that a copy costs little."""
+    """All in panels, or plain and together so small that a copy costs little."""
     products = [module for layer in model.layers for name, module in layer.named_modules() if name.endswith("_proj")]
-    weights = [module.weight for module in products if isinstance(module, Linear)]
+    weights = [module.weight for module in products if isinstance(module, Linear | Int8Linear)]
     if len(weights) < len(products):
         return False
     if model.config.intermediate_size % PANEL and any(_has_packed_gates(module) for module in model.layers):
         return False  # gates and ups meet within a panel
     if all(weight.ndim == 4 for weight in weights):
         return True
+    if any(isinstance(module, Int8Linear) for module in products):
+        return False
     return sum(weight.numel() * weight.element_size() for weight in weights) <= _MAX_COPIED_BYTES
 
 
@@ -51,7 +54,7 @@ def _as_layer(module: torch.nn.Module) -> DecoderLayer:
     return module
 
 
-def _sizes(config: DecoderConfig) -> StackSizes:
+def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
     return StackSizes(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -63,6 +66,7 @@ def _sizes(config: DecoderConfig) -> StackSizes:
         soft_cap=config.attention_soft_cap,
         residual_multiplier=config.residual_multiplier,
         activation=config.activation,
+        dtype=dtype,
     )
 
 
@@ -88,6 +92,8 @@ def _norm(module: torch.nn.Module) -> torch.Tensor | None:
     return module.weight if isinstance(module, RMSNorm) else None
 
 
-def _matrix(linear: Linear) -> Matrix:
+def _matrix(linear: Linear | Int8Linear) -> Matrix:
+    if isinstance(linear, Int8Linear):
+        return Matrix(linear.int8_weight, linear.bias)
     weight = linear.weight.data
     return Matrix(weight.to_dense() if weight.is_mkldnn else weight, linear.bias)

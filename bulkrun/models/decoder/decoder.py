@@ -15,6 +15,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder_layer import DecoderLayer, Rotary
 from bulkrun.models.decoder.layers import Linear, RMSNorm, SparseMLP, empty_parameter
+from bulkrun.models.decoder.quantized_layers import Int8Linear
 from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
 from bulkrun.models.kv_cache import KVCache
@@ -115,7 +116,7 @@ class Decoder(nn.Module):
     def pack_weights(self) -> None:
         """Lay every matrix out for this device's fastest product (a tied head becomes a second copy)."""
         for module in self.modules():
-            if isinstance(module, Linear | SparseMLP):
+            if isinstance(module, Linear | Int8Linear | SparseMLP):
                 module.pack()
 
     def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """A loaded decoder made batch-invariant: a token's bits depend on its sequence, whatever else is computed beside it.
 
 The products with weights and attention are exchanged for ops that keep that promise (`ops.invariant_linear`,
-`ops.invariant_attention`); norms, gates and rotary embedding work row by row as they are. On a CPU the model is wrapped
-besides. Where all its layers are one call over panels (`cpu.layer_stack`), that keeps the promise as it is. Elsewhere
-steps are padded to whole tiles, and the threads share tiles instead of sums. Knows no engine.
+`ops.invariant_attention`); norms, gates, rotary embedding and int8 products work row by row as they are. On a CPU the
+model is wrapped besides. Where all its layers are one call over panels (`cpu.layer_stack`), that keeps the promise as
+it is. Elsewhere steps are padded to whole tiles, and the threads share tiles instead of sums. Knows no engine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.layers import Linear, SparseMLP
+from bulkrun.models.decoder.quantized_layers import Int8Linear
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.layer_stack import LayerStack
@@ -120,7 +121,7 @@ class InvariantModel:
 
 def refuse_invariance(config: ModelConfig, device: torch.device, quantization: str | None) -> None:
     """Raise ModelError for a model, UsageError for a setting, that cannot be batch-invariant; both name the fix."""
-    if quantization is not None:
+    if quantization == "fp8":
         raise UsageError(
             f"engine.deterministic: the products of engine.quantization {quantization} depend on the batch; leave one "
             "of the two keys out (engine.kv_cache_dtype fp8 goes with deterministic)"
@@ -163,7 +164,7 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
 def _stack_of_panels(model: Decoder) -> LayerStack | None:
     """All layers as one call, if it takes steps of every width: others would have other bits."""
     for module in model.modules():
-        if isinstance(module, Linear) and can_pack_panels(module.weight):
+        if isinstance(module, Int8Linear) or (isinstance(module, Linear) and can_pack_panels(module.weight)):
             module.pack()
     stack = compile_layers(model)
     return stack if stack is not None and stack.takes_any_width else None

@@ -6,7 +6,8 @@ import torch
 
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.layers import RMSNorm
-from bulkrun.models.loading.quantization import Fp8Linear, store_quantized
+from bulkrun.models.decoder.quantized_layers import QuantizedLinear
+from bulkrun.models.loading.quantization import store_quantized
 
 _STD = 0.02  # small enough that activations stay finite through any number of layers
 
@@ -15,7 +16,7 @@ _STD = 0.02  # small enough that activations stay finite through any number of l
 def fill_with_random_weights(model: Decoder) -> None:
     """Fill every parameter where it lies: norms with ones, the rest with the same normal noise on every run."""
     generator = torch.Generator(model.device).manual_seed(0)
-    scales = {module.weight: module.weight_scale for module in model.modules() if isinstance(module, Fp8Linear)}
+    scales = {module.weight: module.weight_scale for module in model.modules() if isinstance(module, QuantizedLinear)}
     for parameter in model.parameters():
         if parameter in scales:
             noise = torch.empty_like(parameter, dtype=model.dtype).normal_(std=_STD, generator=generator)

@@ -20,6 +20,7 @@ from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.invariant import make_invariant, refuse_invariance
 from bulkrun.models.decoder.layers import Linear, SparseMLP
+from bulkrun.models.decoder.quantized_layers import Int8Linear
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors, release_pinned
 from bulkrun.models.files.weight_files import weight_files
@@ -27,12 +28,18 @@ from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
 from bulkrun.models.loading.kept_fp8 import keeps_fp8, kept_projections, say_how_fp8_runs
-from bulkrun.models.loading.quantization import quantize_projections, refuse_quantization, store_quantized
+from bulkrun.models.loading.quantization import (
+    quantize_projections,
+    refuse_quantization,
+    store_quantized,
+    warn_of_slow_products,
+)
 from bulkrun.models.loading.stored_fp8 import StoredScale, StoredWeights, store_fp8, with_scales
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.loading.tensor_names import Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
 from bulkrun.ops.linear import can_pack_bfloat16
+from bulkrun.settings import Quantization
 
 _HUGE_PAGE_BYTES = 2 * 2**20
 
@@ -43,12 +50,12 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str,
     load_format: str = "auto",
-    quantization: str | None = None,
+    quantization: Quantization | None = None,
     deterministic: bool = False,
 ) -> LanguageModel:
     """Build the model of a directory and fill its weights.
 
-    `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization` fp8: the
+    `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization`: of the
     projections' weights, each as it is read; None: what is stored in fp8 stays so where it can (`kept_fp8`).
     `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises ModelError for an unsupported model, for
     pickle weights, for torn files, and for tensors that are missing, unexpected or of another shape than config.json
@@ -57,7 +64,7 @@ def load_model(
     path = Path(path)
     config = ModelConfig.from_dir(path)
     if quantization is not None:
-        refuse_quantization(config, torch.device(device))
+        refuse_quantization(config, torch.device(device), quantization)
     if deterministic:
         refuse_invariance(config, torch.device(device), quantization)
     files = None if load_format == "dummy" else weight_files(path)
@@ -69,6 +76,7 @@ def load_model(
     if deterministic:
         return make_invariant(model.eval())
     model.pack_weights()
+    warn_of_slow_products(model)
     model.layer_stack = compile_layers(model)
     return model.eval()
 
@@ -79,7 +87,7 @@ def _load_decoder(
     files: list[Path] | None,
     dtype: torch.dtype,
     device: torch.device,
-    quantization: str | None,
+    quantization: Quantization | None,
     *,
     deterministic: bool,
 ) -> Decoder:
@@ -102,17 +110,17 @@ def _empty_model(
     config: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device,
-    quantization: str | None,
+    quantization: Quantization | None,
     is_kept: Callable[[int, str], bool] | None,
 ) -> Decoder:
     """The decoder on its device, with whatever the memory held as weights; `is_kept`: projections stored in fp8."""
     with torch.device("meta"):
         model = Decoder(config)
     model.cast(dtype)
-    if quantization == "fp8":
-        quantize_projections(model)
+    if quantization is not None:
+        quantize_projections(model, quantization)
     elif is_kept is not None:
-        quantize_projections(model, is_kept)
+        quantize_projections(model, "fp8", is_kept)
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
     copied_bytes = model.embed_weight.nbytes if config.tie_word_embeddings else 0  # a tied head is packed beside it
     refuse_beyond_ram(num_bytes + copied_bytes, device)
@@ -175,7 +183,7 @@ def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
     """The function that lays each matrix out, by the matrix's memory."""
     packers: dict[int, Callable[[], None]] = {}
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | Int8Linear):
             packers[_memory(module.weight)] = module.pack
         elif isinstance(module, SparseMLP):
             packers |= {_memory(getattr(module, name)): partial(module.pack, name) for name in module.EXPERT_WEIGHTS}

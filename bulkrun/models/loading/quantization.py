@@ -1,77 +1,82 @@
-"""fp8 weights: which matrices of a decoder are quantized, how they are stored, and where that cannot work.
+"""fp8 and int8 weights: which matrices of a decoder are quantized, how they are stored, and where that cannot work.
 
 Quantized are the projections of attention and MLP, where nearly all weights of a model are; embedding, norms and
 lm_head keep the model's dtype, as in vLLM. Each matrix is quantized when its tensor is read, so loading never holds
 more than the quantized model, one tensor and what is read ahead. Knows no files and no product
-(`bulkrun.ops.fp8_linear`).
+(`bulkrun.ops.fp8_linear`, `bulkrun.ops.int8_linear`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
 
 from bulkrun import ops
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.layers import Linear
-from bulkrun.ops.fp8 import FP8, MIN_CAPABILITY, can_multiply_fp8
+from bulkrun.models.decoder.quantized_layers import Fp8Linear, Int8Linear
+from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
+from bulkrun.ops.fp8 import MIN_CAPABILITY, can_multiply_fp8
+from bulkrun.ops.int8_linear import quantize_int8
+from bulkrun.settings import Quantization
 
+_LAYERS: Mapping[Quantization, type[Fp8Linear | Int8Linear]] = {"fp8": Fp8Linear, "int8": Int8Linear}
 _PROJECTIONS = {"attention": ("qkv_proj", "o_proj"), "mlp": ("gate_up_proj", "down_proj")}
 
 
-class Fp8Linear(nn.Module):
-    """Stands where a `Linear` was: a weight fp8 [O, I], a float32 scale per output channel [O, 1], perhaps a bias [O].
-
-    Weight and scale are uninitialized.
-    """
-
-    weight_scale: torch.Tensor
-
-    def __init__(self, plain: Linear) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty_like(plain.weight, dtype=FP8), requires_grad=False)
-        self.register_buffer("weight_scale", plain.weight.new_empty(plain.weight.shape[0], 1, dtype=torch.float32))
-        self.bias = plain.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, I] -> [T, O], in x's dtype."""
-        return ops.fp8_linear(x, self.weight, self.weight_scale, self.bias)
-
-
-def quantize_projections(model: Decoder, is_chosen: Callable[[int, str], bool] = lambda layer, name: True) -> None:
-    """Exchange the projections of every layer for `Fp8Linear`; no weight may have been loaded yet.
+def quantize_projections(
+    model: Decoder, quantization: Quantization, is_chosen: Callable[[int, str], bool] = lambda layer, name: True
+) -> None:
+    """Exchange the projections of every layer for quantized ones; no weight may have been loaded yet.
 
     `is_chosen` is asked for each by the layer's number and its name there, such as mlp.down_proj.
     """
+    quantized = _LAYERS[quantization]
     for i, layer in enumerate(model.layers):
         for part, names in _PROJECTIONS.items():
             module = getattr(layer, part)
             for name in (name for name in names if is_chosen(i, f"{part}.{name}")):
-                setattr(module, name, Fp8Linear(getattr(module, name)))
+                setattr(module, name, quantized(getattr(module, name)))
+
+
+def warn_of_slow_products(model: Decoder) -> None:
+    """Say it where int8 products are not compiled: such a model is for checks, not for speed."""
+    plain = [m for m in model.modules() if isinstance(m, Int8Linear) and m.zeros is None]
+    if plain:
+        logging.getLogger(__name__).warning(
+            "engine.quantization int8: %d of the products run in plain torch, slowly; compiled ones need a processor "
+            "with AVX-512 VNNI, g++, and sizes that are multiples of %d; leave the key out for speed",
+            len(plain),
+            ROW_MULTIPLE,
+        )
 
 
 def store_quantized(tensor: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> None:
-    """Quantize a tensor [O, I] of any float dtype into (part of) a weight, fp8 [O, I], and its scale [O, 1]."""
-    quantized, row_scale = ops.quantize_rows(tensor.to(weight.device))
+    """Quantize a tensor [O, I] of any float dtype into (part of) a weight, fp8 or int8 [O, I], and its scale [O, 1]."""
+    quantize = quantize_int8 if weight.dtype == torch.int8 else ops.quantize_rows
+    quantized, row_scale = quantize(tensor.to(weight.device))
     weight.copy_(quantized)
     scale.copy_(row_scale)
 
 
-def refuse_quantization(config: ModelConfig, device: torch.device) -> None:
-    """Raise ModelError for a model, UsageError for a device, that cannot have fp8 weights."""
-    refuse_without_fp8(device, "engine.quantization")
+def refuse_quantization(config: ModelConfig, device: torch.device, quantization: Quantization) -> None:
+    """Raise ModelError for a model, UsageError for a device, that cannot have such weights."""
+    if quantization == "fp8":
+        refuse_without_fp8(device, "engine.quantization")
+    elif device.type != "cpu":
+        raise UsageError(f"engine.quantization: int8 is for CPUs, and this runs on {device.type}; set fp8")
     if not isinstance(config, DecoderConfig):
         raise ModelError(
-            f"engine.quantization: fp8 is for the architectures that `bulkrun models` calls fast, and "
+            f"engine.quantization: {quantization} is for the architectures that `bulkrun models` calls fast, and "
             f"{config.architecture} runs through transformers' own code; leave the key out"
         )
     if config.moe is not None:
         raise ModelError(
-            f"engine.quantization: fp8 is not there for mixtures of experts ({config.architecture}); leave the key out"
+            f"engine.quantization: {quantization} is not there for mixtures of experts ({config.architecture}); leave "
+            "the key out"
         )
 
 

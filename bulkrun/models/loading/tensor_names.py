@@ -13,7 +13,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
 from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm, SparseMLP
-from bulkrun.models.loading.quantization import Fp8Linear
+from bulkrun.models.decoder.quantized_layers import QuantizedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Target:
     view: torch.Tensor
     shape: tuple[int, ...]  # what the checkpoint must hold
     offset: float = 0.0  # added to what it holds
-    scale: torch.Tensor | None = None  # of each row, float32 [rows, 1], where the view is fp8
+    scale: torch.Tensor | None = None  # of each row, float32 [rows, 1], where the view is quantized
 
 
 class _ExpertNames(NamedTuple):
@@ -129,10 +129,10 @@ def _norm(norm: RMSNorm, config: DecoderConfig) -> Target:
     return Target(norm.weight.data, tuple(norm.weight.shape), config.norm_offset)
 
 
-def _parts(prefix: str, fused: Linear | Fp8Linear, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
+def _parts(prefix: str, fused: Linear | QuantizedLinear, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
     """The parts of a fused projection: consecutive rows of its weight and bias."""
     rows = list(sizes.values())
-    scales = fused.weight_scale.split(rows) if isinstance(fused, Fp8Linear) else [None] * len(rows)
+    scales = fused.weight_scale.split(rows) if isinstance(fused, QuantizedLinear) else [None] * len(rows)
     for name, part, scale in zip(sizes, fused.weight.data.split(rows), scales, strict=True):
         yield f"{prefix}{name}.weight", Target(part, tuple(part.shape), scale=scale)
     if fused.bias is not None:

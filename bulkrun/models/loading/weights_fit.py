@@ -16,7 +16,8 @@ def refuse_beyond_ram(num_bytes: int, device: torch.device | str) -> None:
 
 def does_not_fit(num_bytes: int, device: torch.device | str, reason: str) -> ModelError:
     """The message for weights of so many bytes that do not fit."""
+    quantization = "int8" if torch.device(device).type == "cpu" else "fp8"
     return ModelError(
         f"the weights need {num_bytes / 2**30:.1f} GiB and do not fit on {device} ({reason}); free what other "
-        "processes hold, set engine.quantization: fp8, or take a smaller model"
+        f"processes hold, set engine.quantization: {quantization}, or take a smaller model"
     )

@@ -67,18 +67,18 @@ struct Mixture {
 
   private:
     static Matrix matrix_of(const void* panels, long expert, long columns, long numbers) {
-        return {(const T*)panels + expert * columns * numbers, nullptr};
+        return {(const T*)panels + expert * columns * numbers};
     }
 
     void gate(const ExpertRows& item) const {
-        multiply_gated<T, Silu<T>>((const T*)e.gathered + item.first * size, size,
+        multiply_gated<W, Silu<T>>(operand((const T*)e.gathered + item.first * size, size),
                                    matrix_of(e.gate_up, item.expert, 2 * inner, size), (T*)e.gated + item.first * inner,
                                    inner, item.rows, inner, item.share);
     }
 
     void finish(const ExpertRows& item) const {
-        project((const T*)e.gated + item.first * inner, matrix_of(e.down, item.expert, size, inner),
-                (T*)e.rows + item.first * size, item.rows, inner / W::per_word, size, 1.0f, item.share);
+        project<W>(operand((const T*)e.gated + item.first * inner, inner), matrix_of(e.down, item.expert, size, inner),
+                   (T*)e.rows + item.first * size, item.rows, size, 1.0f, item.share);
     }
 
     void sum_choices(long token) const {

@@ -32,6 +32,7 @@ struct Stack {
     void *residual, *hidden;                         // [T, E]: the embeddings, changed in place; what comes out
     void *q, *attended;                              // scratch: a row per token
     void *x, *qkv, *out, *gated;                     // scratch: THREAD_ROWS per thread; what is multiplied is padded
+    void *bytes, *row_scales;                        // the same, of what is multiplied where weights are bytes
     const int64_t *slots, *kv_copies, *kept;         // kv_copies: [2, num_copies]; kept: null for all tokens
     const int32_t *block_tables, *context_lens, *cu_seqlens_q;
     int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
@@ -46,7 +47,7 @@ template <class T, class N>
 struct LayerStack {
     using W = typename WordOf<T>::type;
     const Stack& s;
-    const long size, width, x_stride, attended_stride, gated_stride;
+    const long size, width, x_stride, attended_stride, gated_stride, byte_stride;
     const std::vector<Item> items, last_items;
 
     explicit LayerStack(const Stack& s)
@@ -56,6 +57,7 @@ struct LayerStack {
           x_stride(round_up(size, PAD)),
           attended_stride(round_up(width, PAD)),
           gated_stride(round_up(s.intermediate_size, PAD)),
+          byte_stride(round_up(std::max({x_stride, attended_stride, gated_stride}), BYTE_PAD)),
           items(items_of(step_of(s.layers[0]))),
           last_items(s.kept ? items_of(step_of(s.layers[0]), s.kept, s.num_kept) : items) {}
 
@@ -84,8 +86,9 @@ struct LayerStack {
 
   private:
     // Rows of a buffer that has as many as a block, for this thread or for all.
-    T* scratch(void* buffer, long stride, const Block& block) const {
-        return (T*)buffer + (block.share.count > 1 ? 0 : omp_get_thread_num() * THREAD_ROWS) * stride;
+    template <class Number = T>
+    Number* scratch(void* buffer, long stride, const Block& block) const {
+        return (Number*)buffer + (block.share.count > 1 ? 0 : omp_get_thread_num() * THREAD_ROWS) * stride;
     }
 
     static void meet(const Block& block) {
@@ -191,21 +194,39 @@ struct LayerStack {
 
     void multiply(const T* x, long stride, const Matrix& matrix, T* out, long columns, float factor,
                   const Block& block) const {
-        project(x, matrix, out, block.rows, stride / W::per_word, columns, factor, block.share);
+        if (matrix.scales)
+            project<ByteWords>(quantized(x, stride, block), matrix, out, block.rows, columns, factor, block.share);
+        else project<W>(operand(x, stride), matrix, out, block.rows, columns, factor, block.share);
         meet(block);
+    }
+
+    // As bytes, once all threads of the block have done their rows.
+    Operand quantized(const T* x, long stride, const Block& block) const {
+        const long padded = round_up(stride, BYTE_PAD);
+        uint8_t* bytes = scratch<uint8_t>(s.bytes, byte_stride, block);
+        float* scales = scratch<float>(s.row_scales, 1, block);
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
+            scales[row] = quantize_row(x + row * stride, stride, bytes + row * padded);
+        meet(block);
+        return {(const uint32_t*)bytes, padded / ByteWords::per_word, scales};
     }
 
     template <class Gate>
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
         T* gated = scratch(s.gated, gated_stride, block);
-        multiply_gated<T, Gate>(x, x_stride, layer.gate_up, gated, gated_stride, block.rows, s.intermediate_size,
-                                block.share);
+        const Matrix& matrix = layer.gate_up;
+        if (matrix.scales)
+            multiply_gated<ByteWords, Gate>(quantized(x, x_stride, block), matrix, gated, gated_stride, block.rows,
+                                            s.intermediate_size, block.share);
+        else
+            multiply_gated<W, Gate>(operand(x, x_stride), matrix, gated, gated_stride, block.rows, s.intermediate_size,
+                                    block.share);
         meet(block);
         multiply(gated, gated_stride, layer.down, out, size, s.residual_multiplier, block);
     }
 };
 
-EXPORT_LAYOUT(Matrix, bias)
+EXPORT_LAYOUT(Matrix, zeros)
 EXPORT_LAYOUT(Layer, rotary)
 EXPORT_LAYOUT(Rotary, dim)
 EXPORT_LAYOUT(Stack, num_threads)

@@ -18,9 +18,11 @@ import torch.nn.functional as F
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.cpu.dtypes import suffix
+from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
 from bulkrun.ops.cpu.structs import struct_function
+from bulkrun.ops.int8_linear import Int8Weight
 
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 _THREAD_ROWS = 256  # of panels.h, at most: scratch rows of one thread; those per token grow by as many
@@ -28,9 +30,9 @@ _PAD = 32  # of layer_stack.cpp: what rows are a multiple of
 
 
 class Matrix(NamedTuple):
-    """A weight [O, I], plain or in panels, and perhaps a bias [O]."""
+    """A weight [O, I], plain or in panels, of int8 in panels, and perhaps a bias [O]."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | Int8Weight
     bias: torch.Tensor | None
 
 
@@ -66,10 +68,11 @@ class StackSizes:
     soft_cap: float | None
     residual_multiplier: float  # of what attention and MLP add to the residual stream
     activation: str  # silu or gelu_tanh
+    dtype: torch.dtype  # of what goes through them, and of weights that are not int8
 
 
 class _Matrix(ctypes.Structure):
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p))
+    _fields_ = tuple((x, c_void_p) for x in ("panels", "bias", "scales", "zeros"))
 
 
 class _Layer(ctypes.Structure):
@@ -86,7 +89,7 @@ class _Rotary(ctypes.Structure):
 
 
 _CONSTANTS = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
-_SCRATCH = ("q", "attended", "x", "qkv", "out", "gated")
+_SCRATCH = ("q", "attended", "x", "qkv", "out", "gated", "bytes", "row_scales")
 _TOKEN_SCRATCH = ("q", "attended")
 _STEP = ("slots", "kv_copies", "kept", "block_tables", "context_lens", "cu_seqlens_q")
 
@@ -103,9 +106,9 @@ class _Stack(ctypes.Structure):
     )
 
 
-def can_stack(sizes: StackSizes, dtype: torch.dtype, norm_dtype: torch.dtype) -> bool:
+def can_stack(sizes: StackSizes, norm_dtype: torch.dtype) -> bool:
     """Whether it is compiled for such layers; the first call may compile."""
-    ops, names = library(), suffix(dtype, norm_dtype)
+    ops, names = library(), suffix(sizes.dtype, norm_dtype)
     if ops is None or names is None or not hasattr(ops, f"layer_stack_{names}"):
         return False
     heads_per_kv_head = sizes.num_heads // sizes.num_kv_heads
@@ -116,7 +119,6 @@ class LayerStack:
     """The layers and the norm after them, their weights in panels; not for two calls at a time."""
 
     def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, sizes: StackSizes) -> None:
-        dtype = layers[0].qkv.weight.dtype
         self._kept: list[torch.Tensor] = []  # what the tables below point to
         self._layers = (_Layer * len(layers))(*[self._layer(layer, sizes) for layer in layers])
         self._rotaries = (_Rotary * (1 + max(-1 if layer.rotary is None else layer.rotary for layer in layers)))()
@@ -126,11 +128,11 @@ class LayerStack:
             soft_cap=sizes.soft_cap or 0.0, residual_multiplier=sizes.residual_multiplier,
             is_gelu=sizes.activation == "gelu_tanh", **{name: getattr(sizes, name) for name in _CONSTANTS},
         )  # fmt: skip
-        self._row_sizes, self._scratch_rows, self._scratch = _row_sizes(sizes), {}, torch.zeros(0, dtype=dtype)
+        self._row_sizes, self._scratch_rows, self._scratch = _row_sizes(sizes), {}, torch.zeros(0, dtype=sizes.dtype)
         matrices = [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        self._max_tokens = None if all(matrix.weight.ndim == 4 for matrix in matrices) else MAX_COPIED_TOKENS
+        self._max_tokens = None if all(map(_is_packed, matrices)) else MAX_COPIED_TOKENS
         self._run: Callable[..., None] = struct_function(
-            f"layer_stack_{suffix(dtype, last_norm.dtype)}", _Stack, _Layer, _Matrix, _Rotary
+            f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, _Matrix, _Rotary
         )
 
     @property
@@ -210,6 +212,9 @@ class LayerStack:
 
     def _matrix(self, matrix: Matrix) -> _Matrix:
         weight, bias = matrix.weight, None if matrix.bias is None else self._keep(_padded(matrix.bias))
+        if isinstance(weight, Int8Weight):
+            assert weight.zeros is not None, "int8 goes through the stack in panels alone"
+            return _Matrix(self._keep(weight.values), bias, self._keep(weight.scale), self._keep(weight.zeros))
         if weight.ndim == 2:
             weight = pack_panels(F.pad(_padded(weight), (0, -weight.shape[1] % _PAD)))
         return _Matrix(self._keep(weight), bias)
@@ -219,12 +224,16 @@ class LayerStack:
         return self._kept[-1].data_ptr()
 
 
+def _is_packed(matrix: Matrix) -> bool:
+    return isinstance(matrix.weight, Int8Weight) or matrix.weight.ndim == 4
+
+
 def _padded_halves(gate_up: Matrix, size: int) -> Matrix:
     """Gates in whole panels, and ups."""
     if size % PANEL == 0:
         return gate_up
     weight, bias = gate_up
-    assert weight.ndim == 2, "in panels gates and ups can not be moved apart"
+    assert isinstance(weight, torch.Tensor) and weight.ndim == 2, "in panels gates and ups can not be moved apart"
     halves = [torch.cat([_padded(half) for half in rows.split(size)]) for rows in (weight, bias) if rows is not None]
     return Matrix(halves[0], halves[1] if len(halves) > 1 else None)
 
@@ -237,6 +246,7 @@ def _padded(rows: torch.Tensor) -> torch.Tensor:
 def _row_sizes(sizes: StackSizes) -> dict[str, int]:
     """Numbers in a row of each scratch buffer; those that are multiplied are padded."""
     width = sizes.num_heads * sizes.head_dim
+    widest = max(sizes.hidden_size, width, sizes.intermediate_size)
     return {
         "x": sizes.hidden_size + -sizes.hidden_size % _PAD,
         "qkv": width + 2 * sizes.num_kv_heads * sizes.head_dim,
@@ -244,4 +254,6 @@ def _row_sizes(sizes: StackSizes) -> dict[str, int]:
         "attended": width + -width % _PAD,
         "out": sizes.hidden_size,
         "gated": sizes.intermediate_size + -sizes.intermediate_size % _PAD,
+        "bytes": (widest + -widest % ROW_MULTIPLE) // sizes.dtype.itemsize,
+        "row_scales": 4 // sizes.dtype.itemsize,
     }

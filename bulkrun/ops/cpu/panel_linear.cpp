@@ -5,13 +5,14 @@
 // x [rows, per_word * words], with room for whole sixteens of rows; out [rows, columns].
 template <class T>
 static void panel_linear(const T* x, const Matrix& matrix, T* out, long rows, long words, long columns, int threads) {
-    const long size = words * WordOf<T>::type::per_word;
+    using W = typename WordOf<T>::type;
+    const long size = words * W::per_word;
 #pragma omp parallel num_threads(threads)
     {
         const TileSetup tiles;
         for (const Block& block : blocks_of(rows))
-            project(x + block.first * size, matrix, out + block.first * columns, block.rows, words, columns, 1.0f,
-                    block.share);
+            project<W>(operand(x + block.first * size, size), matrix, out + block.first * columns, block.rows, columns,
+                       1.0f, block.share);
     }
 }
 

@@ -9,20 +9,39 @@
 #include <algorithm>
 #include <vector>
 
-#include "matrix.h"
+#include "int8_words.h"
 
 constexpr int PANEL = 32;      // columns
 constexpr int BLOCK = 32;      // rows of sums at a time: what the tile unit holds
 constexpr int AHEAD = 1024;    // bytes between what is multiplied and what is asked for: memory answers slowly
 
+// All but the panels have one number per column of a panel.
 struct Matrix {
-    const void *panels, *bias;  // bias: one number per column of a panel, or null
+    const void *panels, *bias;  // bias: or null
+    const float* scales;        // where the panels hold bytes, else null: one of them is so much
+    const int32_t* zeros;       // and what the zeros of a row add to a sum
 };
 
-// What of a panel's row comes after the product: the sum of sixteen columns, with its bias.
+// The rows that are multiplied; those of bytes have a scale each.
+struct Operand {
+    const uint32_t* rows;
+    long words;  // per row
+    const float* scales;
+};
+
 template <class T>
-inline f32x16 biased(const float* sums, const T* bias, long column) {
-    return bias ? load(sums) + load(bias + column) : load(sums);
+inline Operand operand(const T* rows, long stride) {
+    return {(const uint32_t*)rows, stride / WordOf<T>::type::per_word, nullptr};
+}
+
+// What of a panel's row comes after the product: sixteen columns, from their sums on.
+template <class W, class T>
+inline f32x16 finished(const float* sums, const Operand& x, long row, const Matrix& matrix, long column) {
+    f32x16 number;
+    if constexpr (W::per_word == ByteWords::per_word)
+        number = numbers_of(sums, matrix.zeros + column) * x.scales[row] * load(matrix.scales + column);
+    else number = load(sums);
+    return matrix.bias ? number + load((const T*)matrix.bias + column) : number;
 }
 
 // A block's sums that are not used yet: some rows of them at every step of the next product, for the tile unit and the
@@ -40,8 +59,14 @@ struct Pending {
 };
 
 #ifdef __AMX_BF16__
+#define MULTIPLY_TILES(SUMS, ROWS, COLUMNS)                                                         \
+    do {                                                                                            \
+        if constexpr (W::per_word == ByteWords::per_word) _tile_dpbusd(SUMS, ROWS, COLUMNS);        \
+        else _tile_dpbf16ps(SUMS, ROWS, COLUMNS);                                                   \
+    } while (false)
+
 // c [16 R, PANEL] = a [16 R, words] b [words, PANEL]. `fetch`: ask for the panel's next words, and the next panel's.
-template <int R, class F>
+template <class W, int R, class F>
 inline void multiply_panel_rows(const uint32_t* a, const uint32_t* b, float* c, long words, bool fetch,
                                 Pending<F>& pending) {
     const long at_a_time = pending.rows * LANES / words / 2 + 1;
@@ -56,13 +81,13 @@ inline void multiply_panel_rows(const uint32_t* a, const uint32_t* b, float* c, 
                 __builtin_prefetch((const char*)here + AHEAD + line * 64, 0, 2);
         _tile_loadd(4, a + word, 4 * words);
         _tile_loadd(6, here, 4 * PANEL);
-        _tile_dpbf16ps(0, 4, 6);
+        MULTIPLY_TILES(0, 4, 6);
         _tile_loadd(7, here + LANES, 4 * PANEL);
-        _tile_dpbf16ps(1, 4, 7);
+        MULTIPLY_TILES(1, 4, 7);
         if (R == 2) {
             _tile_loadd(5, a + LANES * words + word, 4 * words);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            MULTIPLY_TILES(2, 5, 6);
+            MULTIPLY_TILES(3, 5, 7);
         }
         pending.use_rows(at_a_time);
     }
@@ -74,7 +99,7 @@ inline void multiply_panel_rows(const uint32_t* a, const uint32_t* b, float* c, 
 
 // c [16, PANEL] = a [16, words] b, and the same with `other`, BLOCK rows of sums further on: memory gives two streams
 // more than one.
-template <class F>
+template <class W, class F>
 inline void multiply_two_panels(const uint32_t* a, const uint32_t* b, const uint32_t* other, float* c, long words,
                                 Pending<F>& pending) {
     const long at_a_time = pending.rows * LANES / words + 1;
@@ -91,13 +116,13 @@ inline void multiply_two_panels(const uint32_t* a, const uint32_t* b, const uint
         }
         _tile_loadd(4, a + word, 4 * words);
         _tile_loadd(6, here, 4 * PANEL);
-        _tile_dpbf16ps(0, 4, 6);
+        MULTIPLY_TILES(0, 4, 6);
         _tile_loadd(7, here + LANES, 4 * PANEL);
-        _tile_dpbf16ps(1, 4, 7);
+        MULTIPLY_TILES(1, 4, 7);
         _tile_loadd(6, there, 4 * PANEL);
-        _tile_dpbf16ps(2, 4, 6);
+        MULTIPLY_TILES(2, 4, 6);
         _tile_loadd(7, there + LANES, 4 * PANEL);
-        _tile_dpbf16ps(3, 4, 7);
+        MULTIPLY_TILES(3, 4, 7);
         pending.use_rows(at_a_time);
     }
     _tile_stored(0, c, 4 * PANEL);
@@ -113,12 +138,12 @@ template <class W, class F>
 inline void multiply_pair(const uint32_t* a, const uint32_t* panel, const uint32_t* other, float* c, long rows,
                           long words, bool fetch, Pending<F>& pending) {
 #ifdef __AMX_BF16__
-    if (W::per_word == 2 && has_tiles()) {
+    if (W::per_word > 1 && has_tiles()) {
         finish_stores();
-        if (other && rows <= LANES) return multiply_two_panels(a, panel, other, c, words, pending);
+        if (other && rows <= LANES) return multiply_two_panels<W>(a, panel, other, c, words, pending);
         for (; panel; panel = other, other = nullptr, c += BLOCK * PANEL)
-            if (rows <= LANES) multiply_panel_rows<1>(a, panel, c, words, fetch, pending);
-            else multiply_panel_rows<2>(a, panel, c, words, fetch, pending);
+            if (rows <= LANES) multiply_panel_rows<W, 1>(a, panel, c, words, fetch, pending);
+            else multiply_panel_rows<W, 2>(a, panel, c, words, fetch, pending);
         return;
     }
 #endif
@@ -169,13 +194,12 @@ inline std::vector<Block> blocks_of(long rows) {
     return blocks;
 }
 
-// x [rows, words] times `count` panels, in pairs: the first half of them, rounded up, each with one of the second half.
+// x times `count` panels, in pairs: the first half of them, rounded up, each with one of the second half.
 // `use(row, panel, sums)` gets PANEL sums of a panel, and those of its partner, if it has one, BLOCK rows further on.
-template <class T, class F>
-inline void multiply_panels(const T* x, const Matrix& matrix, long rows, long words, long count, Share share,
-                            const F& use) {
+template <class W, class F>
+inline void multiply_panels(const Operand& x, const Matrix& matrix, long rows, long count, Share share, const F& use) {
     const uint32_t* panels = (const uint32_t*)matrix.panels;
-    const long half = (count + 1) / 2;
+    const long half = (count + 1) / 2, words = x.words;
     alignas(64) float sums[2][2 * BLOCK * PANEL];
     Pending<F> pending = {use};
     int turn = 0;
@@ -183,8 +207,8 @@ inline void multiply_panels(const T* x, const Matrix& matrix, long rows, long wo
         for (long first = 0; first < rows; first += BLOCK, turn ^= 1) {
             const long here = std::min<long>(BLOCK, rows - first);
             const uint32_t* other = half + panel < count ? panels + (half + panel) * words * PANEL : nullptr;
-            multiply_pair<typename WordOf<T>::type>((const uint32_t*)x + first * words, panels + panel * words * PANEL,
-                                                    other, sums[turn], here, words, first == 0, pending);
+            multiply_pair<W>(x.rows + first * words, panels + panel * words * PANEL, other, sums[turn], here, words,
+                             first == 0, pending);
             pending.use_rows(BLOCK);
             pending.first = first, pending.panel = panel, pending.rows = here, pending.done = 0;
             pending.sums = sums[turn];
@@ -192,17 +216,17 @@ inline void multiply_panels(const T* x, const Matrix& matrix, long rows, long wo
     pending.use_rows(BLOCK);
 }
 
-// out [rows, columns] = x [rows, words] times the matrix plus its bias, rounded, and times a constant.
-template <class T>
-inline void project(const T* x, const Matrix& matrix, T* out, long rows, long words, long columns, float factor,
+// out [rows, columns] = x times the matrix plus its bias, rounded, and times a constant.
+template <class W, class T>
+inline void project(const Operand& x, const Matrix& matrix, T* out, long rows, long columns, float factor,
                     Share share) {
     const long count = (columns + PANEL - 1) / PANEL, half = (count + 1) / 2;
-    multiply_panels(x, matrix, rows, words, count, share, [&](long row, long panel, const float* sums) {
+    multiply_panels<W>(x, matrix, rows, count, share, [&](long row, long panel, const float* sums) {
         for (; panel < count; panel += half, sums += BLOCK * PANEL) {
             const long first = panel * PANEL, end = std::min<long>(PANEL, columns - first);
             T* to = out + row * columns + first;
             for (long i = 0; i < end; i += LANES) {
-                const f32x16 number = biased(sums + i, (const T*)matrix.bias, first + i);
+                const f32x16 number = finished<W, T>(sums + i, x, row, matrix, first + i);
                 store(to + i, factor == 1 ? number : rounded<T>(number) * factor, end - i);
             }
         }

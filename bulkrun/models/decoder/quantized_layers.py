@@ -1,0 +1,61 @@
+"""What stands where a `Linear` was once its weight is quantized. Inference only; shapes as in `ops`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bulkrun import ops
+from bulkrun.models.decoder.layers import Linear
+from bulkrun.ops.cpu.int8_linear import pack_int8_
+from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.int8_linear import Int8Weight
+
+
+class QuantizedLinear(nn.Module):
+    """A weight [O, I] of eight bits, a float32 scale per output channel [O, 1], perhaps a bias [O].
+
+    Weight and scale are uninitialized.
+    """
+
+    weight_scale: torch.Tensor
+
+    def __init__(self, plain: Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty_like(plain.weight, dtype=dtype), requires_grad=False)
+        self.register_buffer("weight_scale", plain.weight.new_empty(plain.weight.shape[0], 1, dtype=torch.float32))
+        self.bias = plain.bias
+
+
+class Fp8Linear(QuantizedLinear):
+    """In fp8 (E4M3)."""
+
+    def __init__(self, plain: Linear) -> None:
+        super().__init__(plain, FP8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, I] -> [T, O], in x's dtype."""
+        return ops.fp8_linear(x, self.weight, self.weight_scale, self.bias)
+
+
+class Int8Linear(QuantizedLinear):
+    """In int8."""
+
+    def __init__(self, plain: Linear) -> None:
+        super().__init__(plain, torch.int8)
+        self.zeros: torch.Tensor | None = None  # once it is in panels
+
+    @property
+    def int8_weight(self) -> Int8Weight:
+        """What `ops.int8_linear` takes."""
+        return Int8Weight(self.weight.data, self.weight_scale, self.zeros)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, I] -> [T, O], in x's dtype."""
+        return ops.int8_linear(x, self.int8_weight, self.bias)
+
+    def pack(self) -> None:
+        """Lay the weight out for the compiled product, where there is one."""
+        if self.zeros is None:
+            values, _, self.zeros = pack_int8_(self.int8_weight)
+            self.weight = nn.Parameter(values, requires_grad=False)

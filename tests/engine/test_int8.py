@@ -1,0 +1,135 @@
+"""int8 weights on a CPU: the tokens of transformers over a model that was rounded the same way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.models.decoder.quantized_layers import Int8Linear
+from bulkrun.models.loading.quantization import refuse_quantization
+from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
+from bulkrun.request import Request, SamplingParams
+from tests.engine.conftest import EngineFactory, run
+from tests.models.fake_quantized import with_fake_quantized_projections
+from tests.models.tiny_models import VOCAB_SIZE, save_tiny_model
+from tests.ops.int8_oracle import fake_quantized
+
+WHOLE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+FAMILIES = ["llama_biases", "mistral_sliding", "qwen3", "phi3", "gemma2", "olmo2", "granite"]
+MAX_TOKENS = 17
+NEARLY = 0.1  # nats: a sum in another order is another last bit, with which a number may round to the next integer
+
+
+def requests() -> list[Request]:
+    generator = torch.Generator().manual_seed(4)
+    greedy = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+    prompts = [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in (1, 7, 16, 33, 61)]
+    return [Request(str(i), prompt, greedy) for i, prompt in enumerate(prompts)]
+
+
+def tokens(engine: LLMEngine) -> list[list[int]]:
+    completions = run(engine, requests())
+    return [list(completions[request.request_id].token_ids) for request in requests()]
+
+
+@torch.no_grad()
+def assert_best(model: transformers.PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> None:
+    """Each token is the likeliest after those before it, or nearly so; nearly all are."""
+    logprobs = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    regrets = logprobs.amax(-1) - logprobs.gather(1, torch.tensor(output)[:, None])[:, 0]
+    assert regrets.max() < NEARLY
+    assert (regrets > 0).sum() <= 2
+
+
+def engine_over(folder: Path, variant: str, **settings: Any) -> LLMEngine:
+    """Over a model whose rows and columns fill panels, so that all layers are one call where they are compiled."""
+    path = save_tiny_model(folder / variant, variant, **WHOLE, head_dim=16)
+    defaults = {"dtype": "float32", "device": "cpu", "kv_cache_memory_bytes": 8 * 2**20, "block_size": 4}
+    return LLMEngine.from_model_dir(path, quantization="int8", **(defaults | settings))
+
+
+def quantized_of(engine: LLMEngine) -> list[Int8Linear]:
+    return [module for module in engine.model_runner.model.modules() if isinstance(module, Int8Linear)]
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_tokens_are_those_of_a_model_quantized_by_hand(tmp_path: Path, variant: str) -> None:
+    model = with_fake_quantized_projections(variant, fake_quantized, **WHOLE, head_dim=16)
+    engine = engine_over(tmp_path, variant, max_num_batched_tokens=29, max_num_seqs=4)
+    is_in_panels = all(one.zeros is not None for one in quantized_of(engine))
+    assert is_in_panels == (engine.model_runner.model.layer_stack is not None)
+    for request, output in zip(requests(), tokens(engine), strict=True):
+        assert_best(model, request.prompt_token_ids, output)
+
+
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3"])
+def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_they_are_slow(
+    make_engine: EngineFactory, variant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = with_fake_quantized_projections(variant, fake_quantized)
+    with caplog.at_level(logging.WARNING):
+        engine = make_engine(variant, quantization="int8", max_num_batched_tokens=29, max_num_seqs=4)
+    assert "int8: 12 of the products run in plain torch, slowly" in caplog.text
+    assert f"multiples of {ROW_MULTIPLE}" in caplog.text
+    for request, output in zip(requests(), tokens(engine), strict=True):
+        assert_best(model, request.prompt_token_ids, output)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_row_alone_has_the_tokens_that_it_has_in_a_crowd(tmp_path: Path, dtype: str, deterministic: bool) -> None:
+    engine = engine_over(tmp_path, "qwen3", dtype=dtype, max_num_seqs=4, deterministic=deterministic)
+    alone = engine_over(tmp_path, "qwen3", dtype=dtype, max_num_seqs=1, deterministic=deterministic)
+    assert tokens(engine) == tokens(alone)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_two_threads_and_steps_of_many_tokens_change_nothing(tmp_path: Path) -> None:
+    prompt = torch.randint(3, VOCAB_SIZE, (400,), generator=torch.Generator().manual_seed(1)).tolist()
+    greedy = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    asked = [Request(str(i), prompt[i:], greedy) for i in range(3)]
+    wide = run(engine_over(tmp_path, "llama", max_num_batched_tokens=1200), asked)
+    narrow = run(engine_over(tmp_path, "llama", max_num_batched_tokens=17, max_num_seqs=2), asked)
+    model = with_fake_quantized_projections("llama", fake_quantized, **WHOLE, head_dim=16)
+    for request in asked:
+        output = wide[request.request_id].token_ids
+        assert output == narrow[request.request_id].token_ids
+        assert_best(model, request.prompt_token_ids, output)
+
+
+def test_dummy_weights_are_quantized_too(tmp_path: Path) -> None:
+    found = quantized_of(engine_over(tmp_path, "qwen3", load_format="dummy"))
+    assert len(found) == 12
+    assert all(linear.weight.dtype == torch.int8 and linear.weight.data.float().std() > 20 for linear in found)
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [("gpt2", r"engine\.quantization: int8 .*GPT2LMHeadModel"), ("mixtral", r"int8 .*mixtures of experts")],
+)
+def test_models_that_cannot_have_it_are_refused(make_engine: EngineFactory, variant: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        make_engine(variant, quantization="int8")
+
+
+def test_a_gpu_is_told_to_take_fp8(tmp_path: Path) -> None:
+    config = ModelConfig.from_dir(save_tiny_model(tmp_path, "llama"))
+    with pytest.raises(UsageError, match=r"engine\.quantization: int8 is for CPUs, and this runs on cuda; set fp8"):
+        refuse_quantization(config, torch.device("cuda"), "int8")
