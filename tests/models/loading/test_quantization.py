@@ -26,7 +26,8 @@ from bulkrun.models.files import read_ahead
 from bulkrun.models.loading.loader import load_model
 read_ahead.READ_AHEAD_BYTES = 2**24  # of a model for a test it would be most
 def load(path, quantization):
-    return load_model(path, dtype=torch.bfloat16, device="cpu", quantization={"none": None}.get(quantization, quantization))
+    quantization = None if quantization == "none" else quantization
+    return load_model(path, dtype=torch.bfloat16, device="cpu", quantization=quantization)
 def own_megabytes():  # without pages of the mapped file
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 2**10
