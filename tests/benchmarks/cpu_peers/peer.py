@@ -55,7 +55,8 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a peer is told. `model` is in the peer's own format; `dtype` bfloat16 or float32.
+    """What a peer is told. `model` is in the peer's own format; `dtype` bfloat16, float32, or int8: bfloat16
+    with weights of int8.
 
     `schema` is what outputs have to look like, which then end with the document; None: they have an exact length.
     """
@@ -69,13 +70,18 @@ class Options:
     sampling: Sampling
     schema: dict[str, Any] | None = None
 
+    @property
+    def computed_in(self) -> str:
+        """What goes from layer to layer."""
+        return "bfloat16" if self.dtype == "int8" else self.dtype
+
     @classmethod
     def parse(cls) -> Options:
         """Read the command line that `runner.py` writes."""
         parser = argparse.ArgumentParser()
         parser.add_argument("--model", type=Path, required=True)
         parser.add_argument("--work", type=Path, required=True)
-        parser.add_argument("--dtype", choices=["bfloat16", "float32"], required=True)
+        parser.add_argument("--dtype", choices=["bfloat16", "float32", "int8"], required=True)
         parser.add_argument("--threads", type=int, required=True)
         parser.add_argument("--first-alone", action="store_true", help="finish request 0 before the others are sent")
         parser.add_argument("--tokens-out", type=Path, help="write the output tokens there, as a JSON list of lists")

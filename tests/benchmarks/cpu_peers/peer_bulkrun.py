@@ -23,9 +23,14 @@ def load(options: Options) -> Generate:
     from bulkrun.engine.llm_engine import LLMEngine
 
     if options.schema is None:
-        engine = LLMEngine.from_model_dir(options.model, device="cpu", dtype=options.dtype)
+        engine = LLMEngine.from_model_dir(options.model, **_settings(options))
         return lambda work: run_engine(engine, work, options.sampling)
     return _load_for_documents(options, json.dumps(options.schema))
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    quantization = "int8" if options.dtype == "int8" else None
+    return {"device": "cpu", "dtype": options.computed_in, "quantization": quantization}
 
 
 def _load_for_documents(options: Options, schema: str) -> Generate:
@@ -35,8 +40,7 @@ def _load_for_documents(options: Options, schema: str) -> Generate:
     from bulkrun.text.tokenizer import Tokenizer
 
     constraints = token_constraint_factory(Tokenizer.from_dir(options.model))
-    settings = {"device": "cpu", "dtype": options.dtype}
-    engine = LLMEngine.from_model_dir(options.model, constraint_factory=constraints, **settings)
+    engine = LLMEngine.from_model_dir(options.model, constraint_factory=constraints, **_settings(options))
     return lambda work: run_engine(
         engine, work, options.sampling, ignore_eos=False, structured_outputs=StructuredOutput("json", schema)
     )

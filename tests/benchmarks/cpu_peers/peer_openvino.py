@@ -28,7 +28,7 @@ def load(options: Options) -> Generate:
     scheduler.max_num_seqs = MAX_NUM_SEQS
     scheduler.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
     scheduler.enable_prefix_caching = True
-    precision = {"bfloat16": "bf16", "float32": "f32"}[options.dtype]
+    precision = {"bfloat16": "bf16", "float32": "f32"}[options.computed_in]
     properties = {
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": precision,

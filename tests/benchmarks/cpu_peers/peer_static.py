@@ -17,7 +17,7 @@ def load(options: Options) -> Generate:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    model = load_transformers(options.model, options.dtype)
+    model = load_transformers(options.model, options.computed_in)
     sampling = options.sampling
     if sampling.temperature == 0:
         return lambda work: run_static(model, work, BATCH_SIZE)

@@ -21,7 +21,7 @@ def load(options: Options) -> Generate:
 
     llm = LLM(
         model=str(options.model),
-        dtype=options.dtype,
+        dtype=options.computed_in,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
