@@ -1,8 +1,8 @@
 """Where every peer lives: its virtual environment, the model in its format, the variables its process starts with.
 
 Layout of the work directory: `venvs/<peer>`, `models/<shape>`, `workloads/<shape>/<name>.jsonl`,
-`models/<shape>-int8`, `openvino/<shape>-<weights>`, `lib` (tcmalloc), `vllm-cache`. Knows how to make each and nothing about measuring. A part
-that is there already is left as it is.
+`models/<shape>-int8`, `openvino/<shape>-<weights>`, `lib` (tcmalloc), `vllm-cache`. Knows how to make each and nothing
+about measuring. A part that is there already is left as it is.
 """
 
 from __future__ import annotations

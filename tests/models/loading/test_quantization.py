@@ -12,8 +12,8 @@ import torch
 
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.layers import Linear
+from bulkrun.models.decoder.quantized_layers import Fp8Linear
 from bulkrun.models.loading.loader import load_model
-from bulkrun.models.loading.quantization import Fp8Linear
 from bulkrun.ops.fp8 import FP8
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import make_tiny_model, save_tiny_model

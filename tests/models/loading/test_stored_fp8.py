@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from bulkrun.errors import ModelError
 from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.quantized_layers import Fp8Linear
 from bulkrun.models.loading import loader, stored_fp8
 from bulkrun.models.loading.loader import load_model
-from bulkrun.models.loading.quantization import Fp8Linear
 from bulkrun.models.loading.tensor_names import Target
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.models.paged_driver import forced_logits
