@@ -1,4 +1,4 @@
-"""What fp8 costs in quality: the same texts through the engine in every precision, beside float32.
+"""What 8 bits cost in quality, fp8 and int8: the same texts through the engine in every precision, beside float32.
 
     python -m tests.benchmarks.fp8_quality [--model DIR] [--num-texts 196] [--device auto] [--record]
 
@@ -14,7 +14,7 @@ seeded random ones over random tokens, of which only agreement and gaps mean any
 - worst_gap, mean_gap: the largest difference of a log-probability among float32's five likeliest tokens of a position
   (those that are among the other's 20), at the worst position and on average.
 
-bfloat16 without fp8 is the yardstick: what rounding costs anyway. Prints one JSON line per model.
+bfloat16 without either is the yardstick: what rounding costs anyway. Prints one JSON line per model.
 """
 
 from __future__ import annotations
