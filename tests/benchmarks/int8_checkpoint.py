@@ -1,6 +1,6 @@
 """A checkpoint's projections in int8, as llm-compressor writes its `w8a8` ones without calibration: for vLLM.
 
-A scale per output channel; activations are quantized per token when they come.
+A scale per output channel, with the roundings of our own; activations are quantized per token when they come.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from bulkrun.ops.int8_linear import quantize_int8
 
 _NUMBERS = {"num_bits": 8, "type": "int", "symmetric": True}
 _QUANTIZATION = {
@@ -36,9 +38,7 @@ def write_int8_checkpoint(plain: Path, folder: Path) -> Path:
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(plain / "model.safetensors").items():
         if name.endswith("_proj.weight"):
-            scale = tensor.float().abs().amax(-1, keepdim=True) / 127
-            tensors[f"{name}_scale"] = scale
-            tensor = (tensor.float() / scale).round().to(torch.int8)
+            tensor, tensors[f"{name}_scale"] = quantize_int8(tensor)
         tensors[name] = tensor
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
