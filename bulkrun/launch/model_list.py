@@ -33,7 +33,7 @@ def describe_model(name: str) -> dict[str, Any]:
     """What a model is. Raises ModelError when it cannot be found or cannot be run."""
     path = resolve_model(name, bundled_root=BUNDLED_ROOT)
     config = ModelConfig.from_dir(path)
-    stored_fp8 = config.stored_fp8 if isinstance(config, DecoderConfig) else None
+    stored = config.stored_quantization if isinstance(config, DecoderConfig) else None
     return {
         "model": name,
         "directory": str(path),
@@ -45,7 +45,7 @@ def describe_model(name: str) -> dict[str, Any]:
         "vocabulary": config.vocab_size,
         "max_model_len": config.max_position_embeddings,
         "dtype": config.dtype,
-        **({} if stored_fp8 is None else {"weights": f"fp8 ({stored_fp8.method})"}),
+        **({} if stored is None else {"weights": f"{stored.kind} ({stored.method})"}),
         "sampling defaults": generation_defaults(path),
         "fingerprint": model_fingerprint(path),
     }

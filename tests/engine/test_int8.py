@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.errors import ModelError, UsageError
@@ -19,14 +18,13 @@ from bulkrun.models.loading.quantization import refuse_quantization
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, run
-from tests.models.fake_quantized import with_fake_quantized_projections
+from tests.models.fake_quantized import assert_best, with_fake_quantized_projections
 from tests.models.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.ops.int8_oracle import fake_quantized
 
 WHOLE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 FAMILIES = ["llama_biases", "mistral_sliding", "qwen3", "phi3", "gemma2", "olmo2", "granite"]
 MAX_TOKENS = 17
-NEARLY = 0.1  # nats: a sum in another order is another last bit, with which a number may round to the next integer
 
 
 def requests() -> list[Request]:
@@ -39,15 +37,6 @@ def requests() -> list[Request]:
 def tokens(engine: LLMEngine) -> list[list[int]]:
     completions = run(engine, requests())
     return [list(completions[request.request_id].token_ids) for request in requests()]
-
-
-@torch.no_grad()
-def assert_best(model: transformers.PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> None:
-    """Each token is the likeliest after those before it, or nearly so; nearly all are."""
-    logprobs = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    regrets = logprobs.amax(-1) - logprobs.gather(1, torch.tensor(output)[:, None])[:, 0]
-    assert regrets.max() < NEARLY
-    assert (regrets > 0).sum() <= 2
 
 
 def engine_over(folder: Path, variant: str, **settings: Any) -> LLMEngine:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from bulkrun.cli import main
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from tests.launch.one_process import one_process, own_engine
-from tests.models.tiny_fp8 import per_row
+from tests.models.tiny_quantized import per_row
 
 JOB = """\
 name: try

@@ -11,6 +11,7 @@ from bulkrun.errors import ModelError
 from bulkrun.launch.model_list import describe_model, supported_models
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.models.config.families import FAMILIES
+from tests.models.tiny_quantized import FORMATS
 
 
 def test_every_family_is_listed_and_every_level_says_why() -> None:
@@ -38,8 +39,11 @@ def test_an_unsupported_model_is_refused_by_name(tmp_path: Path) -> None:
         describe_model(str(tmp_path))
 
 
-def test_weights_in_fp8_are_described_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "weights"), [("fbgemm", "fp8 (fbgemm_fp8)"), ("int8_channel", "int8 (compressed-tensors)")]
+)
+def test_weights_in_8_bits_are_described_so(name: str, weights: str, tmp_path: Path) -> None:
     raw = json.loads((BUNDLED_ROOT / "tiny" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "fbgemm_fp8"}}))
-    assert describe_model(str(tmp_path))["weights"] == "fp8 (fbgemm_fp8)"
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": FORMATS[name].config}))
+    assert describe_model(str(tmp_path))["weights"] == weights
     assert "weights" not in describe_model("bundled:tiny")

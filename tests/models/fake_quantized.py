@@ -14,6 +14,8 @@ from torch import nn
 from tests.models.tiny_models import make_tiny_model
 from tests.ops.fp8_oracle import fake_quantized, rounded
 
+_NEARLY = 0.1  # nats: a sum in another order is another last bit, with which a number may round to the next integer
+
 
 def with_fake_quantized_projections(
     variant: str, rounding: Callable[[torch.Tensor], torch.Tensor] = fake_quantized, **overrides: Any
@@ -36,6 +38,15 @@ def round_keys_and_values(monkeypatch: pytest.MonkeyPatch, model: transformers.P
         return own(layer, query, rounded(key).to(key.dtype), rounded(value).to(value.dtype), *args, **kw)
 
     monkeypatch.setattr(module, "eager_attention_forward", attention)
+
+
+@torch.no_grad()
+def assert_best(model: transformers.PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> None:
+    """Each token is the likeliest after those before it, or nearly so; nearly all are."""
+    logprobs = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    regrets = logprobs.amax(-1) - logprobs.gather(1, torch.tensor(output)[:, None])[:, 0]
+    assert regrets.max() < _NEARLY
+    assert (regrets > 0).sum() <= 2
 
 
 @torch.no_grad()

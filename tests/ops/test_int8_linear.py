@@ -93,6 +93,15 @@ def test_panels_hold_the_largest_sums() -> None:
     )
 
 
+def test_panels_hold_the_least_integer_which_checkpoints_of_others_have() -> None:
+    values = torch.full((32, 32768), -128, dtype=torch.int8)
+    plain = Int8Weight(values, torch.ones(32, 1))
+    x = torch.stack([torch.ones(32768), -torch.ones(32768)])
+    assert torch.equal(
+        ops.int8_linear(x, pack_int8_(plain._replace(values=values.clone())), None), int8_linear(x, plain, None)
+    )
+
+
 def test_rows_have_the_same_bits_alone_and_among_others_and_apart() -> None:
     panels, wide = packed(random_weight((96, 320))), torch.randn(700, 640)
     x = wide[:, :320]

@@ -66,10 +66,10 @@ class LoadedModel:
     @property
     def quantization(self) -> str | None:
         """What the projections are multiplied in, if not in dtype: as asked for, or as the checkpoint has them."""
-        from bulkrun.models.loading.kept_fp8 import keeps_fp8
+        from bulkrun.models.loading.kept_quantized import kept_quantization
 
-        is_kept = keeps_fp8(self.config, self.engine.config.device, deterministic=self.args.deterministic)
-        return self.args.quantization or ("fp8" if is_kept else None)
+        kept = kept_quantization(self.config, self.engine.config.device, deterministic=self.args.deterministic)
+        return self.args.quantization or kept
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -142,8 +142,8 @@ class PreparedJob:
     def _model_facts(self) -> dict[str, Any]:
         """What the results come from: random or 8-bit numbers are another model, not another engine.
 
-        How a checkpoint stores its numbers is in its fingerprint; whether a device multiplies those in fp8 as they are
-        or dequantizes them is the engine's, as its dtype is.
+        How a checkpoint stores its numbers is in its fingerprint; whether a device multiplies those in 8 bits as they
+        are or dequantizes them is the engine's, as its dtype is.
 
         Raises ModelError where weights are missing: with them it would be another model, under a run that is there.
         """

@@ -24,7 +24,7 @@ from bulkrun.models.config.families import (
 from bulkrun.models.config.general_config import refuse_impossible, sizes_of
 from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
-from bulkrun.models.config.stored_quantization import StoredFp8, refuse_quantized, stored_quantization
+from bulkrun.models.config.stored_quantization import StoredQuantization, refuse_quantized, stored_quantization
 from bulkrun.models.files.safetensors_header import stored_dtype
 from bulkrun.models.files.weight_files import other_format
 
@@ -131,7 +131,7 @@ class DecoderConfig(ModelConfig):
     sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
-    stored_fp8: StoredFp8 | None = None  # how its weights are stored in 8 bits; None: they are in `dtype`
+    stored_quantization: StoredQuantization | None = None  # of weights in 8 bits; None: they are in `dtype`
 
     @property
     def reachable_positions(self) -> int:
@@ -142,7 +142,7 @@ class DecoderConfig(ModelConfig):
     @classmethod
     def of_family(cls, architecture: str, family: Family, raw: Mapping[str, Any]) -> DecoderConfig:
         """Read a parsed config.json of the family. Raises ModelError for what the decoder cannot do."""
-        stored_fp8, keys = stored_quantization(raw), read_keys(raw, family)
+        quantization, keys = stored_quantization(raw), read_keys(raw, family)
         num_heads, num_kv_heads, head_dim = _heads(keys)
         windows = sliding_windows(keys)
         ropes = _ropes(raw, keys, windows)
@@ -176,7 +176,7 @@ class DecoderConfig(ModelConfig):
             sliding_windows=windows,
             ropes=ropes,
             moe=_moe(keys),
-            stored_fp8=stored_fp8,
+            stored_quantization=quantization,
             **_common_facts(raw),
         )
 

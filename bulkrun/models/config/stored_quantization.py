@@ -1,7 +1,7 @@
-"""What config.json says of weights that are stored quantized: fp8 (E4M3) in the hub's formats, or refused by name.
+"""What config.json says of weights that are stored quantized: in 8 bits, in the hub's formats, or refused by name.
 
-Torch-free. Which tensors are fp8 they tell themselves (`loading.stored_fp8`); here stands what one of their scales
-covers, and which modules would be fp8 where there are no tensors to ask.
+Torch-free. Which tensors are quantized they tell themselves (`loading.stored_quantized`); here stands what one of their
+scales covers, and which modules would be quantized where there are no tensors to ask.
 """
 
 from __future__ import annotations
@@ -12,37 +12,43 @@ from dataclasses import dataclass
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.settings import Quantization
 
 _KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
 _FIX = (
     "use the model's bfloat16, float16 or float32 checkpoint, or one in fp8 (quant_method compressed-tensors in "
-    "format float-quantized, fp8 or fbgemm_fp8)"
+    "format float-quantized, fp8 or fbgemm_fp8) or int8 (compressed-tensors in format int-quantized)"
 )
-_CT, _CT_FORMAT = "compressed-tensors", "float-quantized"
+_CT = "compressed-tensors"
+_CT_FORMATS: Mapping[str, tuple[Quantization, str]] = {  # and the type that its numbers are of
+    "float-quantized": ("fp8", "float"),
+    "int-quantized": ("int8", "int"),
+}
 _REGEX = "re:"  # how such an entry of a list of modules begins
 _ALL_LINEAR = "Linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFp8:
-    """How a checkpoint's fp8 weights are meant."""
+class StoredQuantization:
+    """How a checkpoint's weights of 8 bits are meant."""
 
     method: str  # quant_method, for people
+    kind: Quantization = "fp8"  # E4M3, or whole numbers around zero
     block_size: tuple[int, int] | None = None  # rows and columns that share a scale; None: a whole row, or all rows
-    quantizes_inputs: bool = True  # False: only the weights are fp8, and what they are multiplied with is not
+    quantizes_inputs: bool = True  # False: what they are multiplied with is not quantized, or not around zero
     targets: tuple[str, ...] = (_ALL_LINEAR,)
     ignored: tuple[str, ...] = ()
 
     def quantizes(self, module: str) -> bool:
-        """Whether a linear layer of this name, such as model.layers.0.mlp.down_proj, is stored in fp8."""
+        """Whether a linear layer of this name, such as model.layers.0.mlp.down_proj, is stored so."""
         is_target = any(target == _ALL_LINEAR or _names(target, module) for target in self.targets)
         return is_target and not any(_names(entry, module) for entry in self.ignored)
 
 
-def stored_quantization(raw: Mapping[str, Any]) -> StoredFp8 | None:
+def stored_quantization(raw: Mapping[str, Any]) -> StoredQuantization | None:
     """How the weights of a parsed config.json are quantized; None: they are not.
 
-    Raises ModelError for every quantization but fp8 that can be read, by its name.
+    Raises ModelError for every quantization but those that can be read, by its name.
     """
     found = next((raw[key] for key in _KEYS if raw.get(key)), None)
     if found is None:
@@ -73,47 +79,58 @@ def _names(entry: str, module: str) -> bool:
     return f".{entry.removesuffix('.weight')}." in f".{module}."
 
 
-def _of_fp8(found: Mapping[str, Any]) -> StoredFp8:
+def _of_fp8(found: Mapping[str, Any]) -> StoredQuantization:
     """`fp8`: with blocks that of DeepSeek and Qwen, without them that of AutoFP8."""
     if found.get("fmt") not in (None, "e4m3"):
         raise _refused("fp8", f"with fmt {found['fmt']!r}")
     block = found.get("weight_block_size")
-    return StoredFp8(
+    return StoredQuantization(
         method="fp8",
         block_size=None if block is None else _block_size("fp8", block),
         ignored=_modules(found, "modules_to_not_convert") + _modules(found, "ignored_layers"),
     )
 
 
-def _of_fbgemm(found: Mapping[str, Any]) -> StoredFp8:
-    return StoredFp8(method="fbgemm_fp8", ignored=_modules(found, "modules_to_not_convert"))
+def _of_fbgemm(found: Mapping[str, Any]) -> StoredQuantization:
+    return StoredQuantization(method="fbgemm_fp8", ignored=_modules(found, "modules_to_not_convert"))
 
 
-def _of_compressed_tensors(found: Mapping[str, Any]) -> StoredFp8:
+def _of_compressed_tensors(found: Mapping[str, Any]) -> StoredQuantization:
     groups = list((found.get("config_groups") or {}).values())
     formats = {str(found.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
-    if formats != {_CT_FORMAT} or not groups:
+    known = [_CT_FORMATS[name] for name in formats if name in _CT_FORMATS]
+    if not len(known) == len(formats) == 1 or not groups:
         raise _refused(_CT, f"in format {', '.join(sorted(formats))} with {len(groups)} config_groups")
+    kind, number_type = known[0]
     sparsity = (found.get("sparsity_config") or {}).get("format") or "dense"
     if sparsity != "dense" or found.get("transform_config"):
         raise _refused(_CT, "with a transform_config" if sparsity == "dense" else f"with sparsity {sparsity}")
-    blocks = {_block_of_group(group) for group in groups}
+    blocks = {_block_of_group(group, number_type) for group in groups}
     if len(blocks) > 1:
         raise _refused(_CT, "with config_groups of different blocks")
-    return StoredFp8(
+    return StoredQuantization(
         method=_CT,
+        kind=kind,
         block_size=blocks.pop(),
-        quantizes_inputs=all(group.get("input_activations") for group in groups),
+        quantizes_inputs=all(map(_has_inputs_around_zero, groups)),
         targets=tuple(target for group in groups for target in _modules(group, "targets")),
         ignored=_modules(found, "ignore"),
     )
 
 
-def _block_of_group(group: Mapping[str, Any]) -> tuple[int, int] | None:
-    """What shares a scale in a group of modules. Raises ModelError unless weights are fp8, and inputs if quantized."""
+def _has_inputs_around_zero(group: Mapping[str, Any]) -> bool:
+    inputs = group.get("input_activations")
+    return bool(inputs and inputs.get("symmetric", True))
+
+
+def _block_of_group(group: Mapping[str, Any], number_type: str) -> tuple[int, int] | None:
+    """What shares a scale in a group of modules.
+
+    Raises ModelError unless weights are of 8 bits of this type, and inputs if they are quantized.
+    """
     weights, inputs = group["weights"], group.get("input_activations")
     for what, scheme in {"weights": weights, "inputs": inputs or weights}.items():
-        if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):
+        if (scheme.get("type"), scheme.get("num_bits")) != (number_type, 8):
             raise _refused(_CT, f"with {what} of type {scheme.get('type')}, {scheme.get('num_bits')} bits")
     if group.get("output_activations"):
         raise _refused(_CT, "with quantized outputs")
@@ -147,7 +164,7 @@ def _refused(method: object, how: str = "") -> ModelError:
     return ModelError(f"{what} are not supported{how and ' '}{how}; {_FIX}")
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], StoredFp8]] = {
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], StoredQuantization]] = {
     _CT: _of_compressed_tensors,
     "fp8": _of_fp8,
     "fbgemm_fp8": _of_fbgemm,

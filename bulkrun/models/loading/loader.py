@@ -27,14 +27,14 @@ from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
-from bulkrun.models.loading.kept_fp8 import keeps_fp8, kept_projections, say_how_fp8_runs
+from bulkrun.models.loading.kept_quantized import kept_projections, kept_quantization, say_how_weights_run
 from bulkrun.models.loading.quantization import (
     quantize_projections,
     refuse_quantization,
     store_quantized,
     warn_of_slow_products,
 )
-from bulkrun.models.loading.stored_fp8 import StoredScale, StoredWeights, store_fp8, with_scales
+from bulkrun.models.loading.stored_quantized import StoredScale, StoredWeights, store_scaled, with_scales
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.loading.tensor_names import Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
@@ -56,10 +56,10 @@ def load_model(
     """Build the model of a directory and fill its weights.
 
     `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization`: of the
-    projections' weights, each as it is read; None: what is stored in fp8 stays so where it can (`kept_fp8`).
-    `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises ModelError for an unsupported model, for
-    pickle weights, for torn files, and for tensors that are missing, unexpected or of another shape than config.json
-    says; UsageError for a device that cannot do what was asked.
+    projections' weights, each as it is read; None: what is stored in 8 bits stays so where that is fast
+    (`kept_quantized`). `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises ModelError for an
+    unsupported model, for pickle weights, for torn files, and for tensors that are missing, unexpected or of another
+    shape than config.json says; UsageError for a device that cannot do what was asked.
     """
     path = Path(path)
     config = ModelConfig.from_dir(path)
@@ -93,12 +93,14 @@ def _load_decoder(
 ) -> Decoder:
     """The decoder with the files' weights or, without files, random ones."""
     tensors = text_tensors(files or [], is_tied=config.tie_word_embeddings)
-    weights = with_scales(tensors, config.stored_fp8, path)
+    weights = with_scales(tensors, config.stored_quantization, path)
     if config.tie_word_embeddings and has_own_head(tensors, dtype):
         config = dataclasses.replace(config, tie_word_embeddings=False)
-    is_kept = quantization is None and keeps_fp8(config, device, deterministic=deterministic)
-    say_how_fp8_runs(config, weights, dtype, device, quantization, is_kept=is_kept)
-    model = _empty_model(config, dtype, device, quantization, kept_projections(config, weights) if is_kept else None)
+    kept = kept_quantization(config, device, deterministic=deterministic) if quantization is None else None
+    say_how_weights_run(config, weights, dtype, device, quantization, kept)
+    model = _empty_model(
+        config, dtype, device, quantization or kept, kept_projections(config, weights) if kept is not None else None
+    )
     if files is None:
         fill_with_random_weights(model)
     else:
@@ -111,16 +113,14 @@ def _empty_model(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization | None,
-    is_kept: Callable[[int, str], bool] | None,
+    is_chosen: Callable[[int, str], bool] | None,
 ) -> Decoder:
-    """The decoder on its device, with whatever the memory held as weights; `is_kept`: projections stored in fp8."""
+    """The decoder on its device, with whatever the memory held as weights; `is_chosen`: projections to be quantized."""
     with torch.device("meta"):
         model = Decoder(config)
     model.cast(dtype)
     if quantization is not None:
-        quantize_projections(model, quantization)
-    elif is_kept is not None:
-        quantize_projections(model, "fp8", is_kept)
+        quantize_projections(model, quantization, is_chosen)
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
     copied_bytes = model.embed_weight.nbytes if config.tie_word_embeddings else 0  # a tied head is packed beside it
     refuse_beyond_ram(num_bytes + copied_bytes, device)
@@ -157,7 +157,7 @@ def cpu_multiplies_bfloat16() -> bool:
 def _fill(model: Decoder, weights: StoredWeights, path: Path, *, pack: bool) -> None:
     """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
     wanted = dict(targets(model, weights.tensors.keys()))
-    stored = checked_tensors(wanted, weights.tensors, model.config, path)
+    stored = checked_tensors(wanted, weights.tensors, weights.scales, model.config, path)
     scales = weights.read_scales(wanted)
     unfilled = Counter(_memory(target.view) for target in wanted.values())
     packers = _packers(model) if pack else {}
@@ -197,7 +197,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _store(tensor: torch.Tensor, scale: StoredScale | None, target: Target) -> None:
     if scale is not None:
-        store_fp8(tensor, scale, target)
+        store_scaled(tensor, scale, target)
         return
     if target.scale is not None:
         store_quantized(tensor, target.view, target.scale)

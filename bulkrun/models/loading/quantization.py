@@ -28,17 +28,17 @@ _PROJECTIONS = {"attention": ("qkv_proj", "o_proj"), "mlp": ("gate_up_proj", "do
 
 
 def quantize_projections(
-    model: Decoder, quantization: Quantization, is_chosen: Callable[[int, str], bool] = lambda layer, name: True
+    model: Decoder, quantization: Quantization, is_chosen: Callable[[int, str], bool] | None
 ) -> None:
     """Exchange the projections of every layer for quantized ones; no weight may have been loaded yet.
 
-    `is_chosen` is asked for each by the layer's number and its name there, such as mlp.down_proj.
+    `is_chosen` is asked for each by the layer's number and its name there, such as mlp.down_proj; None: all are.
     """
     quantized = _LAYERS[quantization]
     for i, layer in enumerate(model.layers):
         for part, names in _PROJECTIONS.items():
             module = getattr(layer, part)
-            for name in (name for name in names if is_chosen(i, f"{part}.{name}")):
+            for name in (name for name in names if is_chosen is None or is_chosen(i, f"{part}.{name}")):
                 setattr(module, name, quantized(getattr(module, name)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -61,15 +61,20 @@ def has_own_head(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> boo
 
 
 def checked_tensors(
-    wanted: Mapping[str, Target], tensors: Mapping[str, StoredTensor], config: DecoderConfig, path: Path
+    wanted: Mapping[str, Target],
+    tensors: Mapping[str, StoredTensor],
+    scaled: Collection[str],
+    config: DecoderConfig,
+    path: Path,
 ) -> list[StoredTensor]:
     """The stored tensors that are wanted, in the files' order. Raises ModelError unless all are as they must be.
 
-    Layers beyond num_hidden_layers are left alone, as in transformers: lowering it is how a model is cut.
+    Of those that are `scaled` 8 bits are no surprise. Layers beyond num_hidden_layers are left alone, as in
+    transformers: lowering it is how a model is cut.
     """
     for name, stored in tensors.items():
         if name in wanted:
-            _check(stored, wanted[name], path)
+            _check(stored, wanted[name], path, is_scaled=name in scaled)
     _refuse_others([name for name in tensors if name not in wanted], config, path)
     missing = sorted(set(wanted) - set(tensors))
     if missing == [HEAD]:
@@ -121,8 +126,8 @@ def _pieces(stored: StoredTensor) -> Iterator[StoredTensor]:
         yield stored._replace(shape=(count,), offset=offset, num_bytes=count * stored.dtype.itemsize)
 
 
-def _check(stored: StoredTensor, target: Target, path: Path) -> None:
-    if not stored.dtype.is_floating_point:
+def _check(stored: StoredTensor, target: Target, path: Path, *, is_scaled: bool) -> None:
+    if not (stored.dtype.is_floating_point or is_scaled):
         raise ModelError(f"{path}: tensor {stored.name} holds {stored.dtype}: quantized weights, {_NOT_SUPPORTED}")
     if stored.shape != target.shape:
         raise ModelError(

@@ -22,13 +22,17 @@ _ROWS = 16  # of a tile
 _ROWS_TO_SUM = 256
 
 
+def can_pack_int8(columns: int, size: int) -> bool:
+    """Whether products with so many columns, of rows of this size, are compiled; the first call may compile."""
+    return not columns % PANEL and not size % ROW_MULTIPLE and _is_compiled()
+
+
 def pack_int8_(weight: Int8Weight) -> Int8Weight:
     """The weight in panels, in the memory of its values, which are no longer plain then; itself where it cannot be.
 
     The first call may compile.
     """
-    columns, size = weight.values.shape
-    if columns % PANEL or size % ROW_MULTIPLE or not _is_compiled():
+    if not can_pack_int8(*weight.values.shape):
         return weight
     some_rows = weight.values.split(_ROWS_TO_SUM)  # torch makes a copy of what it sums as other integers
     zeros = torch.cat([rows.sum(-1, dtype=torch.int32) for rows in some_rows]).mul_(ZERO)

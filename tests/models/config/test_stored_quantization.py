@@ -1,4 +1,4 @@
-"""What config.json says of fp8 weights: formats as they are on the hub, and every other quantization by its name."""
+"""What config.json says of weights in 8 bits: formats as they are on the hub, and all others by their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
-from bulkrun.models.config.stored_quantization import StoredFp8, stored_quantization
+from bulkrun.models.config.stored_quantization import StoredQuantization, stored_quantization
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -40,7 +40,7 @@ def compressed(*groups: dict[str, Any], **keys: Any) -> dict[str, Any]:
     }
 
 
-def read(quantization: Any, key: str = "quantization_config") -> StoredFp8 | None:
+def read(quantization: Any, key: str = "quantization_config") -> StoredQuantization | None:
     return stored_quantization({key: quantization})
 
 
@@ -66,14 +66,35 @@ def test_inputs_may_be_left_as_they_are_and_blocks_may_have_a_scale() -> None:
     assert block.block_size == (128, 64)
 
 
+def int8(**changes: Any) -> dict[str, Any]:
+    """`int-quantized`, its weights changed."""
+    whole = {"weights": WEIGHTS | {"type": "int"} | changes, "input_activations": INPUTS | {"type": "int"}}
+    return compressed(whole, format="int-quantized")
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+def test_int8_is_read_with_a_scale_per_channel_or_one(strategy: str) -> None:
+    stored = read(int8(strategy=strategy))
+    assert stored is not None
+    assert (stored.kind, stored.block_size, stored.quantizes_inputs) == ("int8", None, True)
+
+
+def test_inputs_rounded_around_another_number_than_zero_are_not_as_ours() -> None:
+    whole = int8()
+    whole["config_groups"]["group_0"]["input_activations"]["symmetric"] = False
+    stored = read(whole)
+    assert stored is not None
+    assert not stored.quantizes_inputs
+
+
 def test_fp8_has_blocks_or_none() -> None:
     qwen = read({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
                  "modules_to_not_convert": ["lm_head"]})  # fmt: skip
-    assert qwen == StoredFp8(method="fp8", block_size=(128, 128), ignored=("lm_head",))
+    assert qwen == StoredQuantization(method="fp8", block_size=(128, 128), ignored=("lm_head",))
     auto = read({"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]})
-    assert auto == StoredFp8(method="fp8", ignored=("lm_head",))
+    assert auto == StoredQuantization(method="fp8", ignored=("lm_head",))
     fbgemm = read({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]})
-    assert fbgemm == StoredFp8(method="fbgemm_fp8", ignored=("lm_head",))
+    assert fbgemm == StoredQuantization(method="fbgemm_fp8", ignored=("lm_head",))
 
 
 @pytest.mark.parametrize(
@@ -107,13 +128,19 @@ def test_targets_may_be_expressions() -> None:
         ({"quant_method": "gptq", "bits": 4}, "quantized with gptq are not supported; use the model's bfloat16"),
         ({"quant_method": "awq"}, "quantized with awq are not"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized with bitsandbytes are not"),
-        ({"quant_method": "mxfp4"}, "quantized with mxfp4 are not .* or one in fp8"),
+        ({"quant_method": "mxfp4"}, "quantized with mxfp4 are not .* or one in fp8 .* or int8 "),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantized with modelopt are not"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "quantized with fp8 are not supported with fmt 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"fp8 are not supported in blocks of \[128\]"),
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"in blocks of \[0, 128\]"),
         (compressed(format="pack-quantized"), "in format pack-quantized"),
-        (compressed(format="int-quantized"), "in format int-quantized"),
+        (compressed(format="int-quantized"), "with weights of type float, 8 bits"),
+        (int8(symmetric=False), "with strategy channel, not symmetric"),
+        (int8(strategy="group", group_size=128), "with strategy group"),
+        (int8(num_bits=4), "with weights of type int, 4 bits"),
+        (int8() | {"format": "pack-quantized"}, "in format pack-quantized"),
+        (int8() | {"sparsity_config": {"format": "sparse-bitmask"}}, "with sparsity sparse-bitmask"),
+        (compressed({"format": "int-quantized"}), "in format float-quantized, int-quantized"),
         (compressed({"format": "nvfp4-pack-quantized"}), "in format float-quantized, nvfp4-pack-quantized"),
         (compressed(config_groups={}), "in format float-quantized with 0 config_groups"),
         (compressed({}, {"weights": INT4}), "with weights of type int, 4 bits"),
@@ -147,7 +174,7 @@ def test_only_the_fast_architectures_read_it(tmp_path: Path) -> None:
     file.write_text(json.dumps(LLAMA | {"quantization_config": compressed()}))
     config = ModelConfig.from_dir(tmp_path)
     assert isinstance(config, DecoderConfig)
-    assert config.stored_fp8 == read(compressed())
+    assert config.stored_quantization == read(compressed())
     file.write_text(json.dumps(LLAMA | {"quantization_config": compressed(), "architectures": ["ArceeForCausalLM"]}))
     with pytest.raises(ModelError, match="compressed-tensors are read for the architectures that `bulkrun models`"):
         ModelConfig.from_dir(tmp_path)

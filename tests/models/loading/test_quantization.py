@@ -15,6 +15,7 @@ from bulkrun.models.decoder.layers import Linear
 from bulkrun.models.decoder.quantized_layers import Fp8Linear
 from bulkrun.models.loading.loader import load_model
 from bulkrun.ops.fp8 import FP8
+from tests.benchmarks.int8_checkpoint import write_int8_checkpoint
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
 from tests.ops.fp8_oracle import fake_quantized
@@ -94,10 +95,11 @@ def test_loading_holds_the_model_and_little_more(tmp_path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 8}
     big = save_tiny_model(tmp_path / "big", "llama", dtype=torch.bfloat16, num_key_value_heads=8, **sizes)
     small = save_tiny_model(tmp_path / "small", "llama", dtype=torch.bfloat16)
+    stored = write_int8_checkpoint(big, tmp_path / "stored")
     weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096) / 2**20  # million, so that fp8 takes so many MiB
 
-    def peak(quantization: str) -> float:
-        command = [sys.executable, "-c", PEAK, str(big), str(small), quantization]
+    def peak(quantization: str, path: Path = big) -> float:
+        command = [sys.executable, "-c", PEAK, str(path), str(small), quantization]
         # else glibc keeps freed buffers for itself, once it has seen some as large: up to 100 MiB of them
         environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
@@ -105,4 +107,5 @@ def test_loading_holds_the_model_and_little_more(tmp_path: Path) -> None:
 
     assert weights < peak("fp8") < 1.25 * weights
     assert weights < peak("int8") < 1.25 * weights
+    assert weights < peak("int8", stored) < 1.25 * weights
     assert 1.9 * weights < peak("none") < 2.1 * weights  # a matrix is laid out anew in its own memory, or alone

@@ -1,4 +1,4 @@
-"""Tiny checkpoints as the hub has them in fp8, and the same weights dequantized as an ordinary checkpoint: the oracle.
+"""Tiny checkpoints as the hub has them in 8 bits, and the same weights dequantized: the oracle.
 
 Quantized and dequantized with plain torch, from the weights of `tiny_models`.
 """
@@ -19,12 +19,20 @@ from safetensors.torch import load_file, save_file
 from tests.models.tiny_models import save_tiny_model
 
 FP8 = torch.float8_e4m3fn
+# sizes whose products in int8 are compiled, where any are
+WHOLE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 Quantize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _LINEAR = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
 
 class Format(NamedTuple):
-    """A way to store fp8 weights: what config.json says, and what one weight becomes."""
+    """A way to store weights in 8 bits: what config.json says, and what one weight becomes."""
 
     config: dict[str, Any]
     quantize: Quantize
@@ -38,6 +46,18 @@ def per_row(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A scale per output channel, bf16 [O, 1], as compressed-tensors has it."""
     scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
     return (weight / scale.float()).clamp(-448, 448).to(FP8), scale
+
+
+def whole_numbers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A scale per output channel, bf16 [O, 1], as llm-compressor finds it: down to -128."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127.5).bfloat16()
+    return (weight / scale.float()).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def whole_numbers_of_all(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One scale, float16 []."""
+    scale = (weight.abs().max() / 127).half()
+    return (weight / scale.float()).round().clamp(-128, 127).to(torch.int8), scale
 
 
 def per_row_flat(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,13 +97,14 @@ def spread(scale: torch.Tensor, weight: torch.Tensor, block: tuple[int, int] | N
 
 
 def _compressed(strategy: str, *, dynamic: bool = True, **keys: Any) -> dict[str, Any]:
-    eight = {"num_bits": 8, "type": "float", "symmetric": True}
+    number_type = keys.pop("type", "float")
+    eight = {"num_bits": 8, "type": number_type, "symmetric": True}
     inputs = eight | {"dynamic": dynamic, "strategy": "token" if dynamic else "tensor"}
     weights = eight | {"dynamic": False, "strategy": strategy, "block_structure": keys.pop("block", None)}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
-        "format": "float-quantized",
+        "format": f"{number_type}-quantized",
         "config_groups": {"group_0": group | keys},
         "ignore": ["lm_head", "re:.*layers[.]1.self_attn.o_proj$"],
         "kv_cache_scheme": None,
@@ -99,6 +120,7 @@ _BLOCKWISE = {
 }
 _O, _ATTENTION = "layers.1.self_attn.o_proj", "model.layers.1.self_attn"
 _STATIC = {"input_scale": torch.tensor(0.5)}
+_STATIC_INT8 = _STATIC | {"input_zero_point": torch.tensor(0, dtype=torch.int8)}
 FORMATS: dict[str, Format] = {
     "ct_channel": Format(_compressed("channel"), per_row, left_out=_O),
     "ct_channel_flat": Format(_compressed("channel"), per_row_flat, left_out=_O),
@@ -112,6 +134,10 @@ FORMATS: dict[str, Format] = {
         in_blocks(128, 128, torch.bfloat16),
         scale_name="weight_scale_inv",
         block=(128, 128),
+    ),
+    "int8_channel": Format(_compressed("channel", type="int"), whole_numbers, left_out=_O),
+    "int8_tensor_static": Format(
+        _compressed("tensor", dynamic=False, type="int"), whole_numbers_of_all, extras=_STATIC_INT8, left_out=_O
     ),
     "autofp8": Format(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, whole, extras=_STATIC
@@ -130,8 +156,8 @@ FORMATS: dict[str, Format] = {
 }  # fmt: skip
 
 
-def save_tiny_fp8(path: Path, variant: str, name: str, **overrides: Any) -> tuple[Path, Path]:
-    """Write a variant in one of FORMATS and, dequantized in float32, as an ordinary checkpoint: (fp8, ordinary).
+def save_tiny_quantized(path: Path, variant: str, name: str, **overrides: Any) -> tuple[Path, Path]:
+    """Write a variant in one of FORMATS and, dequantized in float32, as an ordinary checkpoint: (8 bits, ordinary).
 
     What the format's config.json leaves out is not quantized: a layer's o_proj or attention in some, the head in all.
     """
@@ -146,7 +172,7 @@ def save_tiny_fp8(path: Path, variant: str, name: str, **overrides: Any) -> tupl
             stored[f"{module}.{form.scale_name}"] = scale.clone()
             stored |= {f"{module}.{extra}": value.clone() for extra, value in form.extras.items()}
             back[key] = stored[key].float() * spread(scale, tensor, form.block)
-    folder = path / "fp8"
+    folder = path / "stored"
     folder.mkdir()
     config = json.loads((plain / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))

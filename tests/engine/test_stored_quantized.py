@@ -1,7 +1,8 @@
-"""Checkpoints in fp8: the tokens that transformers generates in float32 from the same weights, dequantized."""
+"""Checkpoints in 8 bits: the tokens that transformers generates in float32 from the same weights, dequantized."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,22 @@ import transformers
 from torch import nn
 
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.request import Request, SamplingParams
+from tests.benchmarks.int8_checkpoint import write_int8_checkpoint
 from tests.engine.conftest import run
 from tests.engine.gpu_stand_in import gpu_stand_in
-from tests.models.fake_quantized import generate
-from tests.models.tiny_fp8 import FORMATS, save_tiny_fp8
-from tests.models.tiny_models import VOCAB_SIZE
-from tests.ops.fp8_oracle import fake_quantized
+from tests.models.fake_quantized import assert_best, generate
+from tests.models.tiny_models import VOCAB_SIZE, save_tiny_model
+from tests.models.tiny_quantized import FORMATS, WHOLE, save_tiny_quantized
+from tests.ops import fp8_oracle, int8_oracle
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
 SMALL = {"dtype": "float32", "kv_cache_memory_bytes": 2**22, "block_size": 4, "max_num_seqs": 4, "max_model_len": 64,
          "max_num_batched_tokens": 36, "enforce_eager": True}  # fmt: skip
 VARIANTS = {"ct_channel": "qwen2", "ct_tensor_static": "phi3", "block": "qwen3_tied", "autofp8": "gemma2"}
+
+needs_int8 = pytest.mark.skipif(not can_pack_int8(32, 64), reason="no compiled int8 products on this machine")
 
 
 def requests() -> list[Request]:
@@ -44,27 +49,31 @@ def of_transformers(model: transformers.PreTrainedModel) -> list[list[int]]:
     return [generate(model, request.prompt_token_ids, 9) for request in requests()]
 
 
-def round_inputs(model: transformers.PreTrainedModel, left_out: str) -> None:
-    """Make the products with fp8 weights see their inputs as ours do: each token rounded to fp8 by its own scale."""
+def round_inputs(
+    model: transformers.PreTrainedModel, left_out: str, rounding: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Make the products with weights of 8 bits see their inputs as ours do: each token rounded by its own scale."""
     for name, module in model.model.layers.named_modules():
         if isinstance(module, nn.Linear) and left_out not in f"model.layers.{name}":
-            module.register_forward_pre_hook(lambda _, inputs: (fake_quantized(inputs[0]),))
+            module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cpu_computes_with_the_dequantized_weights(name: str, tmp_path: Path) -> None:
-    stored, plain = save_tiny_fp8(tmp_path, VARIANTS.get(name, "llama_biases"), name)
+    stored, plain = save_tiny_quantized(tmp_path, VARIANTS.get(name, "llama_biases"), name)
     assert tokens(stored) == of_transformers(reference(plain))
 
 
-@pytest.mark.parametrize(("name", "variant"), [("block", "qwen3_moe"), ("ct_channel", "mixtral")])
+@pytest.mark.parametrize(
+    ("name", "variant"), [("block", "qwen3_moe"), ("ct_channel", "mixtral"), ("int8_channel", "mixtral")]
+)
 def test_experts_are_dequantized_too(name: str, variant: str, tmp_path: Path) -> None:
-    stored, plain = save_tiny_fp8(tmp_path, variant, name)
+    stored, plain = save_tiny_quantized(tmp_path, variant, name)
     assert tokens(stored) == of_transformers(reference(plain))
 
 
 def test_deterministic_runs_compute_with_the_dequantized_weights(tmp_path: Path) -> None:
-    stored, plain = save_tiny_fp8(tmp_path, "llama_whole_panels", "ct_channel")
+    stored, plain = save_tiny_quantized(tmp_path, "llama_whole_panels", "ct_channel")
     assert tokens(stored, deterministic=True) == of_transformers(reference(plain))
 
 
@@ -73,10 +82,32 @@ def test_deterministic_runs_compute_with_the_dequantized_weights(tmp_path: Path)
 @pytest.mark.filterwarnings("ignore:divide by zero encountered")  # NaN is everywhere
 def test_a_gpu_multiplies_the_stored_bytes(tmp_path: Path) -> None:
     """What the checkpoint leaves out stays as it is, its inputs too."""
-    stored, plain = save_tiny_fp8(tmp_path, "qwen2", "ct_channel", hidden_size=72)  # no multiple of 16: float32 sums
+    odd = {"hidden_size": 72}  # no multiple of 16: float32 sums
+    stored, plain = save_tiny_quantized(tmp_path, "qwen2", "ct_channel", **odd)
     model = reference(plain)
-    round_inputs(model, FORMATS["ct_channel"].left_out)
+    round_inputs(model, FORMATS["ct_channel"].left_out, fp8_oracle.fake_quantized)
     with gpu_stand_in():
         engine = LLMEngine.from_model_dir(stored, **SMALL, device="cuda")
         completions = run(engine, requests())
     assert [list(completions[one.request_id].token_ids) for one in requests()] == of_transformers(model)
+
+
+@needs_int8
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("name", "variant"), [("int8_channel", "qwen2"), ("int8_tensor_static", "gemma2"), ("int8_channel", "phi3")]
+)
+def test_a_cpu_multiplies_the_stored_bytes(name: str, variant: str, deterministic: bool, tmp_path: Path) -> None:
+    stored, plain = save_tiny_quantized(tmp_path, variant, name, **WHOLE)
+    model = reference(plain)
+    round_inputs(model, FORMATS[name].left_out, int8_oracle.fake_quantized)
+    for request, output in zip(requests(), tokens(stored, deterministic=deterministic), strict=True):
+        assert_best(model, request.prompt_token_ids, output)
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_quantized_as_ours_is_has_the_tokens_of_quantizing_it_here(dtype: str, tmp_path: Path) -> None:
+    plain = save_tiny_model(tmp_path / "plain", "llama_biases", dtype=torch.bfloat16, **WHOLE)
+    stored = write_int8_checkpoint(plain, tmp_path / "stored")
+    assert tokens(stored, dtype=dtype) == tokens(plain, dtype=dtype, quantization="int8")

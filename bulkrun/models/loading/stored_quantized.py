@@ -1,7 +1,7 @@
-"""fp8 weights as checkpoints store them: which tensor scales which, and both into the model's memory.
+"""Weights of 8 bits as checkpoints store them: which tensor scales which, and both into the model's memory.
 
 A scale belongs to a row of a weight, to all of it, or to a block; whatever it is called, it is multiplied with. Where
-rows have one each and the weight's place is fp8, the bytes stay as they are. Everything else is dequantized, rows at a
+rows have one each and the weight's place is of its type, the bytes stay as they are. The rest is dequantized, rows at a
 time: in float32, then rounded once to the model's dtype or quantized anew. Scales are read before the weights; they are
 a thousandth of them. Knows no formats (`config.stored_quantization`).
 """
@@ -16,15 +16,17 @@ from typing import NamedTuple
 import torch
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.stored_quantization import StoredFp8
+from bulkrun.models.config.stored_quantization import StoredQuantization
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.quantization import store_quantized
 from bulkrun.models.loading.tensor_names import Target
 from bulkrun.ops.fp8 import FP8
+from bulkrun.settings import Quantization
 
+_DTYPES: Mapping[Quantization, torch.dtype] = {"fp8": FP8, "int8": torch.int8}
 _SUFFIXES = ("_scale", "_scale_inv")  # after a weight's name; the second is DeepSeek's, and no inverse of it
-_OF_INPUTS = re.compile(r"\.(input_scale(_ub)?|activation_scale)$")  # ours are found for each token
+_OF_INPUTS = re.compile(r"\.(input_(scale(_ub)?|zero_point)|activation_scale)$")  # ours are found for each token
 _OF_CACHE = re.compile(r"\.([qkv]_scale|kv_scale|prob_(output_)?scale|[qkv]_proj\.(output|[kv])_scale)$")
 _PIECE_NUMBERS = 2**22  # dequantized at a time
 _FIX = "download the model again, or use its bfloat16, float16 or float32 checkpoint"
@@ -41,12 +43,12 @@ class StoredWeights(NamedTuple):
     """A checkpoint's tensors by name, without those that belong to the quantization of others."""
 
     tensors: Mapping[str, StoredTensor]
-    scales: Mapping[str, StoredTensor]  # by the name of the fp8 tensor that they scale
+    scales: Mapping[str, StoredTensor]  # by the name of the tensor of 8 bits that they scale
     block_size: tuple[int, int] | None
     has_cache_scales: bool
 
     def read_scales(self, wanted: Collection[str]) -> dict[str, StoredScale]:
-        """The scales of these tensors, of those that are fp8, by name."""
+        """The scales of these tensors, of those that have some, by name."""
         owners = {scale.name: name for name, scale in self.scales.items() if name in wanted}
         stored = [self.scales[name] for name in owners.values()]
         return {
@@ -55,12 +57,12 @@ class StoredWeights(NamedTuple):
         }
 
 
-def with_scales(tensors: Mapping[str, StoredTensor], stored: StoredFp8 | None, path: Path) -> StoredWeights:
+def with_scales(tensors: Mapping[str, StoredTensor], stored: StoredQuantization | None, path: Path) -> StoredWeights:
     """Sort a checkpoint's tensors; `stored` is what config.json says of them.
 
     Raises ModelError where the two contradict each other, or a scale is missing or of another shape than its weight's.
     """
-    quantized = [one for one in tensors.values() if one.dtype.is_floating_point and one.dtype.itemsize == 1]
+    quantized = [one for one in tensors.values() if _is_quantized(one, stored)]
     if stored is None and not quantized:
         return StoredWeights(tensors, {}, None, False)
     if stored is None:
@@ -69,7 +71,7 @@ def with_scales(tensors: Mapping[str, StoredTensor], stored: StoredFp8 | None, p
             f"quantization_config that says how it is meant; {_FIX}"
         )
     if not quantized and tensors:
-        raise ModelError(f"{path}: {_without_fp8(tensors, stored)}")
+        raise ModelError(f"{path}: {_without_quantized(tensors, stored)}")
     scales = {one.name: _scale_of(one, tensors, stored, path) for one in quantized}
     used = {scale.name for scale in scales.values()}
     rest = {name: one for name, one in tensors.items() if name not in used and not _OF_INPUTS.search(name)}
@@ -78,11 +80,11 @@ def with_scales(tensors: Mapping[str, StoredTensor], stored: StoredFp8 | None, p
     return StoredWeights(kept, scales, stored.block_size, has_cache_scales=len(kept) < len(rest))
 
 
-def store_fp8(weight: torch.Tensor, scale: StoredScale, target: Target) -> None:
-    """Put a weight, fp8 [O, I], where it belongs: its bytes where these are fp8 with a scale per row, else numbers."""
+def store_scaled(weight: torch.Tensor, scale: StoredScale, target: Target) -> None:
+    """Put a weight of 8 bits, [O, I], where it belongs: as bytes in a place of its type if rows have scales."""
     device = target.view.device
     grid, weight = scale.grid.to(device), weight.to(device, non_blocking=True)
-    if target.view.dtype == FP8 and target.scale is not None and scale.block_size is None:
+    if target.view.dtype == weight.dtype and target.scale is not None and scale.block_size is None:
         target.view.copy_(weight)
         target.scale.copy_(grid)
         return
@@ -107,17 +109,26 @@ def _dequantized(weight: torch.Tensor, scale: StoredScale) -> Iterator[tuple[sli
         yield rows, piece.mul_(in_columns)
 
 
-def _scale_of(weight: StoredTensor, tensors: Mapping[str, StoredTensor], stored: StoredFp8, path: Path) -> StoredTensor:
-    """The tensor with the scales of an fp8 one, known to fit it."""
-    if weight.dtype != FP8 or len(weight.shape) != 2:
+def _is_quantized(one: StoredTensor, stored: StoredQuantization | None) -> bool:
+    """By its type; one of whole numbers is a weight only where config.json says that there are such."""
+    is_weight = one.dtype.is_floating_point or (stored is not None and one.name.endswith(".weight"))
+    return one.dtype.itemsize == 1 and is_weight
+
+
+def _scale_of(
+    weight: StoredTensor, tensors: Mapping[str, StoredTensor], stored: StoredQuantization, path: Path
+) -> StoredTensor:
+    """The tensor with the scales of one of 8 bits, known to fit it."""
+    if weight.dtype != _DTYPES[stored.kind] or len(weight.shape) != 2:
         raise ModelError(
             f"{path}: tensor {weight.name} holds {weight.dtype} {list(weight.shape)}, and what is read in 8 bits are "
-            f"matrices of {FP8}; {_FIX}"
+            f"matrices of {_DTYPES[stored.kind]}; {_FIX}"
         )
     names = [weight.name + suffix for suffix in _SUFFIXES]
     scale = next((tensors[name] for name in names if name in tensors), None)
     if scale is None:
-        raise ModelError(f"{path}: tensor {weight.name} holds fp8, and its {' or '.join(names)} is missing; {_FIX}")
+        missing = " or ".join(names)
+        raise ModelError(f"{path}: tensor {weight.name} holds {stored.kind}, and its {missing} is missing; {_FIX}")
     num_rows, num_columns = weight.shape
     shapes: list[tuple[int, ...]] = [(num_rows, 1), (num_rows,), (1,), (1, 1), ()]
     if stored.block_size is not None:
@@ -136,20 +147,20 @@ def _grid_shape(scale: torch.Tensor, block_size: tuple[int, int] | None) -> tupl
     return tuple(scale.shape) if block_size is not None else (scale.numel(), 1)
 
 
-def _without_fp8(tensors: Mapping[str, StoredTensor], stored: StoredFp8) -> str:
-    """Why a checkpoint is not what its config.json says, by its first weight that should be fp8."""
+def _without_quantized(tensors: Mapping[str, StoredTensor], stored: StoredQuantization) -> str:
+    """Why a checkpoint is not what its config.json says, by its first weight that should be quantized."""
     matrices = [one for name, one in tensors.items() if name.endswith(".weight") and len(one.shape) == 2]
     expected = (one for one in matrices if stored.quantizes(one.name.removesuffix(".weight")) and "layers." in one.name)
     example = next(expected, next(iter(tensors.values())))
     return (
-        f"config.json says that weights are quantized with {stored.method}, but no tensor holds fp8 ({example.name} "
-        f"holds {example.dtype}); remove quantization_config from config.json if they have been dequantized, or "
-        "download the model again"
+        f"config.json says that weights are quantized with {stored.method}, but no tensor holds {stored.kind} "
+        f"({example.name} holds {example.dtype}); remove quantization_config from config.json if they have been "
+        "dequantized, or download the model again"
     )
 
 
 def _refuse_idle_scales(tensors: Mapping[str, StoredTensor], path: Path) -> None:
-    """Raise ModelError for a scale beside a weight that is not fp8: nobody can tell whether it is applied already."""
+    """Raise ModelError for a scale beside a weight that is not quantized: nobody can tell whether it was applied."""
     pairs = ((name, name.removesuffix(suffix)) for name in tensors for suffix in _SUFFIXES if name.endswith(suffix))
     for name, weight in pairs:
         if weight in tensors:

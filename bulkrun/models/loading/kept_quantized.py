@@ -1,0 +1,90 @@
+"""Which stored weights of 8 bits stay so where the user asks for nothing, and what the log says of it.
+
+They do where the device multiplies their type fast and the checkpoint quantizes as our products do: a scale per output
+channel (or fewer), inputs in 8 bits. Products in fp8 depend on the batch, so a deterministic run has none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.loading.stored_quantized import StoredWeights
+from bulkrun.ops.cpu.int8_linear import can_pack_int8
+from bulkrun.ops.fp8 import can_multiply_fp8
+from bulkrun.settings import Quantization
+
+# each projection's parts in a checkpoint: those that are fused here, and what has them fused already
+_PARTS = {
+    "attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"),
+    "attention.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+
+
+def kept_quantization(config: ModelConfig, device: torch.device, *, deterministic: bool) -> Quantization | None:
+    """What stored weights are multiplied in as they are, if engine.quantization is not set; None: none are."""
+    if not isinstance(config, DecoderConfig) or config.stored_quantization is None:
+        return None
+    stored = config.stored_quantization
+    is_ours = stored.block_size is None and stored.quantizes_inputs
+    if not is_ours or (deterministic and stored.kind == "fp8"):
+        return None
+    return stored.kind if stored.kind == _fast_quantization(config, device) else None
+
+
+def kept_projections(config: DecoderConfig, weights: StoredWeights) -> Callable[[int, str], bool]:
+    """Whether a layer's projection, such as mlp.down_proj, is stored in 8 bits with all its parts.
+
+    Without tensors config.json tells.
+    """
+    stored = config.stored_quantization
+    assert stored is not None, "asked of checkpoints in 8 bits"
+
+    def is_plain(module: str) -> bool:
+        if not weights.tensors:
+            return not stored.quantizes(module)
+        return f"{module}.weight" in weights.tensors and f"{module}.weight" not in weights.scales
+
+    return lambda layer, name: not any(is_plain(f"model.layers.{layer}.{part}") for part in _PARTS[name])
+
+
+def say_how_weights_run(
+    config: DecoderConfig, weights: StoredWeights, dtype: torch.dtype, device: torch.device,
+    quantization: Quantization | None, kept: Quantization | None,
+) -> None:  # fmt: skip
+    """One line on what is done with weights stored in 8 bits, and one on scales that are not used; none for others."""
+    stored = config.stored_quantization
+    if stored is None:
+        return
+    what = f"stored in {stored.kind} ({stored.method}{'' if stored.block_size is None else ', in blocks'})"
+    if kept is not None or (quantization == stored.kind and stored.block_size is None):
+        how = "they are multiplied in 8 bits as they are"
+    elif quantization is not None:
+        how = f"they are quantized anew, to {quantization} with a scale per output channel"
+    else:
+        how = f"they are dequantized and take the memory of {str(dtype).removeprefix('torch.')}"
+        fast = _fast_quantization(config, device)
+        if fast is not None:
+            how += f" (engine.quantization: {fast} keeps 8 bits, with a scale per output channel"
+            how += "; not with deterministic)" if fast == "fp8" else ")"
+    log = logging.getLogger(__name__)
+    log.warning("the model's weights are %s; %s", what, how)
+    if weights.has_cache_scales:
+        log.warning("its scales for keys and values (k_scale, v_scale) are not used, whatever engine.kv_cache_dtype is")
+
+
+def _fast_quantization(config: DecoderConfig, device: torch.device) -> Quantization | None:
+    """The type of 8 bits that the device multiplies such projections fast in; the first call may compile."""
+    if config.moe is not None:
+        return None
+    if device.type != "cpu":
+        return "fp8" if can_multiply_fp8(device) else None
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes = [(q_size + 2 * kv_size, hidden), (hidden, q_size), (2 * inner, hidden), (hidden, inner)]
+    return "int8" if all(can_pack_int8(*shape) for shape in shapes) else None
