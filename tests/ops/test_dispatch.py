@@ -18,7 +18,7 @@ from bulkrun.ops import dispatch
 
 PACKAGE = Path(bulkrun.ops.__file__).parent
 KINDS = ("triton", "cpu")
-NO_TRITON = {"append_tokens", "apply_penalties", "greedy_tokens"}  # a call or two of torch on a GPU
+NO_TRITON = {"append_tokens", "apply_penalties", "greedy_tokens", "int8_linear"}  # a call or two of torch, or for CPUs
 DISPATCHED = [op for op in vars(ops).values() if hasattr(op, "__wrapped__")]
 
 
