@@ -31,7 +31,7 @@ def ready_model(path: Path | str, args: EngineArgs) -> ReadyModel:
     """Load the model and work out the engine's sizes.
 
     dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
-    directory with nothing but config.json will do. quantization fp8: of the projections' weights, as they are loaded
+    directory with nothing but config.json will do. quantization: of the projections' weights, as they are loaded
     (None: those that are stored so stay so where that is fast).
     deterministic: a row's tokens do not depend on what runs beside it (`models.decoder.invariant`). Raises ModelError
     for a model that cannot be used and UsageError for settings that cannot work.
