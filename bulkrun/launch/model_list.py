@@ -45,7 +45,7 @@ def describe_model(name: str) -> dict[str, Any]:
         "vocabulary": config.vocab_size,
         "max_model_len": config.max_position_embeddings,
         "dtype": config.dtype,
-        **({} if stored is None else {"weights": f"{stored.kind} ({stored.method})"}),
+        **({} if stored is None else {"weights": stored.summary}),
         "sampling defaults": generation_defaults(path),
         "fingerprint": model_fingerprint(path),
     }

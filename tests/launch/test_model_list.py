@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from bulkrun.errors import ModelError
 from bulkrun.launch.model_list import describe_model, supported_models
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.models.config.families import FAMILIES
+from tests.models.tiny_packed import PACKED, quantization_config
 from tests.models.tiny_quantized import FORMATS
 
 
@@ -40,10 +42,16 @@ def test_an_unsupported_model_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "weights"), [("fbgemm", "fp8 (fbgemm_fp8)"), ("int8_channel", "int8 (compressed-tensors)")]
+    ("quantization", "weights"),
+    [
+        (FORMATS["fbgemm"].config, "fp8 (fbgemm_fp8)"),
+        (FORMATS["block"].config, "fp8 (fp8, in blocks)"),
+        (FORMATS["int8_channel"].config, "int8 (compressed-tensors)"),
+        (quantization_config(PACKED["awq"]), "4 bits (awq, groups of 24)"),
+    ],
 )
-def test_weights_in_8_bits_are_described_so(name: str, weights: str, tmp_path: Path) -> None:
+def test_quantized_weights_are_described_so(quantization: dict[str, Any], weights: str, tmp_path: Path) -> None:
     raw = json.loads((BUNDLED_ROOT / "tiny" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": FORMATS[name].config}))
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": quantization}))
     assert describe_model(str(tmp_path))["weights"] == weights
     assert "weights" not in describe_model("bundled:tiny")

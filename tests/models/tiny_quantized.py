@@ -28,7 +28,8 @@ WHOLE = {
     "head_dim": 16,
 }
 Quantize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-_LINEAR = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
+_LINEAR = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
+           "w1", "w2", "w3")  # fmt: skip
 
 
 class Format(NamedTuple):
@@ -162,20 +163,39 @@ def save_tiny_quantized(path: Path, variant: str, name: str, **overrides: Any) -
     What the format's config.json leaves out is not quantized: a layer's o_proj or attention in some, the head in all.
     """
     form = FORMATS[name]
+
+    def convert(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        quantized, scale = form.quantize(weight)
+        extras = {extra: value.clone() for extra, value in form.extras.items()}
+        back = quantized.float() * spread(scale, weight, form.block)
+        return {"weight": quantized, form.scale_name: scale.clone()} | extras, back
+
     plain = save_tiny_model(path / "plain", variant, **overrides)
+    return save_converted(plain, path / "stored", form.config, convert, form.left_out), plain
+
+
+def save_converted(
+    plain: Path,
+    folder: Path,
+    quantization: dict[str, Any],
+    convert: Callable[[torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]],
+    left_out: str,
+) -> Path:
+    """Write a copy of a checkpoint with its linear layers' weights converted, and in `plain` what they stand for.
+
+    `convert` makes a weight [O, I] into tensors by the last part of their names, and what they stand for.
+    """
     stored, back = {}, {}
     for key, tensor in load_file(plain / "model.safetensors").items():
         module = key.removesuffix(".weight")
         stored[key] = back[key] = tensor
-        if module.split(".")[-1] in _LINEAR and key.endswith(".weight") and form.left_out not in module:
-            stored[key], scale = form.quantize(tensor)
-            stored[f"{module}.{form.scale_name}"] = scale.clone()
-            stored |= {f"{module}.{extra}": value.clone() for extra, value in form.extras.items()}
-            back[key] = stored[key].float() * spread(scale, tensor, form.block)
-    folder = path / "stored"
+        if module.split(".")[-1] in _LINEAR and key.endswith(".weight") and left_out not in module:
+            del stored[key]
+            parts, back[key] = convert(tensor)
+            stored |= {f"{module}.{part}": value for part, value in parts.items()}
     folder.mkdir()
     config = json.loads((plain / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     save_file(back, plain / "model.safetensors", {"format": "pt"})
-    return folder, plain
+    return folder

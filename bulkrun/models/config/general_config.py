@@ -59,8 +59,8 @@ UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "attention of their own": ("BLOOM, MPT, Falcon, GPT-J, GPT-Neo, CodeGen", "transformers cannot exchange it"),
     "attention sinks": ("GptOssForCausalLM", "a score without a token in every softmax"),
     "quantized checkpoints": (
-        "GPTQ, AWQ, bitsandbytes ...",
-        "use the bfloat16 or float16 one (fast ones: or fp8, int8)",
+        "bitsandbytes, MXFP4, NVFP4, GGUF ...",
+        "use the bfloat16 or float16 one (fast ones: or fp8, int8, GPTQ, AWQ)",
     ),
     "code in the checkpoint": ("whatever needs trust_remote_code", "nothing is executed from weights"),
 }

@@ -23,6 +23,7 @@ from bulkrun.models.config.families import (
 )
 from bulkrun.models.config.general_config import refuse_impossible, sizes_of
 from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows
+from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import StoredQuantization, refuse_quantized, stored_quantization
 from bulkrun.models.files.safetensors_header import stored_dtype
@@ -131,7 +132,7 @@ class DecoderConfig(ModelConfig):
     sliding_windows: tuple[int | None, ...]  # per layer; None: full attention
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
-    stored_quantization: StoredQuantization | None = None  # of weights in 8 bits; None: they are in `dtype`
+    stored_quantization: StoredQuantization | PackedQuantization | None = None  # None: the weights are in `dtype`
 
     @property
     def reachable_positions(self) -> int:

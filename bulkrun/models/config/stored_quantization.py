@@ -1,4 +1,4 @@
-"""What config.json says of weights that are stored quantized: in 8 bits, in the hub's formats, or refused by name.
+"""What config.json says of weights that are stored quantized: 8 bits in the hub's formats here, all others by name.
 
 Torch-free. Which tensors are quantized they tell themselves (`loading.stored_quantized`); here stands what one of their
 scales covers, and which modules would be quantized where there are no tensors to ask.
@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.packed_quantization import PackedQuantization, of_awq, of_gptq, of_pack_quantized
+from bulkrun.models.config.quantization_config import CT, quantization_config, refused
 from bulkrun.settings import Quantization
 
-_KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
-_FIX = (
-    "use the model's bfloat16, float16 or float32 checkpoint, or one in fp8 (quant_method compressed-tensors in "
-    "format float-quantized, fp8 or fbgemm_fp8) or int8 (compressed-tensors in format int-quantized)"
-)
-_CT = "compressed-tensors"
 _CT_FORMATS: Mapping[str, tuple[Quantization, str]] = {  # and the type that its numbers are of
     "float-quantized": ("fp8", "float"),
     "int-quantized": ("int8", "int"),
 }
+_CT_PACKED = "pack-quantized"
 _REGEX = "re:"  # how such an entry of a list of modules begins
 _ALL_LINEAR = "Linear"
 
@@ -39,26 +36,29 @@ class StoredQuantization:
     targets: tuple[str, ...] = (_ALL_LINEAR,)
     ignored: tuple[str, ...] = ()
 
+    @property
+    def summary(self) -> str:
+        """For people, such as `fp8 (fbgemm_fp8)`."""
+        return f"{self.kind} ({self.method}{'' if self.block_size is None else ', in blocks'})"
+
     def quantizes(self, module: str) -> bool:
         """Whether a linear layer of this name, such as model.layers.0.mlp.down_proj, is stored so."""
         is_target = any(target == _ALL_LINEAR or _names(target, module) for target in self.targets)
         return is_target and not any(_names(entry, module) for entry in self.ignored)
 
 
-def stored_quantization(raw: Mapping[str, Any]) -> StoredQuantization | None:
+def stored_quantization(raw: Mapping[str, Any]) -> StoredQuantization | PackedQuantization | None:
     """How the weights of a parsed config.json are quantized; None: they are not.
 
     Raises ModelError for every quantization but those that can be read, by its name.
     """
-    found = next((raw[key] for key in _KEYS if raw.get(key)), None)
+    found = quantization_config(raw)
     if found is None:
         return None
-    if not isinstance(found, Mapping):
-        raise _refused(found)
     method = found.get("quant_method")
     reader = _READERS.get(str(method))
     if reader is None:
-        raise _refused(method)
+        raise refused(method)
     return reader(found)
 
 
@@ -82,7 +82,7 @@ def _names(entry: str, module: str) -> bool:
 def _of_fp8(found: Mapping[str, Any]) -> StoredQuantization:
     """`fp8`: with blocks that of DeepSeek and Qwen, without them that of AutoFP8."""
     if found.get("fmt") not in (None, "e4m3"):
-        raise _refused("fp8", f"with fmt {found['fmt']!r}")
+        raise refused("fp8", f"with fmt {found['fmt']!r}")
     block = found.get("weight_block_size")
     return StoredQuantization(
         method="fp8",
@@ -95,27 +95,33 @@ def _of_fbgemm(found: Mapping[str, Any]) -> StoredQuantization:
     return StoredQuantization(method="fbgemm_fp8", ignored=_modules(found, "modules_to_not_convert"))
 
 
-def _of_compressed_tensors(found: Mapping[str, Any]) -> StoredQuantization:
+def _of_compressed_tensors(found: Mapping[str, Any]) -> StoredQuantization | PackedQuantization:
     groups = list((found.get("config_groups") or {}).values())
     formats = {str(found.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
+    _refuse_transformed(found)
+    if formats == {_CT_PACKED} and groups:
+        return of_pack_quantized(groups)
     known = [_CT_FORMATS[name] for name in formats if name in _CT_FORMATS]
     if not len(known) == len(formats) == 1 or not groups:
-        raise _refused(_CT, f"in format {', '.join(sorted(formats))} with {len(groups)} config_groups")
+        raise refused(CT, f"in format {', '.join(sorted(formats))} with {len(groups)} config_groups")
     kind, number_type = known[0]
-    sparsity = (found.get("sparsity_config") or {}).get("format") or "dense"
-    if sparsity != "dense" or found.get("transform_config"):
-        raise _refused(_CT, "with a transform_config" if sparsity == "dense" else f"with sparsity {sparsity}")
     blocks = {_block_of_group(group, number_type) for group in groups}
     if len(blocks) > 1:
-        raise _refused(_CT, "with config_groups of different blocks")
+        raise refused(CT, "with config_groups of different blocks")
     return StoredQuantization(
-        method=_CT,
+        method=CT,
         kind=kind,
         block_size=blocks.pop(),
         quantizes_inputs=all(map(_has_inputs_around_zero, groups)),
         targets=tuple(target for group in groups for target in _modules(group, "targets")),
         ignored=_modules(found, "ignore"),
     )
+
+
+def _refuse_transformed(found: Mapping[str, Any]) -> None:
+    sparsity = (found.get("sparsity_config") or {}).get("format") or "dense"
+    if sparsity != "dense" or found.get("transform_config"):
+        raise refused(CT, "with a transform_config" if sparsity == "dense" else f"with sparsity {sparsity}")
 
 
 def _has_inputs_around_zero(group: Mapping[str, Any]) -> bool:
@@ -131,20 +137,20 @@ def _block_of_group(group: Mapping[str, Any], number_type: str) -> tuple[int, in
     weights, inputs = group["weights"], group.get("input_activations")
     for what, scheme in {"weights": weights, "inputs": inputs or weights}.items():
         if (scheme.get("type"), scheme.get("num_bits")) != (number_type, 8):
-            raise _refused(_CT, f"with {what} of type {scheme.get('type')}, {scheme.get('num_bits')} bits")
+            raise refused(CT, f"with {what} of type {scheme.get('type')}, {scheme.get('num_bits')} bits")
     if group.get("output_activations"):
-        raise _refused(_CT, "with quantized outputs")
+        raise refused(CT, "with quantized outputs")
     strategy, is_symmetric = weights.get("strategy") or "tensor", weights.get("symmetric", True)
     if strategy == "block" and is_symmetric:
-        return _block_size(_CT, weights.get("block_structure"))
+        return _block_size(CT, weights.get("block_structure"))
     if strategy not in ("tensor", "channel") or not is_symmetric:
-        raise _refused(_CT, f"with strategy {strategy}, {'symmetric' if is_symmetric else 'not symmetric'}")
+        raise refused(CT, f"with strategy {strategy}, {'symmetric' if is_symmetric else 'not symmetric'}")
     return None
 
 
 def _block_size(method: str, given: Any) -> tuple[int, int]:
     if not isinstance(given, Sequence) or len(given) != 2 or not all(isinstance(n, int) and n > 0 for n in given):
-        raise _refused(method, f"in blocks of {given!r}")
+        raise refused(method, f"in blocks of {given!r}")
     return given[0], given[1]
 
 
@@ -159,13 +165,10 @@ def _modules(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return entries
 
 
-def _refused(method: object, how: str = "") -> ModelError:
-    what = f"weights quantized with {method}" if method else "quantized weights"
-    return ModelError(f"{what} are not supported{how and ' '}{how}; {_FIX}")
-
-
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], StoredQuantization]] = {
-    _CT: _of_compressed_tensors,
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], StoredQuantization | PackedQuantization]] = {
+    CT: _of_compressed_tensors,
     "fp8": _of_fp8,
     "fbgemm_fp8": _of_fbgemm,
+    "gptq": of_gptq,
+    "awq": of_awq,
 }

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.config.stored_quantization import StoredQuantization
+from bulkrun.models.loading.packed_weights import PackedWeights
 from bulkrun.models.loading.stored_quantized import StoredWeights
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.ops.fp8 import can_multiply_fp8
@@ -28,22 +30,22 @@ _PARTS = {
 
 def kept_quantization(config: ModelConfig, device: torch.device, *, deterministic: bool) -> Quantization | None:
     """What stored weights are multiplied in as they are, if engine.quantization is not set; None: none are."""
-    if not isinstance(config, DecoderConfig) or config.stored_quantization is None:
+    stored = config.stored_quantization if isinstance(config, DecoderConfig) else None
+    if not isinstance(stored, StoredQuantization):
         return None
-    stored = config.stored_quantization
     is_ours = stored.block_size is None and stored.quantizes_inputs
     if not is_ours or (deterministic and stored.kind == "fp8"):
         return None
     return stored.kind if stored.kind == _fast_quantization(config, device) else None
 
 
-def kept_projections(config: DecoderConfig, weights: StoredWeights) -> Callable[[int, str], bool]:
+def kept_projections(config: DecoderConfig, weights: StoredWeights | PackedWeights) -> Callable[[int, str], bool]:
     """Whether a layer's projection, such as mlp.down_proj, is stored in 8 bits with all its parts.
 
     Without tensors config.json tells.
     """
     stored = config.stored_quantization
-    assert stored is not None, "asked of checkpoints in 8 bits"
+    assert isinstance(stored, StoredQuantization), "asked of checkpoints in 8 bits"
 
     def is_plain(module: str) -> bool:
         if not weights.tensors:
@@ -54,15 +56,15 @@ def kept_projections(config: DecoderConfig, weights: StoredWeights) -> Callable[
 
 
 def say_how_weights_run(
-    config: DecoderConfig, weights: StoredWeights, dtype: torch.dtype, device: torch.device,
+    config: DecoderConfig, weights: StoredWeights | PackedWeights, dtype: torch.dtype, device: torch.device,
     quantization: Quantization | None, kept: Quantization | None,
 ) -> None:  # fmt: skip
-    """One line on what is done with weights stored in 8 bits, and one on scales that are not used; none for others."""
+    """One line on what is done with weights stored quantized, and one on scales that are not used; none for others."""
     stored = config.stored_quantization
     if stored is None:
         return
-    what = f"stored in {stored.kind} ({stored.method}{'' if stored.block_size is None else ', in blocks'})"
-    if kept is not None or (quantization == stored.kind and stored.block_size is None):
+    is_by_row = isinstance(stored, StoredQuantization) and stored.block_size is None and stored.kind == quantization
+    if kept is not None or is_by_row:
         how = "they are multiplied in 8 bits as they are"
     elif quantization is not None:
         how = f"they are quantized anew, to {quantization} with a scale per output channel"
@@ -73,7 +75,7 @@ def say_how_weights_run(
             how += f" (engine.quantization: {fast} keeps 8 bits, with a scale per output channel"
             how += "; not with deterministic)" if fast == "fp8" else ")"
     log = logging.getLogger(__name__)
-    log.warning("the model's weights are %s; %s", what, how)
+    log.warning("the model's weights are stored in %s; %s", stored.summary, how)
     if weights.has_cache_scales:
         log.warning("its scales for keys and values (k_scale, v_scale) are not used, whatever engine.kv_cache_dtype is")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.invariant import make_invariant, refuse_invariance
@@ -28,15 +29,16 @@ from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
 from bulkrun.models.loading.kept_quantized import kept_projections, kept_quantization, say_how_weights_run
+from bulkrun.models.loading.packed_weights import PackedScale, PackedWeights, packed_weights
 from bulkrun.models.loading.quantization import (
     quantize_projections,
     refuse_quantization,
     store_quantized,
     warn_of_slow_products,
 )
-from bulkrun.models.loading.stored_quantized import StoredScale, StoredWeights, store_scaled, with_scales
+from bulkrun.models.loading.stored_quantized import StoredScale, StoredWeights, with_scales
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
-from bulkrun.models.loading.tensor_names import Target, targets
+from bulkrun.models.loading.tensor_names import HEAD, Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
 from bulkrun.ops.linear import can_pack_bfloat16
 from bulkrun.settings import Quantization
@@ -93,8 +95,8 @@ def _load_decoder(
 ) -> Decoder:
     """The decoder with the files' weights or, without files, random ones."""
     tensors = text_tensors(files or [], is_tied=config.tie_word_embeddings)
-    weights = with_scales(tensors, config.stored_quantization, path)
-    if config.tie_word_embeddings and has_own_head(tensors, dtype):
+    weights = _with_scales(tensors, config, path)
+    if config.tie_word_embeddings and (HEAD in weights.scales or has_own_head(tensors, dtype)):
         config = dataclasses.replace(config, tie_word_embeddings=False)
     kept = kept_quantization(config, device, deterministic=deterministic) if quantization is None else None
     say_how_weights_run(config, weights, dtype, device, quantization, kept)
@@ -106,6 +108,13 @@ def _load_decoder(
     else:
         _fill(model, weights, path, pack=not deterministic)
     return model
+
+
+def _with_scales(tensors: dict[str, StoredTensor], config: DecoderConfig, path: Path) -> StoredWeights | PackedWeights:
+    stored = config.stored_quantization
+    if isinstance(stored, PackedQuantization):
+        return packed_weights(tensors, stored, path)
+    return with_scales(tensors, stored, path)
 
 
 def _empty_model(
@@ -154,11 +163,11 @@ def cpu_multiplies_bfloat16() -> bool:
     return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
-def _fill(model: Decoder, weights: StoredWeights, path: Path, *, pack: bool) -> None:
+def _fill(model: Decoder, weights: StoredWeights | PackedWeights, path: Path, *, pack: bool) -> None:
     """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
     wanted = dict(targets(model, weights.tensors.keys()))
     stored = checked_tensors(wanted, weights.tensors, weights.scales, model.config, path)
-    scales = weights.read_scales(wanted)
+    scales = {**weights.read_scales(wanted)}
     unfilled = Counter(_memory(target.view) for target in wanted.values())
     packers = _packers(model) if pack else {}
     is_on_host = model.device.type == "cpu"
@@ -168,7 +177,7 @@ def _fill(model: Decoder, weights: StoredWeights, path: Path, *, pack: bool) -> 
         takes_bytes = target.view.dtype == one.dtype and target.view.shape == one.shape and target.scale is None
         return target.view if is_on_host and takes_bytes and target.view.is_contiguous() else None
 
-    for one, tensor in read_tensors(stored, place, pinned=not is_on_host):
+    for one, tensor in read_tensors([weights.in_file(one) for one in stored], place, pinned=not is_on_host):
         target = wanted.pop(one.name)
         _store(tensor, scales.pop(one.name, None), target)
         memory = _memory(target.view)
@@ -195,9 +204,9 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _store(tensor: torch.Tensor, scale: StoredScale | None, target: Target) -> None:
+def _store(tensor: torch.Tensor, scale: StoredScale | PackedScale | None, target: Target) -> None:
     if scale is not None:
-        store_scaled(tensor, scale, target)
+        scale.store(tensor, target)
         return
     if target.scale is not None:
         store_quantized(tensor, target.view, target.scale)

@@ -9,7 +9,7 @@ a thousandth of them. Knows no formats (`config.stored_quantization`).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ _SUFFIXES = ("_scale", "_scale_inv")  # after a weight's name; the second is Dee
 _OF_INPUTS = re.compile(r"\.(input_(scale(_ub)?|zero_point)|activation_scale)$")  # ours are found for each token
 _OF_CACHE = re.compile(r"\.([qkv]_scale|kv_scale|prob_(output_)?scale|[qkv]_proj\.(output|[kv])_scale)$")
 _PIECE_NUMBERS = 2**22  # dequantized at a time
-_FIX = "download the model again, or use its bfloat16, float16 or float32 checkpoint"
+FIX = "download the model again, or use its bfloat16, float16 or float32 checkpoint"
 
 
 class StoredScale(NamedTuple):
@@ -37,6 +37,16 @@ class StoredScale(NamedTuple):
 
     grid: torch.Tensor  # float32 [O, 1], [1, 1] or, with blocks, [blocks of rows, blocks of columns]
     block_size: tuple[int, int] | None
+
+    def store(self, weight: torch.Tensor, target: Target) -> None:
+        """Put the weight, 8 bits [O, I], where it belongs: as bytes in a place of its type if rows have scales."""
+        device = target.view.device
+        grid, weight = self.grid.to(device), weight.to(device, non_blocking=True)
+        if target.view.dtype == weight.dtype and target.scale is not None and self.block_size is None:
+            target.view.copy_(weight)
+            target.scale.copy_(grid)
+        else:
+            store_dequantized(_dequantized(weight, StoredScale(grid, self.block_size)), target)
 
 
 class StoredWeights(NamedTuple):
@@ -46,6 +56,10 @@ class StoredWeights(NamedTuple):
     scales: Mapping[str, StoredTensor]  # by the name of the tensor of 8 bits that they scale
     block_size: tuple[int, int] | None
     has_cache_scales: bool
+
+    def in_file(self, one: StoredTensor) -> StoredTensor:
+        """What is to be read for one of the tensors: itself."""
+        return one
 
     def read_scales(self, wanted: Collection[str]) -> dict[str, StoredScale]:
         """The scales of these tensors, of those that have some, by name."""
@@ -68,31 +82,31 @@ def with_scales(tensors: Mapping[str, StoredTensor], stored: StoredQuantization 
     if stored is None:
         raise ModelError(
             f"{path}: tensor {quantized[0].name} holds {quantized[0].dtype}, and config.json has no "
-            f"quantization_config that says how it is meant; {_FIX}"
+            f"quantization_config that says how it is meant; {FIX}"
         )
     if not quantized and tensors:
         raise ModelError(f"{path}: {_without_quantized(tensors, stored)}")
     scales = {one.name: _scale_of(one, tensors, stored, path) for one in quantized}
     used = {scale.name for scale in scales.values()}
-    rest = {name: one for name, one in tensors.items() if name not in used and not _OF_INPUTS.search(name)}
-    kept = {name: one for name, one in rest.items() if not _OF_CACHE.search(name)}
+    kept, has_cache_scales = without_other_scales({name: one for name, one in tensors.items() if name not in used})
     _refuse_idle_scales(kept, path)
-    return StoredWeights(kept, scales, stored.block_size, has_cache_scales=len(kept) < len(rest))
+    return StoredWeights(kept, scales, stored.block_size, has_cache_scales)
 
 
-def store_scaled(weight: torch.Tensor, scale: StoredScale, target: Target) -> None:
-    """Put a weight of 8 bits, [O, I], where it belongs: as bytes in a place of its type if rows have scales."""
-    device = target.view.device
-    grid, weight = scale.grid.to(device), weight.to(device, non_blocking=True)
-    if target.view.dtype == weight.dtype and target.scale is not None and scale.block_size is None:
-        target.view.copy_(weight)
-        target.scale.copy_(grid)
-        return
-    for rows, piece in _dequantized(weight, StoredScale(grid, scale.block_size)):
+def store_dequantized(pieces: Iterable[tuple[slice, torch.Tensor]], target: Target) -> None:
+    """Put a weight's rows where they belong, rounded to the place's dtype or, where it has scales, quantized anew."""
+    for rows, piece in pieces:
         if target.scale is None:
             target.view[rows].copy_(piece)
         else:
             store_quantized(piece, target.view[rows], target.scale[rows])
+
+
+def without_other_scales(tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, StoredTensor], bool]:
+    """The tensors without the scales of inputs, keys and values, which are not used; were there any of the last?"""
+    rest = {name: one for name, one in tensors.items() if not _OF_INPUTS.search(name)}
+    kept = {name: one for name, one in rest.items() if not _OF_CACHE.search(name)}
+    return kept, len(kept) < len(rest)
 
 
 def _dequantized(weight: torch.Tensor, scale: StoredScale) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -122,13 +136,13 @@ def _scale_of(
     if weight.dtype != _DTYPES[stored.kind] or len(weight.shape) != 2:
         raise ModelError(
             f"{path}: tensor {weight.name} holds {weight.dtype} {list(weight.shape)}, and what is read in 8 bits are "
-            f"matrices of {_DTYPES[stored.kind]}; {_FIX}"
+            f"matrices of {_DTYPES[stored.kind]}; {FIX}"
         )
     names = [weight.name + suffix for suffix in _SUFFIXES]
     scale = next((tensors[name] for name in names if name in tensors), None)
     if scale is None:
         missing = " or ".join(names)
-        raise ModelError(f"{path}: tensor {weight.name} holds {stored.kind}, and its {missing} is missing; {_FIX}")
+        raise ModelError(f"{path}: tensor {weight.name} holds {stored.kind}, and its {missing} is missing; {FIX}")
     num_rows, num_columns = weight.shape
     shapes: list[tuple[int, ...]] = [(num_rows, 1), (num_rows,), (1,), (1, 1), ()]
     if stored.block_size is not None:
@@ -138,7 +152,7 @@ def _scale_of(
         expected = " or ".join(str(list(shape)) for shape in shapes)
         raise ModelError(
             f"{path}: tensor {scale.name} is {scale.dtype} {list(scale.shape)}, but the scales of {weight.name} "
-            f"{list(weight.shape)} are {expected}, by config.json; {_FIX}"
+            f"{list(weight.shape)} are {expected}, by config.json; {FIX}"
         )
     return scale
 
@@ -165,5 +179,5 @@ def _refuse_idle_scales(tensors: Mapping[str, StoredTensor], path: Path) -> None
     for name, weight in pairs:
         if weight in tensors:
             raise ModelError(
-                f"{path}: tensor {weight} holds {tensors[weight].dtype}, and there is a scale for it ({name}); {_FIX}"
+                f"{path}: tensor {weight} holds {tensors[weight].dtype}, and there is a scale for it ({name}); {FIX}"
             )

@@ -28,7 +28,10 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 _QUANTIZED = re.compile(
     r"(qweight|qzeros|g_idx|scales|_scale(_inv|_2)?|_zero_point|_packed|absmax|quant_map|SCB|W_q)$|\.quant_state\."
 )
-_NOT_SUPPORTED = "which are not supported; use the model's bfloat16, float16 or float32 checkpoint"
+_NOT_SUPPORTED = (
+    "which are not supported unless config.json says how they are meant; use the model's bfloat16, float16 or float32 "
+    "checkpoint"
+)
 _BODY_EMBEDDING = EMBEDDING.removeprefix("model.")
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
 
@@ -75,7 +78,7 @@ def checked_tensors(
     for name, stored in tensors.items():
         if name in wanted:
             _check(stored, wanted[name], path, is_scaled=name in scaled)
-    _refuse_others([name for name in tensors if name not in wanted], config, path)
+    _refuse_others({name: one for name, one in tensors.items() if name not in wanted}, config, path)
     missing = sorted(set(wanted) - set(tensors))
     if missing == [HEAD]:
         raise ModelError(f"{path}: there is no {HEAD}, so this is not a text-generating model (one for embeddings?)")
@@ -86,25 +89,31 @@ def checked_tensors(
     return [stored for name, stored in tensors.items() if name in wanted]
 
 
-def _refuse_others(names: list[str], config: DecoderConfig, path: Path) -> None:
+def _refuse_others(tensors: Mapping[str, StoredTensor], config: DecoderConfig, path: Path) -> None:
     """Raise ModelError for tensors without a place in the model, unless it is clear why they have none."""
-    for name in names:
+    for name in tensors:
         if _QUANTIZED.search(name):
             raise ModelError(f"{path}: tensor {name} is of quantized weights, {_NOT_SUPPORTED}")
-    cut_off = [name for name in names if (match := _LAYER.match(name)) and int(match[1]) >= config.num_layers]
+    cut_off = [name for name in tensors if (match := _LAYER.match(name)) and int(match[1]) >= config.num_layers]
     if cut_off:
         logging.getLogger(__name__).warning(
             "%s: config.json has num_hidden_layers %d and the files hold more layers; those are left out",
             path,
             config.num_layers,
         )
-    others = sorted({*names} - {*cut_off} - ({HEAD} if config.tie_word_embeddings else set()))
-    if others:
+    others = sorted({*tensors} - {*cut_off} - ({HEAD} if config.tie_word_embeddings else set()))
+    if others and not _are_zero_biases([tensors[name] for name in others]):
         raise ModelError(
             f"{path}: a {config.architecture} with this config.json has no place for {len(others)} of the tensors: "
             f"{_shown(others)}; without them it might be another model. Correct config.json (a bias, for one, needs "
             "attention_bias or mlp_bias), or take a checkpoint that does not have them"
         )
+
+
+def _are_zero_biases(stored: list[StoredTensor]) -> bool:
+    """As AutoGPTQ wrote them for layers that have none."""
+    are_biases = all(one.name.endswith(".bias") for one in stored)
+    return are_biases and not any(tensor.any() for _, tensor in read_tensors(stored, lambda _: None))
 
 
 def _shown(names: list[str]) -> str:

@@ -142,7 +142,7 @@ def test_biases_by_family() -> None:
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, r"makes this an encoder"),
         ({"architectures": ["MixtralForCausalLM"], "intermediate_size": 99}, r"experts of 64 by 99 .* multiples of 8"),
         ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; silu is"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized with gptq are not supported"),
+        ({"quantization_config": {"quant_method": "exl3"}}, r"quantized with exl3 are not supported"),
         ({"quantization_config": "fp8"}, r"quantized with fp8 are not supported"),
         ({"quantization_config": {"quant_algo": "FP8"}}, r"json: quantized weights are not supported; use the model"),
         ({"quantization": {"group_size": 64, "bits": 4}}, r"json: quantized weights are not supported; use"),

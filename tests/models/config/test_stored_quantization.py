@@ -10,6 +10,7 @@ import pytest
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.config.stored_quantization import StoredQuantization, stored_quantization
 
 LLAMA = {
@@ -40,7 +41,7 @@ def compressed(*groups: dict[str, Any], **keys: Any) -> dict[str, Any]:
     }
 
 
-def read(quantization: Any, key: str = "quantization_config") -> StoredQuantization | None:
+def read(quantization: Any, key: str = "quantization_config") -> Any:
     return stored_quantization({key: quantization})
 
 
@@ -125,20 +126,20 @@ def test_targets_may_be_expressions() -> None:
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quantized with gptq are not supported; use the model's bfloat16"),
-        ({"quant_method": "awq"}, "quantized with awq are not"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized with bitsandbytes are not"),
-        ({"quant_method": "mxfp4"}, "quantized with mxfp4 are not .* or one in fp8 .* or int8 "),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            "with bitsandbytes are not supported; use the model's",
+        ),
+        ({"quant_method": "mxfp4"}, "quantized with mxfp4 are not .* or one in fp8 .* int8 .* 4 bits "),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantized with modelopt are not"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "quantized with fp8 are not supported with fmt 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"fp8 are not supported in blocks of \[128\]"),
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"in blocks of \[0, 128\]"),
-        (compressed(format="pack-quantized"), "in format pack-quantized"),
+        (compressed(format="pack-quantized"), "in format pack-quantized with weights of type float"),
         (compressed(format="int-quantized"), "with weights of type float, 8 bits"),
         (int8(symmetric=False), "with strategy channel, not symmetric"),
         (int8(strategy="group", group_size=128), "with strategy group"),
         (int8(num_bits=4), "with weights of type int, 4 bits"),
-        (int8() | {"format": "pack-quantized"}, "in format pack-quantized"),
         (int8() | {"sparsity_config": {"format": "sparse-bitmask"}}, "with sparsity sparse-bitmask"),
         (compressed({"format": "int-quantized"}), "in format float-quantized, int-quantized"),
         (compressed({"format": "nvfp4-pack-quantized"}), "in format float-quantized, nvfp4-pack-quantized"),
@@ -160,6 +161,76 @@ def test_other_quantization_is_refused_by_name(quantization: dict[str, Any], mes
     with pytest.raises(ModelError, match=message) as error:
         ModelConfig.from_dir(tmp_path)
     assert str(error.value).startswith(str(tmp_path / "config.json"))
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "offset", "summary"),
+    [
+        (GPTQ, 1, "4 bits (gptq, groups of 128)"),
+        (GPTQ | {"checkpoint_format": "gptq", "dynamic": {"-:.*layers[.]3.*": {}}}, 1, "4 bits (gptq, groups of 128)"),
+        (GPTQ | {"checkpoint_format": "gptq_v2", "bits": 8, "group_size": -1}, 0, "8 bits (gptq)"),
+        (AWQ, 0, "4 bits (awq, groups of 128)"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 0, "4 bits (awq, groups of 64)"),
+    ],
+)
+def test_gptq_and_awq(quantization: dict[str, Any], offset: int, summary: str) -> None:
+    packing = read(quantization)
+    assert isinstance(packing, PackedQuantization)
+    assert (packing.layout, packing.zero_offset, packing.has_zeros) == (quantization["quant_method"], offset, True)
+    assert packing.summary == summary
+
+
+def packed(*changes: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    """`pack-quantized`, the weights of its groups changed."""
+    groups = [{"weights": INT4 | one, "input_activations": None} for one in changes or ({},)]
+    return compressed(*groups, **{"format": "pack-quantized", **keys})
+
+
+@pytest.mark.parametrize(
+    ("changes", "group_size", "has_zeros"),
+    [
+        ({}, 128, False),
+        ({"symmetric": False, "actorder": "group"}, 128, True),
+        ({"strategy": "channel", "group_size": -1, "num_bits": 8}, None, False),
+        ({"strategy": "tensor", "group_size": None}, None, False),
+        ({"strategy": None}, 128, False),
+    ],
+)
+def test_pack_quantized(changes: dict[str, Any], group_size: int | None, has_zeros: bool) -> None:
+    packing = read(packed(changes))
+    assert isinstance(packing, PackedQuantization)
+    assert (packing.layout, packing.num_bits) == ("compressed", changes.get("num_bits", 4))
+    assert (packing.group_size, packing.has_zeros) == (group_size, has_zeros)
+    assert read(packed(changes, changes)) == packing
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        (GPTQ | {"bits": 3}, "quantized with gptq are not supported with 3 bits"),
+        (GPTQ | {"bits": None}, "with None bits"),
+        (GPTQ | {"group_size": 0}, "with group_size 0"),
+        (GPTQ | {"group_size": "128"}, "with group_size '128'"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "gptq are not supported in checkpoint_format marlin"),
+        (GPTQ | {"is_marlin_format": True}, "in checkpoint_format marlin"),
+        (GPTQ | {"pack_dtype": "int16"}, "gptq are not supported packed in int16"),
+        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"for some modules \(dynamic: \+:"),
+        (AWQ | {"version": "gemv"}, "awq are not supported in version gemv"),
+        (AWQ | {"bits": 8}, "awq are not supported with 8 bits"),
+        (packed({"num_bits": 3}), "compressed-tensors are not supported with 3 bits"),
+        (packed({"strategy": "block"}), "in format pack-quantized with strategy block"),
+        (packed({}, {"group_size": 64}), "with config_groups of different bits or group sizes"),
+        (packed({"type": "float"}), "with weights of type float"),
+        (packed(transform_config={"config_groups": {"u": {}}}), "with a transform_config"),
+    ],
+)
+def test_other_packings_are_refused_by_name(quantization: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(quantization)
 
 
 @pytest.mark.parametrize("quantization", [compressed(config_groups={"a": 3}), compressed(config_groups={"a": {}})])

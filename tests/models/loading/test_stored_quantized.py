@@ -118,7 +118,7 @@ def test_blocks_are_what_transformers_makes_of_them(name: str) -> None:
     quantized, scale = in_blocks(16, 36)(weight) if block else per_row(weight)
     found = Fp8Dequantize(None).convert({"weight": quantized, "weight_scale_inv": scale.float()})
     ours = torch.empty(48, 72)
-    stored_quantized.store_scaled(quantized, stored_quantized.StoredScale(scale.float(), block), Target(ours, (48, 72)))
+    stored_quantized.StoredScale(scale.float(), block).store(quantized, Target(ours, (48, 72)))
     assert torch.equal(ours, found["weight"])
 
 

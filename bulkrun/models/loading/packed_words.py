@@ -1,0 +1,49 @@
+"""Numbers of 2, 4 or 8 bits out of words of 32, in the orders of GPTQ, AWQ and compressed-tensors.
+
+GPTQ packs along a weight's inputs (qweight [I/p, O]), compressed-tensors too (weight_packed [O, I/p]), AWQ along its
+outputs (qweight [I, O/p]) and interleaved, as its kernel wants them: p numbers to a word, the first in the lowest bits.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.models.config.packed_quantization import Layout
+
+WORD_BITS = 32
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of a word's numbers 0 to 7 among its eight places
+
+
+def numbers_of_rows(words: torch.Tensor, rows: slice, layout: Layout, num_bits: int) -> torch.Tensor:
+    """The numbers of some outputs of a weight, uint8 [rows, I], or more columns where the last word is padded.
+
+    With AWQ's layout `rows` begins and ends at words.
+    """
+    if layout == "gptq":
+        return _unpacked(words[:, rows].T, num_bits)
+    if layout == "compressed":
+        return _unpacked(words[rows], num_bits)
+    per_word = WORD_BITS // num_bits
+    return _unpacked_awq(words[:, rows.start // per_word : rows.stop // per_word], num_bits).T
+
+
+def zero_points(words: torch.Tensor, layout: Layout, num_bits: int) -> torch.Tensor:
+    """Zero points as they are stored, uint8 [O, groups], or more rows where the last word is padded.
+
+    They are packed along the outputs: [groups, O/p], in compressed-tensors [O/p, groups].
+    """
+    if layout == "awq":
+        return _unpacked_awq(words, num_bits).T
+    return _unpacked(words.T if layout == "compressed" else words, num_bits).T
+
+
+def _unpacked(words: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """int32 [..., n] to uint8 [..., n * p]: byte by byte, and words are little-endian."""
+    in_order = torch.empty(words.shape, dtype=words.dtype, device=words.device).copy_(words)
+    parts, mask = in_order.view(torch.uint8), 2**num_bits - 1
+    return torch.stack([parts >> shift & mask for shift in range(0, 8, num_bits)], -1).flatten(-2)
+
+
+def _unpacked_awq(words: torch.Tensor, num_bits: int) -> torch.Tensor:
+    numbers = _unpacked(words, num_bits)
+    return numbers.unflatten(-1, (-1, len(_AWQ_PLACES)))[..., _AWQ_PLACES].flatten(-2)
