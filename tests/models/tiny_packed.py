@@ -36,6 +36,7 @@ PACKED = {
     "gptq_act_order": Packed("gptq", group_size=16, shuffled=True, config={"checkpoint_format": "gptq_v2"}),
     "gptq_8_bits": Packed("gptq", 8, -1, symmetric=True, config={"checkpoint_format": "gptq"}),
     "gptq_2_bits": Packed("gptq", 2, 16),
+    "gptq_3_bits": Packed("gptq", 3, 32),
     "awq": Packed("awq"),
     "awq_whole": Packed("awq", group_size=-1, config={"version": "GEMM"}, left_out="layers.1.self_attn.o_proj"),
     "ct_group": Packed("ct", symmetric=True, left_out="layers.1.self_attn.o_proj"),
@@ -47,13 +48,14 @@ PACKED = {
     "ct_act_order": Packed("ct", group_size=16, symmetric=True, shuffled=True),
     "ct_2_bits": Packed("ct", 2, 24),
 }
+_WHOLE_WORDS = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96}
 
 
 def save_tiny_packed(path: Path, variant: str, name: str, **overrides: Any) -> tuple[Path, Path]:
     """Write a variant in one of PACKED and, dequantized in float32, as an ordinary checkpoint: (packed, ordinary)."""
     form = PACKED[name]
-    if form.layout == "gptq" and form.num_bits == 2:
-        overrides = {"intermediate_size": 80, **overrides}  # it has whole words only
+    if form.layout == "gptq" and form.num_bits < 4:
+        overrides = {**_WHOLE_WORDS, **overrides}  # it has no others
     plain = save_tiny_model(path / "plain", variant, **overrides)
     generator = np.random.default_rng(3)
     stored = save_converted(
@@ -142,7 +144,12 @@ def _tensors(
 
 
 def words(numbers: np.ndarray, num_bits: int, order: tuple[int, ...] | None = None) -> np.ndarray:
-    """Rows of numbers as int32 words, the last of a row padded with zeros: place i of a word holds number order[i]."""
+    """Rows of numbers as int32 words, the last of a row padded with zeros: place i of a word holds number order[i].
+
+    Of 3 bits those that do not fit go on in the next word.
+    """
+    if num_bits == 3:
+        return words_of_3_bits(numbers)
     per_word = 32 // num_bits
     order = order or tuple(range(per_word))
     padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per_word)))
@@ -151,3 +158,10 @@ def words(numbers: np.ndarray, num_bits: int, order: tuple[int, ...] | None = No
         for place, number in enumerate(order):
             packed[:, word] |= padded[:, word * per_word + number].astype(np.uint32) << np.uint32(place * num_bits)
     return packed.view(np.int32)
+
+
+def words_of_3_bits(numbers: np.ndarray) -> np.ndarray:
+    """Rows of numbers as one string of bits, the lowest first, cut into words."""
+    padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % 32)))
+    bits = (padded[:, :, None] >> np.arange(3) & 1).reshape(len(padded), -1).astype(np.uint8)
+    return np.packbits(bits, axis=1, bitorder="little").view("<i4")

@@ -14,7 +14,8 @@ from bulkrun.models.config.quantization_config import CT, refused
 Layout = Literal["gptq", "awq", "compressed"]
 
 _WHOLE = -1  # a group size that means all inputs
-_BITS = (2, 4, 8)  # those that divide a byte
+_GPTQ_BITS = (2, 3, 4, 8)
+_CT_BITS = (2, 4, 8)  # 3 were padded to words once, and are no longer
 _GPTQ_FORMATS = {None: 1, "gptq": 1, "gptq_v2": 0}  # and what they store their zero points without
 
 
@@ -49,7 +50,7 @@ def of_gptq(found: Mapping[str, Any]) -> PackedQuantization:
     return PackedQuantization(
         method="gptq",
         layout="gptq",
-        num_bits=_num_bits("gptq", found.get("bits"), _BITS),
+        num_bits=_num_bits("gptq", found.get("bits"), _GPTQ_BITS),
         group_size=_group_size("gptq", found.get("group_size")),
         zero_offset=_GPTQ_FORMATS[layout],
     )
@@ -88,7 +89,7 @@ def _of_group(group: Mapping[str, Any]) -> PackedQuantization:
     return PackedQuantization(
         method=CT,
         layout="compressed",
-        num_bits=_num_bits(CT, weights.get("num_bits"), _BITS),
+        num_bits=_num_bits(CT, weights.get("num_bits"), _CT_BITS),
         group_size=_group_size(CT, weights.get("group_size")) if strategy == "group" else None,
         has_zeros=not weights.get("symmetric", True),
     )

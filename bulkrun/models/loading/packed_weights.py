@@ -214,13 +214,15 @@ def _shape(
             f"{list(size)}, as its {_SIZE} says; {FIX}"
         )
     high, wide = words.shape
-    return size or ((wide * per_word, high) if packing.layout == "awq" else (wide, high * per_word))
+    return size or (
+        (wide * per_word, high) if packing.layout == "awq" else (wide, high * WORD_BITS // packing.num_bits)
+    )
 
 
 def _grids(packing: PackedQuantization, shape: tuple[int, int]) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
     """The shapes that the scales of a weight [O, I] may have, and that of its packed zero points."""
     num_groups = -(-shape[1] // (packing.group_size or shape[1]))
-    packed_rows = -(-shape[0] // (WORD_BITS // packing.num_bits))
+    packed_rows = -(-shape[0] * packing.num_bits // WORD_BITS)
     if packing.layout != "compressed":
         return [(num_groups, shape[0])], (num_groups, packed_rows)
     whole: list[tuple[int, ...]] = [(shape[0],), (1,), (1, 1), ()]

@@ -1,7 +1,8 @@
-"""Numbers of 2, 4 or 8 bits out of words of 32, in the orders of GPTQ, AWQ and compressed-tensors.
+"""Numbers of 2, 3, 4 or 8 bits out of words of 32, in the orders of GPTQ, AWQ and compressed-tensors.
 
 GPTQ packs along a weight's inputs (qweight [I/p, O]), compressed-tensors too (weight_packed [O, I/p]), AWQ along its
 outputs (qweight [I, O/p]) and interleaved, as its kernel wants them: p numbers to a word, the first in the lowest bits.
+Those of 3 bits go on in the next word: 32 lie in three.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ def zero_points(words: torch.Tensor, layout: Layout, num_bits: int) -> torch.Ten
 
 
 def _unpacked(words: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """int32 [..., n] to uint8 [..., n * p]: byte by byte, and words are little-endian."""
+    """int32 [..., n] to uint8 [..., n * p]: by groups of bytes that hold whole numbers; words are little-endian."""
     in_order = torch.empty(words.shape, dtype=words.dtype, device=words.device).copy_(words)
     parts, mask = in_order.view(torch.uint8), 2**num_bits - 1
-    return torch.stack([parts >> shift & mask for shift in range(0, 8, num_bits)], -1).flatten(-2)
+    if num_bits != 3:
+        return torch.stack([parts >> shift & mask for shift in range(0, 8, num_bits)], -1).flatten(-2)
+    low, middle, high = parts.int().unflatten(-1, (-1, 3)).unbind(-1)
+    eight = low | middle << 8 | high << 16
+    return torch.stack([(eight >> shift & mask).to(torch.uint8) for shift in range(0, 24, 3)], -1).flatten(-2)
 
 
 def _unpacked_awq(words: torch.Tensor, num_bits: int) -> torch.Tensor:

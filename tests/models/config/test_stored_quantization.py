@@ -211,7 +211,7 @@ def test_pack_quantized(changes: dict[str, Any], group_size: int | None, has_zer
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        (GPTQ | {"bits": 3}, "quantized with gptq are not supported with 3 bits"),
+        (GPTQ | {"bits": 5}, "quantized with gptq are not supported with 5 bits"),
         (GPTQ | {"bits": None}, "with None bits"),
         (GPTQ | {"group_size": 0}, "with group_size 0"),
         (GPTQ | {"group_size": "128"}, "with group_size '128'"),

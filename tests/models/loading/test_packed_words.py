@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bulkrun.models.loading.packed_words import numbers_of_rows, zero_points
 from tests.models.tiny_packed import AWQ_ORDER, words
 
-SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40), st.sampled_from([2, 4, 8]), st.integers(0, 2**32))
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40), st.sampled_from([2, 3, 4, 8]), st.integers(0, 2**32))
 
 
 def numbers(high: int, wide: int, num_bits: int, seed: int) -> np.ndarray:
@@ -59,7 +59,7 @@ def test_a_word_of_each_order() -> None:
     assert numbers_of_rows(negative, slice(0, 1), "gptq", 8).tolist() == [[255] * 4]
 
 
-@pytest.mark.parametrize("num_bits", [2, 4, 8])
+@pytest.mark.parametrize("num_bits", [2, 3, 4, 8])
 def test_no_rows_are_no_numbers(num_bits: int) -> None:
     empty = numbers_of_rows(torch.zeros(3, 5, dtype=torch.int32), slice(2, 2), "gptq", num_bits)
     assert empty.shape == (0, 3 * 32 // num_bits)
