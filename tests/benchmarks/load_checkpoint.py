@@ -3,7 +3,8 @@
 Alternates, cold (the files dropped from the page cache) and warm: reading the files into one buffer, and loading the
 model. Prints one JSON line per round with wall seconds, CPU seconds and the peak of this process's own memory; the
 first round of a process pays for importing and for the first product's set-up. `--write SIZE` makes the directory
-first: a Llama of about SIZE GB with random weights, in shards of 1 GB.
+first: a Llama of about SIZE GB with random weights, in shards of 1 GB; with `--packed LAYOUT` its projections are in 4
+bits, groups of 128, and the files a quarter of that.
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ _HIDDEN, _INNER, _VOCAB, _HEADS, _KV_HEADS = 3072, 8192, 32000, 24, 8
 _SHARD_BYTES = 10**9
 
 
-def write_checkpoint(path: Path, size_gb: float) -> None:
-    """A Llama of so many layers that its bf16 weights take about `size_gb`."""
+_GROUP = 128
+_QUANTIZATION: dict[str, dict[str, object]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "desc_act": False, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"},
+}
+
+
+def write_checkpoint(path: Path, size_gb: float, packed: str | None = None) -> None:
+    """A Llama of so many layers that its bf16 weights take about `size_gb`; `packed`: in a layout of 4 bits."""
     head_dim = _HIDDEN // _HEADS
     layer = {
         "self_attn.q_proj": (_HIDDEN, _HIDDEN),
@@ -45,26 +53,42 @@ def write_checkpoint(path: Path, size_gb: float) -> None:
     shapes |= {"model.embed_tokens.weight": (_VOCAB, _HIDDEN), "lm_head.weight": (_VOCAB, _HIDDEN)}
     shapes["model.norm.weight"] = (_HIDDEN,)
     path.mkdir(parents=True, exist_ok=True)
-    _write_shards(path, shapes)
+    _write_shards(path, shapes, packed)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
     config |= {"hidden_size": _HIDDEN, "intermediate_size": _INNER, "num_hidden_layers": num_layers}
     config |= {"num_attention_heads": _HEADS, "num_key_value_heads": _KV_HEADS, "vocab_size": _VOCAB}
     config |= {"rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": False, "max_position_embeddings": 4096}
-    (path / "config.json").write_text(json.dumps(config | {"hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}))
+    config |= {"hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": packed and _QUANTIZATION[packed]}))
 
 
-def _write_shards(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def _write_shards(path: Path, shapes: dict[str, tuple[int, ...]], packed: str | None) -> None:
     noise = torch.randn(_VOCAB * _HIDDEN, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16()
     weight_map: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
     for number, (name, shape) in enumerate(shapes.items(), start=1):
-        shard[name] = noise[: torch.Size(shape).numel()].clone().view(shape)
+        if packed and "_proj." in name:
+            shard |= {name.replace("weight", part): tensor for part, tensor in _packed(shape, packed).items()}
+        else:
+            shard[name] = noise[: torch.Size(shape).numel()].clone().view(shape)
         if sum(tensor.nbytes for tensor in shard.values()) > _SHARD_BYTES or number == len(shapes):
             file = f"model-{number:05d}.safetensors"
             save_file(shard, path / file)
             weight_map |= dict.fromkeys(shard, file)
             shard = {}
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _packed(shape: tuple[int, ...], layout: str) -> dict[str, torch.Tensor]:
+    """Random numbers of 4 bits in place of a weight [O, I]."""
+    rows, columns = shape
+    words = (columns // 8, rows) if layout == "gptq" else (columns, rows // 8)
+    bounds, dtype = (-(2**31), 2**31 - 1), torch.int32
+    return {
+        "qweight": torch.randint(*bounds, words, dtype=dtype),
+        "qzeros": torch.randint(*bounds, (columns // _GROUP, rows // 8), dtype=dtype),
+        "scales": torch.full((columns // _GROUP, rows), 0.005, dtype=torch.float16),
+    }
 
 
 def drop_from_page_cache(files: list[Path]) -> None:
@@ -108,11 +132,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model", type=Path)
     parser.add_argument("--write", type=float, metavar="GB")
+    parser.add_argument("--packed", choices=sorted(_QUANTIZATION), help="with --write: the layout of its weights")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if options.write:
-        write_checkpoint(options.model, options.write)
+        write_checkpoint(options.model, options.write, options.packed)
     files = sorted(options.model.glob("*.safetensors"))
     num_bytes = sum(file.stat().st_size for file in files)
     for _ in range(options.rounds):
