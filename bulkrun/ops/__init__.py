@@ -18,7 +18,16 @@ from bulkrun.ops.invariant_attention import is_invariant_attention
 from bulkrun.ops.invariant_linear import invariant_linear as _invariant_linear
 from bulkrun.ops.invariant_linear import is_invariant_linear, make_panels
 from bulkrun.ops.linear import linear, pack_linear_weight
-from bulkrun.ops.moe import PACKED_EXPERTS_NDIM, fused_experts, gated, pack_experts, route_top_k
+from bulkrun.ops.moe import (
+    ExpertWeights,
+    are_packed,
+    expert_by_expert,
+    fused_experts,
+    gated,
+    int8_of_expert,
+    pack_experts,
+    route_top_k,
+)
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
 from bulkrun.ops.paged_attention import copy_kv, store_kv
 from bulkrun.ops.paged_attention import paged_attention as _paged_attention
@@ -60,9 +69,9 @@ step_inputs = by_device(_step_inputs)
 token_logprobs = by_device(_token_logprobs)
 
 __all__ = [
-    "PACKED_EXPERTS_NDIM",
     "AttentionMetadata",
     "ClampedSwiglu",
+    "ExpertWeights",
     "StepBuffers",
     "add_rms_norm",
     "append_tokens",
@@ -72,8 +81,10 @@ __all__ = [
     "apply_temperature",
     "apply_token_masks",
     "apply_top_k_top_p",
+    "are_packed",
     "copy_kv",
     "draw_tokens",
+    "expert_by_expert",
     "fp8_linear",
     "fused_experts",
     "gated",
@@ -81,6 +92,7 @@ __all__ = [
     "greedy_tokens",
     "gumbel_noise",
     "int8_linear",
+    "int8_of_expert",
     "invariant_attention",
     "invariant_linear",
     "is_invariant_attention",

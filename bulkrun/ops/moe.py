@@ -1,27 +1,33 @@
 """Mixture of experts: which experts a token goes to, and the experts' gated MLPs over the tokens they got.
 
 This is the contract and the pure-torch reference: tokens are sorted by expert and go through torch's grouped product,
-which reads the weights of the experts that were chosen, each once. On a CPU with AVX-512 weights are laid out in panels
-of our own (`cpu.fused_experts`). Knows no model.
+which reads the weights of the experts that were chosen, each once. Weights of int8 go expert by expert. On a CPU with
+AVX-512 weights are laid out in panels of our own (`cpu.fused_experts`). Knows no model.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.clamped_swiglu import clamped_swiglu as _clamped_swiglu
-from bulkrun.ops.cpu.fused_experts import can_pack_experts, pack_experts_
+from bulkrun.ops.cpu.fused_experts import can_pack_experts, can_pack_int8_experts, pack_experts_, pack_int8_experts_
 from bulkrun.ops.cpu.fused_experts import fused_experts as _packed_experts
 from bulkrun.ops.dispatch import by_device
+from bulkrun.ops.int8_linear import Int8Weight, int8_linear
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul
 
 _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # torch 2.9 has it by the second name only
 
 clamped_swiglu = by_device(_clamped_swiglu)
 silu_mul = by_device(_silu_mul)
-PACKED_EXPERTS_NDIM = 5  # of weights in panels; plain ones have three dimensions
+ExpertWeights = torch.Tensor | Int8Weight  # [X, O, I], or in panels
+E = TypeVar("E", torch.Tensor, Int8Weight)
+_PACKED_NDIM = 5  # of weights in panels; plain ones have three dimensions
 
 
 def route_top_k(logits_TX: torch.Tensor, top_k: int, *, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,20 +41,27 @@ def route_top_k(logits_TX: torch.Tensor, top_k: int, *, renormalize: bool) -> tu
     return weights_Tk, ids_Tk
 
 
-def pack_experts(weight_XOI: torch.Tensor, hidden_size: int, intermediate_size: int) -> torch.Tensor:
+def pack_experts(weight: E, hidden_size: int, intermediate_size: int) -> E:
     """One of both weights of `fused_experts`, in the layout it is fastest with, or as it is where there is none.
 
     It may take the memory of the weight, which must not be used afterwards.
     """
-    if weight_XOI.ndim == PACKED_EXPERTS_NDIM or not can_pack_experts(weight_XOI, hidden_size, intermediate_size):
-        return weight_XOI
-    return pack_experts_(weight_XOI)
+    if are_packed(weight):
+        return weight
+    if isinstance(weight, Int8Weight):
+        return pack_int8_experts_(weight) if can_pack_int8_experts(hidden_size, intermediate_size) else weight
+    return pack_experts_(weight) if can_pack_experts(weight, hidden_size, intermediate_size) else weight
+
+
+def are_packed(weight: ExpertWeights) -> bool:
+    """Whether experts' weights are laid out for a product of our own."""
+    return (weight.values if isinstance(weight, Int8Weight) else weight).ndim == _PACKED_NDIM
 
 
 def fused_experts(
     x_TE: torch.Tensor,
-    gate_up_XIE: torch.Tensor,
-    down_XEI: torch.Tensor,
+    gate_up_XIE: ExpertWeights,
+    down_XEI: ExpertWeights,
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -58,11 +71,14 @@ def fused_experts(
 
     gate_up_XIE: [X, 2 I, E], gate in the first half of an expert's rows. down_XEI: [X, E, I]. weights_Tk: float32.
     ids_Tk: int64, the k experts of a token all different. E and I are multiples of 8, which torch's product asks for.
-    The weights may both come from `pack_experts`. biases: of both weights, [X, 2 I] and [X, E]. `swiglu`: how gates and
-    ups meet instead of `silu_mul`.
+    The weights may both come from `pack_experts`, and both be of int8, with any sizes: then rows are rounded to int8
+    before each product. biases: of both weights, [X, 2 I] and [X, E]. `swiglu`: how gates and ups meet instead of
+    `silu_mul`.
     """
-    if gate_up_XIE.ndim == PACKED_EXPERTS_NDIM:
+    if are_packed(gate_up_XIE):
         return _packed_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
+    if isinstance(gate_up_XIE, Int8Weight) or isinstance(down_XEI, Int8Weight):
+        return _int8_experts(x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, swiglu)
     num_tokens, top_k = ids_Tk.shape
     expert_P = ids_Tk.flatten()
     order_P = expert_P.argsort(stable=True)  # P = T * k (token, expert) pairs, expert by expert
@@ -77,6 +93,47 @@ def fused_experts(
     out_PE = torch.empty_like(down_PE).index_copy_(0, order_P, down_PE)
     out_TkE = out_PE.unflatten(0, (num_tokens, top_k)).float()
     return (out_TkE * weights_Tk.unsqueeze(-1)).sum(1).to(x_TE.dtype)
+
+
+def expert_by_expert(
+    x_TE: torch.Tensor,
+    weights_Tk: torch.Tensor,
+    ids_Tk: torch.Tensor,
+    mlp: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """`fused_experts` with `mlp(expert, its tokens [P, E])`, which returns [P, E], for each expert that was chosen."""
+    out_TkE = x_TE.new_zeros(*ids_Tk.shape, x_TE.shape[1])
+    for expert in sorted(set(ids_Tk.flatten().tolist())):
+        token_P, choice_P = (ids_Tk == expert).nonzero(as_tuple=True)
+        out_TkE[token_P, choice_P] = mlp(expert, x_TE[token_P])
+    total_TE = torch.zeros_like(x_TE, dtype=torch.float32)
+    for choice in range(ids_Tk.shape[1]):
+        total_TE += out_TkE[:, choice].float() * weights_Tk[:, choice, None]
+    return total_TE.to(x_TE.dtype)
+
+
+def int8_of_expert(weight_XOI: Int8Weight, expert: int) -> Int8Weight:
+    """An expert's matrix [O, I] of plain weights."""
+    return Int8Weight(weight_XOI.values[expert], weight_XOI.scale[expert])
+
+
+def _int8_experts(
+    x_TE: torch.Tensor,
+    plain: tuple[ExpertWeights, ExpertWeights],
+    weights_Tk: torch.Tensor,
+    ids_Tk: torch.Tensor,
+    biases: tuple[torch.Tensor, torch.Tensor] | None,
+    swiglu: ClampedSwiglu | None,
+) -> torch.Tensor:
+    gate_up, down = plain
+    assert isinstance(gate_up, Int8Weight) and isinstance(down, Int8Weight), "both are quantized, or none"
+
+    def mlp(expert: int, x_PE: torch.Tensor) -> torch.Tensor:
+        gate_up_bias, down_bias = (None, None) if biases is None else (bias[expert] for bias in biases)
+        rows = int8_linear(x_PE, int8_of_expert(gate_up, expert), gate_up_bias)
+        return int8_linear(gated(rows, swiglu), int8_of_expert(down, expert), down_bias)
+
+    return expert_by_expert(x_TE, weights_Tk, ids_Tk, mlp)
 
 
 def gated(gate_up: torch.Tensor, swiglu: ClampedSwiglu | None) -> torch.Tensor:

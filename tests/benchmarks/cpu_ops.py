@@ -4,7 +4,8 @@
 
 Products: a weight [O, I], so many copies of it that none is in a cache, as in a model; the libraries' are packed by
 oneDNN (bf16) or plain (float32). Both take turns; GFLOP/s of the best round, and the median of the rounds' ratios.
-Experts: over weights in panels, beside torch's grouped product over plain ones, in ms. Log-probabilities: those of a
+Experts: over weights in panels, beside torch's grouped product over plain ones, in ms; and of int8, beside the same
+panels. Log-probabilities: those of a
 step of 64 sequences, beside torch's softmax and top-k. Attention: one decoding token for each of some sequences, over
 several layers' caches; GB/s of keys and values. Prints one JSON line.
 """
@@ -29,6 +30,7 @@ from bulkrun import ops  # noqa: E402
 from bulkrun.models.config.model_config import ModelConfig  # noqa: E402
 from bulkrun.models.kv_cache import KVCache  # noqa: E402
 from bulkrun.ops.cpu.panel_linear import pack_panels, panel_linear  # noqa: E402
+from bulkrun.ops.int8_linear import Int8Weight, quantize_int8  # noqa: E402
 from bulkrun.ops.linear import linear, pack_for_onednn  # noqa: E402
 from bulkrun.ops.token_logprobs import token_logprobs  # noqa: E402
 from tests.benchmarks.machine import commit, machine, record  # noqa: E402
@@ -58,6 +60,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "products": [compare_products(size, dtype) for size in WEIGHTS],
         "experts": [compare_experts(sizes, dtype) for sizes in EXPERTS],
+        "int8_experts": [compare_int8_experts(sizes, dtype) for sizes in EXPERTS],
         "token_logprobs": compare_logprobs(dtype),
         "attention": [measure_attention(heads, num, dtype) for heads in ATTENTION for num in SEQUENCES],
         "machine": before,
@@ -92,19 +95,36 @@ def compare_products(size: tuple[int, int], dtype: torch.dtype) -> dict[str, obj
 
 def compare_experts(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, object]:
     """By number of tokens: both times in ms, and how many times as fast panels are."""
-    num_experts, top_k, hidden, inner = sizes
-    plain = [torch.randn(num_experts, *shape).to(dtype) * 0.02 for shape in ((2 * inner, hidden), (hidden, inner))]
-    panels = [ops.pack_experts(weight.clone(), hidden, inner) for weight in plain]
-    by_tokens: dict[str, object] = {}
+    plain = experts_of(sizes, dtype)
+    panels = [ops.pack_experts(weight.clone(), *sizes[2:]) for weight in plain]
+    return {"experts": sizes, "by_tokens": by_tokens({"panels": panels, "torch": plain}, sizes, dtype)}
+
+
+def compare_int8_experts(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, object]:
+    """By number of tokens: both times in ms, and how many times as fast int8 is."""
+    plain = experts_of(sizes, dtype)
+    int8 = [ops.pack_experts(Int8Weight(*quantize_int8(weight)), *sizes[2:]) for weight in plain]
+    panels = [ops.pack_experts(weight, *sizes[2:]) for weight in plain]
+    return {"experts": sizes, "by_tokens": by_tokens({"int8": int8, "panels": panels}, sizes, dtype)}
+
+
+def experts_of(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Both weights."""
+    num_experts, _, hidden, inner = sizes
+    return [torch.randn(num_experts, *shape).to(dtype) * 0.02 for shape in ((2 * inner, hidden), (hidden, inner))]
+
+
+def by_tokens(
+    weights: dict[str, list[ops.ExpertWeights]], sizes: tuple[int, int, int, int], dtype: torch.dtype
+) -> dict[str, object]:
+    """The same tokens through each of two kinds of weights."""
+    num_experts, top_k, hidden, _ = sizes
+    found: dict[str, object] = {}
     for tokens in (*ROWS, 1024):
         x, logits = torch.randn(tokens, hidden).to(dtype), torch.randn(tokens, num_experts)
         routed = ops.route_top_k(logits, top_k, renormalize=True)
-        ways = {
-            "panels": partial(ops.fused_experts, x, *panels, *routed),
-            "torch": partial(ops.fused_experts, x, *plain, *routed),
-        }
-        by_tokens[str(tokens)] = beside(ways)
-    return {"experts": sizes, "by_tokens": by_tokens}
+        found[str(tokens)] = beside({way: partial(ops.fused_experts, x, *of, *routed) for way, of in weights.items()})
+    return found
 
 
 def compare_logprobs(dtype: torch.dtype) -> dict[str, object]:

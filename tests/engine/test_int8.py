@@ -13,9 +13,10 @@ import torch
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.decoder.quantized_layers import Int8Linear
+from bulkrun.models.decoder.invariant import InvariantModel
+from bulkrun.models.decoder.quantized_layers import Int8ExpertLinear, Int8Weights
 from bulkrun.models.loading.quantization import refuse_quantization
-from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
+from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE, can_pack_int8
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, run
 from tests.models.fake_quantized import assert_best, with_fake_quantized_projections
@@ -24,6 +25,11 @@ from tests.ops.int8_oracle import fake_quantized
 
 WHOLE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 FAMILIES = ["llama_biases", "mistral_sliding", "qwen3", "phi3", "gemma2", "olmo2", "granite"]
+MIXTURES = {
+    "mixtral": {},
+    "qwen3_moe": {"moe_intermediate_size": 64},
+    "gpt_oss": {"num_local_experts": 6},
+}
 MAX_TOKENS = 17
 
 
@@ -41,13 +47,15 @@ def tokens(engine: LLMEngine) -> list[list[int]]:
 
 def engine_over(folder: Path, variant: str, **settings: Any) -> LLMEngine:
     """Over a model whose rows and columns fill panels, so that all layers are one call where they are compiled."""
-    path = save_tiny_model(folder / variant, variant, **WHOLE, head_dim=16)
+    path = save_tiny_model(folder / variant, variant, **WHOLE, head_dim=16, **MIXTURES.get(variant, {}))
     defaults = {"dtype": "float32", "device": "cpu", "kv_cache_memory_bytes": 8 * 2**20, "block_size": 4}
     return LLMEngine.from_model_dir(path, quantization="int8", **(defaults | settings))
 
 
-def quantized_of(engine: LLMEngine) -> list[Int8Linear]:
-    return [module for module in engine.model_runner.model.modules() if isinstance(module, Int8Linear)]
+def quantized_of(engine: LLMEngine) -> list[Int8Weights]:
+    model = engine.model_runner.model
+    model = model.model if isinstance(model, InvariantModel) else model
+    return [module for module in model.modules() if isinstance(module, Int8Weights)]
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
@@ -61,7 +69,22 @@ def test_tokens_are_those_of_a_model_quantized_by_hand(tmp_path: Path, variant: 
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("variant", ["llama_biases", "qwen3"])
+@pytest.mark.parametrize("variant", MIXTURES)
+def test_experts_have_the_tokens_of_a_model_quantized_by_hand(
+    tmp_path: Path, variant: str, deterministic: bool
+) -> None:
+    model = with_fake_quantized_projections(variant, fake_quantized, **WHOLE, head_dim=16, **MIXTURES[variant])
+    sizes = {"max_num_batched_tokens": 29, "max_num_seqs": 4}
+    engine = engine_over(tmp_path, variant, deterministic=deterministic, **sizes)
+    experts = [one for one in quantized_of(engine) if isinstance(one, Int8ExpertLinear)]
+    assert len(quantized_of(engine)) == 12 and len(experts) == (4 if variant == "qwen3_moe" else 6)
+    assert all((one.zeros is not None) == can_pack_int8(32, 64) for one in quantized_of(engine))
+    for request, output in zip(requests(), tokens(engine), strict=True):
+        assert_best(model, request.prompt_token_ids, output)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("variant", ["llama_biases", "qwen3", "qwen3_moe", "mixtral", "gpt_oss"])
 def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_they_are_slow(
     make_engine: EngineFactory, variant: str, deterministic: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,9 +100,12 @@ def test_sizes_that_fill_no_panels_have_those_tokens_too_and_the_log_says_why_th
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_row_alone_has_the_tokens_that_it_has_in_a_crowd(tmp_path: Path, dtype: str, deterministic: bool) -> None:
-    engine = engine_over(tmp_path, "qwen3", dtype=dtype, max_num_seqs=4, deterministic=deterministic)
-    alone = engine_over(tmp_path, "qwen3", dtype=dtype, max_num_seqs=1, deterministic=deterministic)
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3_moe", "gpt_oss"])
+def test_a_row_alone_has_the_tokens_that_it_has_in_a_crowd(
+    tmp_path: Path, variant: str, dtype: str, deterministic: bool
+) -> None:
+    engine = engine_over(tmp_path, variant, dtype=dtype, max_num_seqs=4, deterministic=deterministic)
+    alone = engine_over(tmp_path, variant, dtype=dtype, max_num_seqs=1, deterministic=deterministic)
     assert tokens(engine) == tokens(alone)
 
 
@@ -105,19 +131,16 @@ def test_two_threads_and_steps_of_many_tokens_change_nothing(tmp_path: Path) -> 
         assert_best(model, request.prompt_token_ids, output)
 
 
-def test_dummy_weights_are_quantized_too(tmp_path: Path) -> None:
-    found = quantized_of(engine_over(tmp_path, "qwen3", load_format="dummy"))
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3_moe"])
+def test_dummy_weights_are_quantized_too(tmp_path: Path, variant: str) -> None:
+    found = quantized_of(engine_over(tmp_path, variant, load_format="dummy"))
     assert len(found) == 12
     assert all(linear.weight.dtype == torch.int8 and linear.weight.data.float().std() > 20 for linear in found)
 
 
-@pytest.mark.parametrize(
-    ("variant", "message"),
-    [("gpt2", r"engine\.quantization: int8 .*GPT2LMHeadModel"), ("mixtral", r"int8 .*mixtures of experts")],
-)
-def test_models_that_cannot_have_it_are_refused(make_engine: EngineFactory, variant: str, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        make_engine(variant, quantization="int8")
+def test_models_that_cannot_have_it_are_refused(make_engine: EngineFactory) -> None:
+    with pytest.raises(ModelError, match=r"engine\.quantization: int8 .*GPT2LMHeadModel"):
+        make_engine("gpt2", quantization="int8")
 
 
 def test_a_gpu_is_told_to_take_fp8(tmp_path: Path) -> None:

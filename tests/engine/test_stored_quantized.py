@@ -17,7 +17,7 @@ from bulkrun.request import Request, SamplingParams
 from tests.benchmarks.int8_checkpoint import write_int8_checkpoint
 from tests.engine.conftest import run
 from tests.engine.gpu_stand_in import gpu_stand_in
-from tests.models.fake_quantized import assert_best, generate
+from tests.models.fake_quantized import are_experts, assert_best, generate, round_inputs_of_experts
 from tests.models.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.models.tiny_quantized import FORMATS, WHOLE, save_tiny_quantized
 from tests.ops import fp8_oracle, int8_oracle
@@ -56,6 +56,8 @@ def round_inputs(
     for name, module in model.model.layers.named_modules():
         if isinstance(module, nn.Linear) and left_out not in f"model.layers.{name}":
             module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),))
+        elif are_experts(module):
+            round_inputs_of_experts(module, rounding)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -95,10 +97,18 @@ def test_a_gpu_multiplies_the_stored_bytes(tmp_path: Path) -> None:
 @needs_int8
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    ("name", "variant"), [("int8_channel", "qwen2"), ("int8_tensor_static", "gemma2"), ("int8_channel", "phi3")]
+    ("name", "variant"),
+    [
+        ("int8_channel", "qwen2"),
+        ("int8_tensor_static", "gemma2"),
+        ("int8_channel", "phi3"),
+        ("int8_channel", "mixtral"),
+        ("int8_tensor_static", "qwen3_moe"),
+    ],
 )
 def test_a_cpu_multiplies_the_stored_bytes(name: str, variant: str, deterministic: bool, tmp_path: Path) -> None:
-    stored, plain = save_tiny_quantized(tmp_path, variant, name, **WHOLE)
+    sizes = WHOLE | ({"moe_intermediate_size": 64} if variant == "qwen3_moe" else {})
+    stored, plain = save_tiny_quantized(tmp_path, variant, name, **sizes)
     model = reference(plain)
     round_inputs(model, FORMATS[name].left_out, int8_oracle.fake_quantized)
     for request, output in zip(requests(), tokens(stored, deterministic=deterministic), strict=True):

@@ -20,13 +20,32 @@ _NEARLY = 0.1  # nats: a sum in another order is another last bit, with which a 
 def with_fake_quantized_projections(
     variant: str, rounding: Callable[[torch.Tensor], torch.Tensor] = fake_quantized, **overrides: Any
 ) -> transformers.PreTrainedModel:
-    """The variant with every linear layer of its body quantized and back: rows of weights, and tokens as they come."""
+    """The variant with every linear layer and expert of its body quantized and back: rows of weights, and tokens as
+    they come."""
     model = make_tiny_model(variant, **overrides)
-    for module in model.model.layers.modules():
+    for module in list(model.model.layers.modules()):
         if isinstance(module, nn.Linear):
             module.weight.data = rounding(module.weight.data)
             module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),))
+        elif are_experts(module):
+            inputs = 1 if "GptOss" in type(module).__name__ else 2  # weights [X, O, I], of gpt-oss [X, I, O]
+            for weight in (module.gate_up_proj, module.down_proj):
+                weight.data = rounding(weight.data.transpose(inputs, 2)).transpose(inputs, 2).contiguous()
+            round_inputs_of_experts(module, rounding)
     return model
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Whether it is what transformers has as one module for all experts of a layer."""
+    return isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
+
+
+def round_inputs_of_experts(experts: nn.Module, rounding: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Make both products see tokens as quantizing them makes them."""
+    experts.config._experts_implementation = "grouped_mm"  # which calls `_apply_gate`; its own loop may not
+    gates = experts._apply_gate
+    experts._apply_gate = lambda gate_up: rounding(gates(gate_up))
+    experts.register_forward_pre_hook(lambda _, given: (rounding(given[0]), *given[1:]))
 
 
 def round_keys_and_values(monkeypatch: pytest.MonkeyPatch, model: transformers.PreTrainedModel) -> None:

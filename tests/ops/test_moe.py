@@ -86,7 +86,7 @@ def packed_case(dtype: torch.dtype, num_experts: int, sizes: tuple[int, int]) ->
     gate_up = (torch.randn(num_experts, 2 * inner, hidden, generator=generator) / hidden**0.5).to(dtype)
     down = (torch.randn(num_experts, hidden, inner, generator=generator) / inner**0.5).to(dtype)
     packed = [ops.pack_experts(weight.clone(), hidden, inner) for weight in (gate_up, down)]
-    assert all(weight.ndim == ops.PACKED_EXPERTS_NDIM for weight in packed)
+    assert all(map(ops.are_packed, packed))
     return gate_up, down, *packed
 
 

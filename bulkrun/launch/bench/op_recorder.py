@@ -23,6 +23,7 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.ops.dispatch import uses_triton
+from bulkrun.ops.int8_linear import Int8Weight
 
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
@@ -162,14 +163,15 @@ def _product(name: str, module: torch.nn.Module) -> Price:
 
 
 def _experts(
-    _: Any, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights_Tk: torch.Tensor, *args: Any
+    _: Any, x: torch.Tensor, gate_up: ops.ExpertWeights, down: ops.ExpertWeights, weights_Tk: torch.Tensor, *args: Any
 ) -> OpCall:
+    gates, downs = (one.values if isinstance(one, Int8Weight) else one for one in (gate_up, down))
     cost = experts_cost(
         x.shape[0],
-        num_experts=gate_up.shape[0],
+        num_experts=gates.shape[0],
         experts_per_tok=weights_Tk.shape[1],
-        expert_weights=gate_up[0].numel() + down[0].numel(),
-        itemsize=gate_up.element_size(),
+        expert_weights=gates[0].numel() + downs[0].numel(),
+        itemsize=gates.element_size(),
     )
     return OpCall("experts", x.shape[0], cost)
 

@@ -14,8 +14,8 @@ from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer, Rotary
-from bulkrun.models.decoder.layers import Linear, RMSNorm, SparseMLP, empty_parameter
-from bulkrun.models.decoder.quantized_layers import Int8Linear
+from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, empty_parameter
+from bulkrun.models.decoder.quantized_layers import Int8Weights
 from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
 from bulkrun.models.kv_cache import KVCache
@@ -115,10 +115,11 @@ class Decoder(nn.Module):
             elif isinstance(module, Attention) and module.sinks is not None:
                 module.sinks.data = module.sinks.data.float()
 
-    def pack_weights(self) -> None:
-        """Lay every matrix out for this device's fastest product (a tied head becomes a second copy)."""
+    def pack_weights(self, *, quantized_alone: bool = False) -> None:
+        """Lay every matrix, or those of int8, out for this device's fastest product; a tied head becomes a copy."""
+        kinds = Int8Weights if quantized_alone else Linear | ExpertLinear | Int8Weights
         for module in self.modules():
-            if isinstance(module, Linear | Int8Linear | SparseMLP):
+            if isinstance(module, kinds):
                 module.pack()
 
     def _embed(self, input_ids_T: torch.Tensor) -> torch.Tensor:

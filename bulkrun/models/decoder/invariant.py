@@ -8,6 +8,7 @@ it is. Elsewhere steps are padded to whole tiles, and the threads share tiles in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,8 +23,8 @@ from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
-from bulkrun.models.decoder.layers import Linear, SparseMLP
-from bulkrun.models.decoder.quantized_layers import Int8Linear
+from bulkrun.models.decoder.layers import ExpertLinear, Linear, SparseMLP
+from bulkrun.models.decoder.quantized_layers import Int8ExpertLinear, Int8Linear
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.layer_stack import LayerStack
@@ -53,34 +54,36 @@ class InvariantSparseMLP(nn.Module):
     """In the place of a `SparseMLP`, on a CPU, where its experts are not one call of our own: expert by expert, each
     one's tokens padded to whole tiles."""
 
-    def __init__(self, sparse: SparseMLP, workers: TileWorkers | None) -> None:
+    def __init__(self, sparse: SparseMLP, workers: TileWorkers) -> None:
         super().__init__()
-        self.moe, self.workers, self.swiglu, self.biases = sparse.moe, workers, sparse.swiglu, sparse.biases
+        self.moe, self.swiglu = sparse.moe, sparse.swiglu
         self.router = InvariantLinear(sparse.router, workers)
-        self.gate_up_panels = [ops.make_panels(weight, in_place=True) for weight in sparse.gate_up_weight.data]
-        self.down_panels = [ops.make_panels(weight, in_place=True) for weight in sparse.down_weight.data]
+        self.gate_up, self.down = (_products(of, workers) for of in (sparse.gate_up_proj, sparse.down_proj))
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
         moe = self.moe
         weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
-        out_TkE = x_TE.new_zeros(*ids_Tk.shape, x_TE.shape[1])
-        for expert in sorted(set(ids_Tk.flatten().tolist())):
-            token_P, choice_P = (ids_Tk == expert).nonzero(as_tuple=True)
-            out_TkE[token_P, choice_P] = self._expert(expert, x_TE[token_P])
-        total_TE = torch.zeros_like(x_TE, dtype=torch.float32)
-        for choice in range(moe.num_experts_per_tok):
-            total_TE += out_TkE[:, choice].float() * weights_Tk[:, choice, None]
-        return total_TE.to(x_TE.dtype)
+        return ops.expert_by_expert(x_TE, weights_Tk, ids_Tk, self._expert)
 
     def _expert(self, expert: int, x_PE: torch.Tensor) -> torch.Tensor:
-        takes_any_rows = self.gate_up_panels[expert][0].ndim == self.down_panels[expert][0].ndim == 4
-        rows = x_PE if takes_any_rows else _whole_tiles(x_PE)
-        gate_up_bias, down_bias = (None, None) if self.biases is None else (bias[expert] for bias in self.biases)
-        gate_up = ops.invariant_linear(rows, self.gate_up_panels[expert], gate_up_bias, self.workers)
-        gated = ops.gated(gate_up, self.swiglu)
-        down = ops.invariant_linear(gated, self.down_panels[expert], down_bias, self.workers)
-        return down[: x_PE.shape[0]]
+        gate_up = self.gate_up[expert](_whole_tiles(x_PE))
+        return self.down[expert](ops.gated(gate_up, self.swiglu))[: x_PE.shape[0]]
+
+
+def _products(
+    projection: ExpertLinear | Int8ExpertLinear, workers: TileWorkers
+) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    """The product with each expert's matrix, of whole tiles."""
+    biases = [None] * len(projection.weight) if projection.bias is None else list(projection.bias)
+    if isinstance(projection, Int8ExpertLinear):
+        matrices = [ops.int8_of_expert(projection.int8_weight, expert) for expert in range(len(biases))]
+        return [partial(ops.int8_linear, weight=one, bias=bias) for one, bias in zip(matrices, biases, strict=True)]
+    panels = [ops.make_panels(weight, in_place=True) for weight in projection.weight.data]
+    return [
+        partial(ops.invariant_linear, panels=one, bias=bias, workers=workers)
+        for one, bias in zip(panels, biases, strict=True)
+    ]
 
 
 class InvariantModel:
@@ -142,7 +145,8 @@ def refuse_invariance(config: ModelConfig, device: torch.device, quantization: s
 
 
 def make_invariant(model: Decoder) -> Decoder | InvariantModel:
-    """Exchange the layers of a decoder whose weights are loaded, not packed; on a CPU, look whether it holds.
+    """Exchange the layers of a decoder whose weights are loaded, and only those of int8 packed; on a CPU, look whether
+    it holds.
 
     Raises ModelError where this processor's products depend on a row's place.
     """
@@ -155,6 +159,8 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
         for name, child in list(module.named_children()):
             if isinstance(child, SparseMLP):
                 setattr(module, name, _invariant_experts(child, workers))
+            elif isinstance(child, Int8Linear) and workers is not None:
+                child.int8_linear = partial(_with_all_threads, workers, ops.int8_linear)
             elif isinstance(child, Linear):
                 setattr(module, name, InvariantLinear(child, workers))
     if workers is None:
@@ -167,7 +173,7 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
 def _stack_of_panels(model: Decoder) -> LayerStack | None:
     """All layers as one call, if it takes steps of every width: others would have other bits."""
     for module in model.modules():
-        if isinstance(module, Int8Linear) or (isinstance(module, Linear) and can_pack_panels(module.weight)):
+        if isinstance(module, Linear) and can_pack_panels(module.weight):
             module.pack()
     stack = compile_layers(model)
     return stack if stack is not None and stack.takes_any_width else None
@@ -176,16 +182,17 @@ def _stack_of_panels(model: Decoder) -> LayerStack | None:
 def _invariant_experts(sparse: SparseMLP, workers: TileWorkers | None) -> SparseMLP | InvariantSparseMLP:
     """As it is where its experts can be packed, but with all threads: a token's bits depend on that token alone."""
     assert workers is not None, "on a GPU mixtures are refused"
-    sparse.pack()
+    sparse.gate_up_proj.pack()
+    sparse.down_proj.pack()
     if not sparse.is_packed:
         return InvariantSparseMLP(sparse, workers)
-    sparse.fused_experts = partial(_experts_of_all_threads, workers)
+    sparse.fused_experts = partial(_with_all_threads, workers, ops.fused_experts)
     return sparse
 
 
-def _experts_of_all_threads(workers: TileWorkers, *args: Any) -> torch.Tensor:
+def _with_all_threads(workers: TileWorkers, op: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
     with workers.all_together():
-        return ops.fused_experts(*args)
+        return op(*args)
 
 
 def _check(model: Decoder) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bulkrun import ops
-from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.config.model_config import DecoderConfig, MoEConfig
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -112,44 +112,54 @@ class MLP(nn.Module):
         return self.down_proj(self.gate(self.gate_up_proj(x_TE)))
 
 
+class ExpertLinear(nn.Module):
+    """A weight of all experts [X, O, I] and perhaps a bias [X, O]: one of both that a mixture has."""
+
+    def __init__(self, config: DecoderConfig, moe: MoEConfig, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.mlp_sizes = config.hidden_size, moe.intermediate_size  # both weights can be packed, or none
+        self.weight = empty_parameter(moe.num_experts, out_features, in_features)
+        self.bias = empty_parameter(moe.num_experts, out_features) if moe.has_biases else None
+
+    @property
+    def experts(self) -> ops.ExpertWeights:
+        """What `ops.fused_experts` takes."""
+        return self.weight.data
+
+    def pack(self) -> None:
+        """Lay the weight out for this device's fastest product; it can only be multiplied with afterwards."""
+        self.weight = nn.Parameter(ops.pack_experts(self.weight.data, *self.mlp_sizes), requires_grad=False)
+
+
 class SparseMLP(nn.Module):
     """A mixture of experts: a router picks a few gated MLPs for each token."""
-
-    EXPERT_WEIGHTS = ("gate_up_weight", "down_weight")
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         assert config.moe is not None, "only sparse layers have experts"
-        self.moe, self.hidden_size = config.moe, config.hidden_size
-        experts, size = config.moe.num_experts, config.moe.intermediate_size
-        self.router = Linear(config.hidden_size, experts, bias=config.moe.has_biases)
+        self.moe = config.moe
+        hidden_size, size = config.hidden_size, config.moe.intermediate_size
+        self.router = Linear(hidden_size, config.moe.num_experts, bias=config.moe.has_biases)
         self.swiglu = None if config.moe.swiglu is None else ops.ClampedSwiglu(*config.moe.swiglu)
         self.fused_experts = ops.fused_experts  # `make_invariant` puts another op of its contract here
-        self.gate_up_weight = empty_parameter(experts, 2 * size, config.hidden_size)
-        self.down_weight = empty_parameter(experts, config.hidden_size, size)
-        self.gate_up_bias = empty_parameter(experts, 2 * size) if config.moe.has_biases else None
-        self.down_bias = empty_parameter(experts, config.hidden_size) if config.moe.has_biases else None
+        self.gate_up_proj = ExpertLinear(config, config.moe, hidden_size, 2 * size)
+        self.down_proj = ExpertLinear(config, config.moe, size, hidden_size)
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
         moe = self.moe
         weights_Tk, ids_Tk = ops.route_top_k(self.router(x_TE), moe.num_experts_per_tok, renormalize=moe.renormalize)
         return self.fused_experts(
-            x_TE, self.gate_up_weight, self.down_weight, weights_Tk, ids_Tk, self.biases, self.swiglu
+            x_TE, self.gate_up_proj.experts, self.down_proj.experts, weights_Tk, ids_Tk, self.biases, self.swiglu
         )
 
     @property
     def biases(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Of gates and ups [X, 2 I], and of downs [X, E]."""
-        return None if self.gate_up_bias is None or self.down_bias is None else (self.gate_up_bias, self.down_bias)
+        gate_up, down = self.gate_up_proj.bias, self.down_proj.bias
+        return None if gate_up is None or down is None else (gate_up, down)
 
     @property
     def is_packed(self) -> bool:
         """Whether the experts are laid out for a product of our own."""
-        return self.gate_up_weight.ndim == ops.PACKED_EXPERTS_NDIM
-
-    def pack(self, *names: str) -> None:
-        """Lay these weights of the experts, or all, out for this device's fastest product."""
-        for name in names or self.EXPERT_WEIGHTS:
-            packed = ops.pack_experts(getattr(self, name).data, self.hidden_size, self.moe.intermediate_size)
-            setattr(self, name, nn.Parameter(packed, requires_grad=False))
+        return ops.are_packed(self.gate_up_proj.experts)

@@ -7,7 +7,7 @@ channel (or fewer), inputs in 8 bits. Products in fp8 depend on the batch, so a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -16,6 +16,7 @@ from bulkrun.models.config.stored_quantization import StoredQuantization
 from bulkrun.models.loading.mxfp4_weights import Mxfp4Weights
 from bulkrun.models.loading.packed_weights import PackedWeights
 from bulkrun.models.loading.stored_quantized import StoredWeights
+from bulkrun.models.loading.tensor_names import expert_modules
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.ops.fp8 import can_multiply_fp8
 from bulkrun.settings import Quantization
@@ -55,7 +56,13 @@ def kept_projections(config: DecoderConfig, weights: AnyWeights) -> Callable[[in
             return not stored.quantizes(module)
         return f"{module}.weight" in weights.tensors and f"{module}.weight" not in weights.scales
 
-    return lambda layer, name: not any(is_plain(f"model.layers.{layer}.{part}") for part in _PARTS[name])
+    def is_chosen(layer: int, name: str) -> bool:
+        parts: Collection[str] = _PARTS[name]
+        if config.moe is not None and config.moe.sparse_layers[layer] and name.startswith("mlp."):
+            parts = expert_modules(config)
+        return bool(parts) and not any(is_plain(f"model.layers.{layer}.{part}") for part in parts)
+
+    return is_chosen
 
 
 def say_how_weights_run(
@@ -85,11 +92,16 @@ def say_how_weights_run(
 
 def _fast_quantization(config: DecoderConfig, device: torch.device) -> Quantization | None:
     """The type of 8 bits that the device multiplies such projections fast in; the first call may compile."""
-    if config.moe is not None:
-        return None
     if device.type != "cpu":
-        return "fp8" if can_multiply_fp8(device) else None
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes = [(q_size + 2 * kv_size, hidden), (hidden, q_size), (2 * inner, hidden), (hidden, inner)]
+        return "fp8" if can_multiply_fp8(device) and config.moe is None else None
+    hidden, q_size, kv_size = (
+        config.hidden_size,
+        config.num_heads * config.head_dim,
+        config.num_kv_heads * config.head_dim,
+    )
+    inner_sizes = {config.intermediate_size} if config.moe is None else {config.moe.intermediate_size}
+    if config.moe is not None and not all(config.moe.sparse_layers):
+        inner_sizes.add(config.intermediate_size)
+    shapes = [(q_size + 2 * kv_size, hidden), (hidden, q_size)]
+    shapes += [shape for inner in inner_sizes for shape in ((2 * inner, hidden), (hidden, inner))]
     return "int8" if all(can_pack_int8(*shape) for shape in shapes) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,8 +20,8 @@ from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.invariant import make_invariant, refuse_invariance
-from bulkrun.models.decoder.layers import Linear, SparseMLP
-from bulkrun.models.decoder.quantized_layers import Int8Linear
+from bulkrun.models.decoder.layers import ExpertLinear, Linear
+from bulkrun.models.decoder.quantized_layers import Int8Weights
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors, release_pinned
 from bulkrun.models.files.weight_files import weight_files
@@ -77,12 +76,10 @@ def load_model(
 
         return load_general_model(path, config, files or [], dtype=dtype, device=device)
     model = _load_decoder(path, config, files, dtype, torch.device(device), quantization, deterministic=deterministic)
-    if deterministic:
-        invariant = make_invariant(model.eval())
-        warn_of_slow_products(model)
-        return invariant
-    model.pack_weights()
+    model.pack_weights(quantized_alone=deterministic)
     warn_of_slow_products(model)
+    if deterministic:
+        return make_invariant(model.eval())
     model.layer_stack = compile_layers(model)
     return model.eval()
 
@@ -138,7 +135,7 @@ def _empty_model(
         quantize_projections(model, quantization, is_chosen)
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
     copied_bytes = model.embed_weight.nbytes if config.tie_word_embeddings else 0  # a tied head is packed beside it
-    can_quantize = config.moe is None and quantization is None
+    can_quantize = quantization is None and (config.moe is None or device.type == "cpu")
     refuse_beyond_ram(num_bytes + copied_bytes, device, can_quantize=can_quantize)
     try:
         # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
@@ -197,13 +194,8 @@ def _fill(model: Decoder, weights: AnyWeights, path: Path, *, pack: bool) -> Non
 
 def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
     """The function that lays each matrix out, by the matrix's memory."""
-    packers: dict[int, Callable[[], None]] = {}
-    for module in model.modules():
-        if isinstance(module, Linear | Int8Linear):
-            packers[_memory(module.weight)] = module.pack
-        elif isinstance(module, SparseMLP):
-            packers |= {_memory(getattr(module, name)): partial(module.pack, name) for name in module.EXPERT_WEIGHTS}
-    return packers
+    matrices = [module for module in model.modules() if isinstance(module, Linear | ExpertLinear | Int8Weights)]
+    return {_memory(module.weight): module.pack for module in matrices}
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -216,7 +208,7 @@ def _store(tensor: torch.Tensor, scale: StoredScale | PackedScale | Mxfp4Scale |
         scale.store(tensor, target)
         return
     if target.scale is not None:
-        store_quantized(tensor, target.view, target.scale)
+        store_quantized(tensor.view(target.view.shape), target.view, target.scale)
         return
     if tensor is not target.view:
         same_numbers = tensor.numel() == target.view.numel()

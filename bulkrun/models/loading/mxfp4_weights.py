@@ -8,7 +8,7 @@ dequantized as it is read, some rows at a time. Format: OCP Microscaling Formats
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.mxfp4_quantization import BLOCK, METHOD
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors
-from bulkrun.models.loading.stored_quantized import FIX, not_quantized
+from bulkrun.models.loading.stored_quantized import FIX, not_quantized, store_dequantized
 from bulkrun.models.loading.tensor_names import PACKED_EXPERTS, Target
 
 _SCALES = "_scales"
@@ -35,13 +35,10 @@ class Mxfp4Scale(NamedTuple):
     def store(self, blocks: torch.Tensor, target: Target) -> None:
         """Dequantize a weight, given its blocks, to where it belongs."""
         device = target.view.device
-        stored, pairs = (blocks.to(device, non_blocking=True), self.exponents.to(device)), _pairs(device)
-        for view, packed, exponents in zip(target.view, *stored, strict=True):
-            rows = view.shape[:-1]  # of gates and ups two dimensions: there they are interleaved
-            step = max(1, _PIECE_NUMBERS // view[0].numel())
-            parts = (view, packed.view(*rows, -1, BLOCK // 2), exponents.view(*rows, -1))
-            for piece, part, powers in zip(*(one.split(step) for one in parts), strict=True):
-                piece.copy_(_numbers(part, powers, pairs))
+        stored = blocks.to(device, non_blocking=True), self.exponents.to(device)
+        scales = [None] * len(blocks) if target.scale is None else list(target.scale)
+        for view, scale, packed, exponents in zip(target.view, scales, *stored, strict=True):
+            store_dequantized(_pieces(packed, exponents, view), Target(view, tuple(view.shape), scale=scale))
 
 
 class Mxfp4Weight(NamedTuple):
@@ -106,6 +103,16 @@ def _pairs(device: torch.device) -> torch.Tensor:
     magnitudes = torch.tensor(_MAGNITUDES, dtype=torch.bfloat16, device=device)
     numbers, byte = torch.cat((magnitudes, -magnitudes)), torch.arange(256, device=device)
     return torch.stack((numbers[byte & 15], numbers[byte >> 4]), -1).view(torch.int32).flatten()
+
+
+def _pieces(packed: torch.Tensor, exponents: torch.Tensor, like: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """An expert's weight in bfloat16, some of its rows at a time, in the order of the place where it belongs."""
+    rows, pairs = like.shape[:-1], _pairs(packed.device)  # of gates and ups two dimensions: there they are interleaved
+    parts = packed.view(*rows, -1, BLOCK // 2), exponents.view(*rows, -1)
+    step = max(1, _PIECE_NUMBERS // like[0].numel())
+    for first in range(0, len(like), step):
+        piece = slice(first, first + step)
+        yield piece, _numbers(parts[0][piece], parts[1][piece], pairs)
 
 
 def _numbers(packed: torch.Tensor, exponents: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """fp8 and int8 weights: which matrices of a decoder are quantized, how they are stored, and where that cannot work.
 
-Quantized are the projections of attention and MLP, where nearly all weights of a model are; embedding, norms and
-lm_head keep the model's dtype, as in vLLM. Each matrix is quantized when its tensor is read, so loading never holds
-more than the quantized model, one tensor and what is read ahead. Knows no files and no product
+Quantized are the projections of attention, MLP and experts, where nearly all weights of a model are; embedding, norms,
+routers and lm_head keep the model's dtype, as in vLLM. Each matrix is quantized when its tensor is read, so loading
+never holds more than the quantized model, one tensor and what is read ahead. Knows no files and no product
 (`bulkrun.ops.fp8_linear`, `bulkrun.ops.int8_linear`).
 """
 
@@ -17,13 +17,15 @@ from bulkrun import ops
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.quantized_layers import Fp8Linear, Int8Linear
+from bulkrun.models.decoder.layers import ExpertLinear
+from bulkrun.models.decoder.quantized_layers import Fp8Linear, Int8ExpertLinear, Int8Linear, Int8Weights
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.fp8 import MIN_CAPABILITY, can_multiply_fp8
 from bulkrun.ops.int8_linear import quantize_int8
 from bulkrun.settings import Quantization
 
 _LAYERS: Mapping[Quantization, type[Fp8Linear | Int8Linear]] = {"fp8": Fp8Linear, "int8": Int8Linear}
+_PIECE_NUMBERS = 2**22  # quantized at a time
 _PROJECTIONS = {"attention": ("qkv_proj", "o_proj"), "mlp": ("gate_up_proj", "down_proj")}
 
 
@@ -34,17 +36,18 @@ def quantize_projections(
 
     `is_chosen` is asked for each by the layer's number and its name there, such as mlp.down_proj; None: all are.
     """
-    quantized = _LAYERS[quantization]
     for i, layer in enumerate(model.layers):
         for part, names in _PROJECTIONS.items():
             module = getattr(layer, part)
             for name in (name for name in names if is_chosen is None or is_chosen(i, f"{part}.{name}")):
-                setattr(module, name, quantized(getattr(module, name)))
+                plain = getattr(module, name)
+                of_kind = Int8ExpertLinear if isinstance(plain, ExpertLinear) else _LAYERS[quantization]
+                setattr(module, name, of_kind(plain))
 
 
 def warn_of_slow_products(model: Decoder) -> None:
     """Say it where int8 products are not compiled: such a model is for checks, not for speed."""
-    plain = [m for m in model.modules() if isinstance(m, Int8Linear) and m.zeros is None]
+    plain = [m for m in model.modules() if isinstance(m, Int8Weights) and m.zeros is None]
     if plain:
         logging.getLogger(__name__).warning(
             "engine.quantization int8: %d of the products run in plain torch, slowly; compiled ones need a processor "
@@ -55,11 +58,23 @@ def warn_of_slow_products(model: Decoder) -> None:
 
 
 def store_quantized(tensor: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> None:
-    """Quantize a tensor [O, I] of any float dtype into (part of) a weight, fp8 or int8 [O, I], and its scale [O, 1]."""
+    """Quantize a tensor [O, I] of any float dtype into (part of) a weight, fp8 or int8 [O, I], and its scale [O, 1].
+
+    All may have further dimensions; that of a row's numbers, which the scale has not, is any but the first.
+    """
+    step = max(1, _PIECE_NUMBERS // weight[0].numel())
+    for parts in zip(*(one.split(step) for one in (tensor, weight, scale)), strict=True):
+        _store_piece(*parts)
+
+
+def _store_piece(tensor: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> None:
     quantize = quantize_int8 if weight.dtype == torch.int8 else ops.quantize_rows
-    quantized, row_scale = quantize(tensor.to(weight.device))
-    weight.copy_(quantized)
-    scale.copy_(row_scale)
+    sizes = enumerate(zip(weight.shape, scale.shape, strict=True))
+    along = next((i for i, (ours, theirs) in sizes if ours != theirs), -1)
+    rows = tensor.to(weight.device).movedim(along, -1)
+    quantized, row_scale = quantize(rows.flatten(0, -2))
+    weight.movedim(along, -1).copy_(quantized.view(rows.shape))
+    scale.movedim(along, -1).copy_(row_scale.view(*rows.shape[:-1], 1))
 
 
 def refuse_quantization(config: ModelConfig, device: torch.device, quantization: Quantization) -> None:
@@ -73,10 +88,10 @@ def refuse_quantization(config: ModelConfig, device: torch.device, quantization:
             f"engine.quantization: {quantization} is for the architectures that `bulkrun models` calls fast, and "
             f"{config.architecture} runs through transformers' own code; leave the key out"
         )
-    if config.moe is not None:
+    if config.moe is not None and quantization == "fp8":
         raise ModelError(
-            f"engine.quantization: {quantization} is not there for mixtures of experts ({config.architecture}); leave "
-            "the key out"
+            f"engine.quantization: fp8 is not there for mixtures of experts ({config.architecture}); leave the key "
+            "out, or on a CPU set int8"
         )
 
 

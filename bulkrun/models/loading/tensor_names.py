@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from torch import nn
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
-from bulkrun.models.decoder.layers import MLP, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm, SparseMLP
+from bulkrun.models.decoder.layers import MLP, ExpertLinear, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm, SparseMLP
 from bulkrun.models.decoder.quantized_layers import QuantizedLinear
 
 
@@ -26,7 +26,7 @@ class Target:
     view: torch.Tensor
     shape: tuple[int, ...]  # what the checkpoint must hold
     offset: float = 0.0  # added to what it holds
-    scale: torch.Tensor | None = None  # of each row, float32 [rows, 1], where the view is quantized
+    scale: torch.Tensor | None = None  # of each row, float32, where the view is quantized: its shape, but 1 for a row
 
 
 class _ExpertNames(NamedTuple):
@@ -69,6 +69,15 @@ def targets(model: Decoder, stored_names: Collection[str]) -> Iterator[tuple[str
         yield HEAD, _whole(model.lm_head.weight)
     for i, layer in enumerate(model.layers):
         yield from _layer_targets(f"model.layers.{i}.", layer, config, stored_names)
+
+
+def expert_modules(config: DecoderConfig) -> list[str]:
+    """The matrices of a sparse layer's experts, such as mlp.experts.0.gate_proj; none where they are one tensor."""
+    names = _EXPERT_NAMES.get(config.architecture)
+    if config.moe is None or names is None:
+        return []
+    experts = [f"{names.block}.experts.{expert}" for expert in range(config.moe.num_experts)]
+    return [f"{expert}.{name}" for expert in experts for name in (names.gate, names.up, names.down)]
 
 
 def _layer_targets(
@@ -118,39 +127,57 @@ def _mlp_targets(prefix: str, mlp: MLP, config: DecoderConfig) -> Iterator[tuple
 def _expert_targets(prefix: str, mlp: SparseMLP, config: DecoderConfig) -> Iterator[tuple[str, Target]]:
     names = _EXPERT_NAMES[config.architecture]
     yield f"{prefix}{names.block}.gate.weight", _whole(mlp.router.weight)
+    sizes = {names.gate: mlp.moe.intermediate_size, names.up: mlp.moe.intermediate_size}
     for expert in range(mlp.moe.num_experts):
-        gate_IE, up_IE = mlp.gate_up_weight.data[expert].chunk(2)
-        views = {names.gate: gate_IE, names.up: up_IE, names.down: mlp.down_weight.data[expert]}
-        for name, view in views.items():
-            yield f"{prefix}{names.block}.experts.{expert}.{name}.weight", Target(view, tuple(view.shape))
+        of_expert = f"{prefix}{names.block}.experts.{expert}."
+        yield from _weights(of_expert, *_of_expert(mlp.gate_up_proj, expert), sizes)
+        yield from _weights(of_expert, *_of_expert(mlp.down_proj, expert), {names.down: config.hidden_size})
+
+
+def _of_expert(projection: ExpertLinear | QuantizedLinear, expert: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Its matrix, and the scales of that."""
+    scale = _scale(projection)
+    return projection.weight.data[expert], None if scale is None else scale[expert]
 
 
 def _fused_expert_targets(prefix: str, mlp: SparseMLP) -> Iterator[tuple[str, Target]]:
     yield f"{prefix}mlp.gate.weight", _whole(mlp.router.weight)
-    yield f"{prefix}{_FUSED_EXPERTS}gate_up_proj", _whole(mlp.gate_up_weight)
-    yield f"{prefix}{_FUSED_EXPERTS}down_proj", _whole(mlp.down_weight)
+    for name, projection in (("gate_up_proj", mlp.gate_up_proj), ("down_proj", mlp.down_proj)):
+        yield f"{prefix}{_FUSED_EXPERTS}{name}", _turned(projection, tuple(projection.weight.shape))
 
 
 def _interleaved_expert_targets(prefix: str, mlp: SparseMLP, *, is_packed: bool) -> Iterator[tuple[str, Target]]:
-    (num_experts, hidden_size, size), gate_up_bias, down_bias = mlp.down_weight.shape, mlp.gate_up_bias, mlp.down_bias
-    assert mlp.router.bias is not None and gate_up_bias is not None and down_bias is not None, (
+    gate_up, down = mlp.gate_up_proj, mlp.down_proj
+    num_experts, hidden_size, size = down.weight.shape
+    assert mlp.router.bias is not None and gate_up.bias is not None and down.bias is not None, (
         "such experts have biases"
     )
     yield f"{prefix}mlp.router.weight", _whole(mlp.router.weight)
     yield f"{prefix}mlp.router.bias", _whole(mlp.router.bias)
-    gate_up_XI2E = mlp.gate_up_weight.data.unflatten(1, (2, size)).transpose(1, 2)
-    down_XEI = mlp.down_weight.data
     experts = f"{prefix}{_FUSED_EXPERTS}"
+
+    def pairs(whole: torch.Tensor) -> torch.Tensor:  # [X, 2 I, ...] -> [X, I, 2, ...]
+        return whole.unflatten(1, (2, size)).transpose(1, 2)
+
     if is_packed:
-        yield f"{experts}gate_up_proj{PACKED_EXPERTS}", Target(gate_up_XI2E, (num_experts, 2 * size, hidden_size))
-        yield f"{experts}down_proj{PACKED_EXPERTS}", Target(down_XEI, tuple(down_XEI.shape))
+        yield f"{experts}gate_up_proj{PACKED_EXPERTS}", _turned(gate_up, (num_experts, 2 * size, hidden_size), pairs)
+        yield f"{experts}down_proj{PACKED_EXPERTS}", _turned(down, (num_experts, hidden_size, size))
     else:
-        gate_up = Target(gate_up_XI2E.permute(0, 3, 1, 2), (num_experts, hidden_size, 2 * size))
-        yield f"{experts}gate_up_proj", gate_up
-        yield f"{experts}down_proj", Target(down_XEI.transpose(1, 2), (num_experts, size, hidden_size))
-    gate_up_bias_XI2 = gate_up_bias.data.unflatten(1, (2, size)).transpose(1, 2)
-    yield f"{experts}gate_up_proj_bias", Target(gate_up_bias_XI2, (num_experts, 2 * size))
-    yield f"{experts}down_proj_bias", _whole(down_bias)
+        columns = (num_experts, hidden_size, 2 * size), (num_experts, size, hidden_size)
+        yield f"{experts}gate_up_proj", _turned(gate_up, columns[0], lambda whole: pairs(whole).permute(0, 3, 1, 2))
+        yield f"{experts}down_proj", _turned(down, columns[1], lambda whole: whole.transpose(1, 2))
+    yield f"{experts}gate_up_proj_bias", Target(pairs(gate_up.bias.data), (num_experts, 2 * size))
+    yield f"{experts}down_proj_bias", _whole(down.bias)
+
+
+def _turned(
+    projection: ExpertLinear | QuantizedLinear,
+    shape: tuple[int, ...],
+    turn: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole,
+) -> Target:
+    """A weight, and its scales, with the numbers in the order that a tensor of this shape holds them in."""
+    scale = _scale(projection)
+    return Target(turn(projection.weight.data), shape, scale=None if scale is None else turn(scale))
 
 
 def _whole(parameter: nn.Parameter) -> Target:
@@ -163,10 +190,20 @@ def _norm(norm: RMSNorm, config: DecoderConfig) -> Target:
 
 def _parts(prefix: str, fused: Linear | QuantizedLinear, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
     """The parts of a fused projection: consecutive rows of its weight and bias."""
-    rows = list(sizes.values())
-    scales = fused.weight_scale.split(rows) if isinstance(fused, QuantizedLinear) else [None] * len(rows)
-    for name, part, scale in zip(sizes, fused.weight.data.split(rows), scales, strict=True):
-        yield f"{prefix}{name}.weight", Target(part, tuple(part.shape), scale=scale)
+    yield from _weights(prefix, fused.weight.data, _scale(fused), sizes)
     if fused.bias is not None:
-        for name, part in zip(sizes, fused.bias.data.split(rows), strict=True):
+        for name, part in zip(sizes, fused.bias.data.split(list(sizes.values())), strict=True):
             yield f"{prefix}{name}.bias", Target(part, tuple(part.shape))
+
+
+def _weights(
+    prefix: str, fused: torch.Tensor, scale: torch.Tensor | None, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, Target]]:
+    rows = list(sizes.values())
+    scales = [None] * len(rows) if scale is None else scale.split(rows)
+    for name, part, part_scale in zip(sizes, fused.split(rows), scales, strict=True):
+        yield f"{prefix}{name}.weight", Target(part, tuple(part.shape), scale=part_scale)
+
+
+def _scale(projection: nn.Module) -> torch.Tensor | None:
+    return projection.weight_scale if isinstance(projection, QuantizedLinear) else None

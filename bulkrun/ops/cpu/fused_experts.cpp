@@ -2,7 +2,7 @@
 //
 // A token's row stands once for each of its experts, expert by expert. Work is cut into items, rows of one expert by
 // columns of its weight, that threads take in turn: few tokens keep all threads busy, and many do too where one expert
-// got most of them. A row's bits depend on that row alone.
+// got most of them. Where weights are bytes, rows become bytes before each product. A row's bits depend on that row alone.
 
 #include <vector>
 
@@ -10,11 +10,13 @@
 #include "struct_layout.h"
 
 struct Experts {
-    const void *x, *gate_up, *down;      // [T, E]; the panels of all experts, one's after another's
-    const void *gate_up_bias, *down_bias;  // of all experts, or null
-    const float* weights;                // [T, k]
-    const int64_t* ids;                  // [T, k]
-    void *gathered, *gated, *rows, *out;  // scratch: room for whole sixteens of each expert's rows; [T, E]
+    Matrix gate_up, down;  // of all experts, one's after another's
+    const void* x;         // [T, E]
+    const float* weights;  // [T, k]
+    const int64_t* ids;    // [T, k]
+    void *gathered, *gated, *rows;  // scratch: room for whole sixteens of each expert's rows
+    void *bytes, *row_scales;       // the same, of what is multiplied where weights are bytes; else `gathered`
+    void* out;                      // [T, E]
     int64_t num_tokens, top_k, num_experts, hidden_size, intermediate_size;
     float alpha, limit;  // of ClampedSwiglu; limit 0: the gates are SiLUs
     int32_t num_threads;
@@ -30,10 +32,12 @@ struct Mixture {
     using W = typename WordOf<T>::type;
     const Experts& e;
     const long size, inner;
+    const bool in_bytes;
     std::vector<long> places;  // of each (token, choice): its row
     std::vector<ExpertRows> items;
 
-    explicit Mixture(const Experts& e) : e(e), size(e.hidden_size), inner(e.intermediate_size) {
+    explicit Mixture(const Experts& e)
+        : e(e), size(e.hidden_size), inner(e.intermediate_size), in_bytes(e.gate_up.scales != nullptr) {
         std::vector<long> counts(e.num_experts), starts(e.num_experts);
         const long pairs = e.num_tokens * e.top_k;
         for (long i = 0; i < pairs; i++) counts[e.ids[i]]++;
@@ -56,10 +60,12 @@ struct Mixture {
         {
             const TileSetup tiles;
 #pragma omp for schedule(static)
-            for (size_t i = 0; i < places.size(); i++)
-                memcpy((T*)e.gathered + places[i] * size, (const T*)e.x + i / e.top_k * size, size * sizeof(T));
+            for (long token = 0; token < e.num_tokens; token++) gather(token);
 #pragma omp for schedule(dynamic, 1)
             for (size_t i = 0; i < items.size(); i++) gate(items[i]);
+#pragma omp for schedule(static)
+            for (size_t i = 0; i < (in_bytes ? places.size() : 0); i++)
+                quantize((const T*)e.gated + places[i] * inner, inner, places[i]);
 #pragma omp for schedule(dynamic, 1)
             for (size_t i = 0; i < items.size(); i++) finish(items[i]);
 #pragma omp for schedule(static)
@@ -68,8 +74,35 @@ struct Mixture {
     }
 
   private:
-    static Matrix matrix_of(const void* panels, const void* bias, long expert, long columns, long numbers) {
-        return {(const T*)panels + expert * columns * numbers, bias ? (const T*)bias + expert * columns : nullptr};
+    // To a token's row for each of its experts.
+    void gather(long token) const {
+        const long* place = &places[token * e.top_k];
+        const T* x = (const T*)e.x + token * size;
+        if (in_bytes) quantize(x, size, place[0]);
+        for (long choice = 0; choice < e.top_k; choice++)
+            if (!in_bytes) memcpy((T*)e.gathered + place[choice] * size, x, size * sizeof(T));
+            else if (choice > 0) copy_quantized(place[0], place[choice]);
+    }
+
+    void quantize(const T* row, long width, long place) const {
+        ((float*)e.row_scales)[place] = quantize_row(row, width, (uint8_t*)e.bytes + place * width);
+    }
+
+    void copy_quantized(long from, long to) const {
+        ((float*)e.row_scales)[to] = ((float*)e.row_scales)[from];
+        memcpy((uint8_t*)e.bytes + to * size, (uint8_t*)e.bytes + from * size, size);
+    }
+
+    Operand operand_of(const void* numbers, long width, const ExpertRows& item) const {
+        if (!in_bytes) return operand((const T*)numbers + item.first * width, width);
+        const long words = width / ByteWords::per_word;
+        return {(const uint32_t*)e.bytes + item.first * words, words, (const float*)e.row_scales + item.first};
+    }
+
+    Matrix matrix_of(const Matrix& all, long expert, long columns, long numbers) const {
+        const long first = expert * columns, itemsize = in_bytes ? 1 : sizeof(T);
+        return {(const char*)all.panels + first * numbers * itemsize, all.bias ? (const T*)all.bias + first : nullptr,
+                in_bytes ? all.scales + first : nullptr, in_bytes ? all.zeros + first : nullptr};
     }
 
     void gate(const ExpertRows& item) const {
@@ -79,14 +112,19 @@ struct Mixture {
 
     template <class Combine>
     void gate_with(const ExpertRows& item, const Combine& combine) const {
-        multiply_gated<W>(operand((const T*)e.gathered + item.first * size, size),
-                          matrix_of(e.gate_up, e.gate_up_bias, item.expert, 2 * inner, size),
-                          (T*)e.gated + item.first * inner, inner, item.rows, inner, item.share, combine);
+        const Operand x = operand_of(e.gathered, size, item);
+        const Matrix matrix = matrix_of(e.gate_up, item.expert, 2 * inner, size);
+        T* gated = (T*)e.gated + item.first * inner;
+        if (in_bytes) multiply_gated<ByteWords>(x, matrix, gated, inner, item.rows, inner, item.share, combine);
+        else multiply_gated<W>(x, matrix, gated, inner, item.rows, inner, item.share, combine);
     }
 
     void finish(const ExpertRows& item) const {
-        project<W>(operand((const T*)e.gated + item.first * inner, inner),
-                   matrix_of(e.down, e.down_bias, item.expert, size, inner), (T*)e.rows + item.first * size, item.rows, size, 1.0f, item.share);
+        const Operand gated = operand_of(e.gated, inner, item);
+        const Matrix matrix = matrix_of(e.down, item.expert, size, inner);
+        T* rows = (T*)e.rows + item.first * size;
+        if (in_bytes) project<ByteWords>(gated, matrix, rows, item.rows, size, 1.0f, item.share);
+        else project<W>(gated, matrix, rows, item.rows, size, 1.0f, item.share);
     }
 
     void sum_choices(long token) const {

@@ -1,7 +1,7 @@
 """Experts whose weights are in panels, compiled for processors with AVX-512. Contract: `bulkrun.ops.moe`.
 
-The panels are those of `panel_linear`: each expert's part of a weight is read from end to end by one thread or shared
-out by columns. A token's bits depend on that token alone, on any number of threads.
+The panels are those of `panel_linear` and `int8_linear`: each expert's part of a weight is read from end to end by one
+thread or shared out by columns. A token's bits depend on that token alone, on any number of threads.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import torch
 
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.cpu.dtypes import name
+from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels, pack_panels_
-from bulkrun.ops.cpu.structs import struct_function
+from bulkrun.ops.cpu.structs import Matrix, struct_function
+from bulkrun.ops.int8_linear import Int8Weight
 
 _ROWS = 16  # of a tile: each expert's rows begin at a multiple
-_POINTERS = ("x", "gate_up", "down", "gate_up_bias", "down_bias", "weights", "ids", "gathered", "gated", "rows", "out")
+_POINTERS = ("x", "weights", "ids", "gathered", "gated", "rows", "bytes", "row_scales", "out")
 _SIZES = ("num_tokens", "top_k", "num_experts", "hidden_size", "intermediate_size")
 
 
@@ -27,6 +29,8 @@ class _Experts(ctypes.Structure):
     """`struct Experts` of fused_experts.cpp."""
 
     _fields_ = (
+        ("gate_up", Matrix),
+        ("down", Matrix),
         *[(x, c_void_p) for x in _POINTERS],
         *[(x, c_int64) for x in _SIZES],
         ("alpha", c_float),
@@ -45,34 +49,63 @@ def pack_experts_(weight_XOI: torch.Tensor) -> torch.Tensor:
     return pack_panels_(weight_XOI.flatten(0, 1)).unflatten(0, (weight_XOI.shape[0], -1))
 
 
+def can_pack_int8_experts(hidden_size: int, intermediate_size: int) -> bool:
+    """The same for weights of int8."""
+    return can_pack_int8(2 * intermediate_size, hidden_size) and can_pack_int8(hidden_size, intermediate_size)
+
+
+def pack_int8_experts_(weight: Int8Weight) -> Int8Weight:
+    """Experts' weights [X, O, I] in panels, in the memory of their values; zeros: [X, O]."""
+    num_experts = weight.values.shape[0]
+    values, _, zeros = pack_int8_(Int8Weight(weight.values.flatten(0, 1), weight.scale.flatten(0, 1)))
+    assert zeros is not None, "asked of sizes that can be packed"
+    return Int8Weight(values.unflatten(0, (num_experts, -1)), weight.scale, zeros.view(num_experts, -1))
+
+
 def fused_experts(
     x_TE: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | Int8Weight,
+    down: torch.Tensor | Int8Weight,
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     swiglu: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
-    """As the reference, with weights from `pack_experts_`."""
-    (num_tokens, size), top_k, dtype = x_TE.shape, ids_Tk.shape[1], name(x_TE.dtype)
-    num_experts, inner = gate_up.shape[0], down.shape[2] * down.shape[4]
+    """As the reference, with weights from `pack_experts_` or `pack_int8_experts_`."""
+    if name(x_TE.dtype) is None:  # of other types there are int8 weights alone
+        biases = biases and (biases[0].float(), biases[1].float())
+        return fused_experts(x_TE.float(), gate_up, down, weights_Tk, ids_Tk, biases, swiglu).to(x_TE.dtype)
+    (num_tokens, size), top_k = x_TE.shape, ids_Tk.shape[1]
+    panels = down.values if isinstance(down, Int8Weight) else down
+    num_experts, inner = panels.shape[0], panels.shape[2] * panels.shape[4]
+    biases = biases and (biases[0].contiguous(), biases[1].contiguous())
+    matrices = [_matrix(weight, bias) for weight, bias in zip((gate_up, down), biases or (None, None), strict=True)]
+    asked, out_TE = (x_TE.contiguous(), weights_Tk.contiguous(), ids_Tk.contiguous()), torch.empty_like(x_TE)
     pairs = num_tokens * top_k
     room = pairs + min(pairs, num_experts) * (_ROWS - 1)
-    gathered, rows = x_TE.new_empty(2, room + -room % _ROWS, size)
-    gated, out_TE = x_TE.new_empty(rows.shape[0], inner), torch.empty_like(x_TE)
-    biases = biases and (biases[0].contiguous(), biases[1].contiguous())
-    tensors = (
-        x_TE.contiguous(), gate_up, down, *(biases or (None, None)), weights_Tk.contiguous(), ids_Tk.contiguous(),
-        gathered, gated, rows, out_TE,
-    )  # fmt: skip
-    addresses = [None if one is None else one.data_ptr() for one in tensors]
+    scratch = _scratch(x_TE, room + -room % _ROWS, inner, in_bytes=isinstance(down, Int8Weight))
+    addresses = [None if one is None else one.data_ptr() for one in (*asked, *scratch, out_TE)]
     sizes = (num_tokens, top_k, num_experts, size, inner)
-    experts = _Experts(*addresses, *sizes, *(swiglu or (0.0, 0.0)), torch.get_num_threads())
-    _function(f"fused_experts_{dtype}")(ctypes.byref(experts))
+    experts = _Experts(*matrices, *addresses, *sizes, *(swiglu or (0.0, 0.0)), torch.get_num_threads())
+    _function(f"fused_experts_{name(x_TE.dtype)}")(ctypes.byref(experts))
     return out_TE
+
+
+def _matrix(weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None) -> Matrix:
+    parts = weight if isinstance(weight, Int8Weight) else (weight, None, None)
+    values, scale, zeros = (None if part is None else part.data_ptr() for part in parts)
+    return Matrix(values, None if bias is None else bias.data_ptr(), scale, zeros)
+
+
+def _scratch(x_TE: torch.Tensor, room: int, inner: int, *, in_bytes: bool) -> list[torch.Tensor | None]:
+    """What rows are gathered in, gates make, downs make; rows as bytes, and their scales."""
+    size = x_TE.shape[1]
+    gated, rows = x_TE.new_empty(room, inner), x_TE.new_empty(room, size)
+    if not in_bytes:
+        return [torch.empty_like(rows), gated, rows, None, None]
+    return [None, gated, rows, torch.empty(room, max(size, inner), dtype=torch.uint8), torch.empty(room)]
 
 
 @cache
 def _function(op: str) -> Callable[..., None]:
-    return struct_function(op, _Experts)
+    return struct_function(op, _Experts, Matrix)

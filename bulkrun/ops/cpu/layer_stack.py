@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
+from bulkrun.ops.cpu import structs
 from bulkrun.ops.cpu.dtypes import suffix
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
-from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.int8_linear import Int8Weight
 
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
@@ -71,13 +71,9 @@ class StackSizes:
     dtype: torch.dtype  # of what goes through them, and of weights that are not int8
 
 
-class _Matrix(ctypes.Structure):
-    _fields_ = tuple((x, c_void_p) for x in ("panels", "bias", "scales", "zeros"))
-
-
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *[(x, _Matrix) for x in ("qkv", "o", "gate_up", "down")],
+        *[(x, structs.Matrix) for x in ("qkv", "o", "gate_up", "down")],
         *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")],
         *[(x, c_void_p) for x in ("qk_norm", "q_norm", "k_norm", "k_cache", "v_cache")],
         *[(x, c_int64) for x in ("window", "rotary")],
@@ -131,8 +127,8 @@ class LayerStack:
         self._row_sizes, self._scratch_rows, self._scratch = _row_sizes(sizes), {}, torch.zeros(0, dtype=sizes.dtype)
         matrices = [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         self._max_tokens = None if all(map(_is_packed, matrices)) else MAX_COPIED_TOKENS
-        self._run: Callable[..., None] = struct_function(
-            f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, _Matrix, _Rotary
+        self._run: Callable[..., None] = structs.struct_function(
+            f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, structs.Matrix, _Rotary
         )
 
     @property
@@ -210,14 +206,14 @@ class LayerStack:
             window=layer.sliding_window or 0, rotary=-1 if layer.rotary is None else layer.rotary,
         )  # fmt: skip
 
-    def _matrix(self, matrix: Matrix) -> _Matrix:
+    def _matrix(self, matrix: Matrix) -> structs.Matrix:
         weight, bias = matrix.weight, None if matrix.bias is None else self._keep(_padded(matrix.bias))
         if isinstance(weight, Int8Weight):
             assert weight.zeros is not None, "int8 goes through the stack in panels alone"
-            return _Matrix(self._keep(weight.values), bias, self._keep(weight.scale), self._keep(weight.zeros))
+            return structs.Matrix(self._keep(weight.values), bias, self._keep(weight.scale), self._keep(weight.zeros))
         if weight.ndim == 2:
             weight = pack_panels(F.pad(_padded(weight), (0, -weight.shape[1] % _PAD)))
-        return _Matrix(self._keep(weight), bias)
+        return structs.Matrix(self._keep(weight), bias)
 
     def _keep(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor.contiguous())

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from ctypes import c_void_p
 from functools import cache
 
 from bulkrun.ops.cpu.library import c_function, c_number
+
+
+class Matrix(ctypes.Structure):
+    """`struct Matrix` of panels.h: addresses, or None."""
+
+    _fields_ = tuple((x, c_void_p) for x in ("panels", "bias", "scales", "zeros"))
 
 
 @cache

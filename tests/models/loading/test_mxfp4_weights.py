@@ -29,9 +29,9 @@ def test_weights_are_the_numbers_that_they_stand_for(
     ours, theirs = weights_on_a_gpu(path, dtype=dtype), tensors_of(plain)
     gate_up, bias = theirs[f"{EXPERTS}gate_up_proj"], theirs[f"{EXPERTS}gate_up_proj_bias"]
     halves = torch.cat((gate_up[..., ::2], gate_up[..., 1::2]), -1).transpose(1, 2)
-    assert torch.equal(ours["layers.0.mlp.gate_up_weight"], halves.to(dtype))
-    assert torch.equal(ours["layers.0.mlp.down_weight"], theirs[f"{EXPERTS}down_proj"].transpose(1, 2).to(dtype))
-    assert torch.equal(ours["layers.0.mlp.gate_up_bias"], torch.cat((bias[:, ::2], bias[:, 1::2]), -1).to(dtype))
+    assert torch.equal(ours["layers.0.mlp.gate_up_proj.weight"], halves.to(dtype))
+    assert torch.equal(ours["layers.0.mlp.down_proj.weight"], theirs[f"{EXPERTS}down_proj"].transpose(1, 2).to(dtype))
+    assert torch.equal(ours["layers.0.mlp.gate_up_proj.bias"], torch.cat((bias[:, ::2], bias[:, 1::2]), -1).to(dtype))
     assert torch.equal(ours["layers.0.attention.sinks"], theirs["model.layers.0.self_attn.sinks"])
 
 

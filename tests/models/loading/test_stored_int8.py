@@ -12,7 +12,7 @@ import torch
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
 from bulkrun.models.decoder.invariant import InvariantModel
-from bulkrun.models.decoder.quantized_layers import Int8Linear
+from bulkrun.models.decoder.quantized_layers import Int8Linear, Int8Weights
 from bulkrun.models.loading.loader import load_model
 from bulkrun.ops.cpu import int8_linear
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
@@ -33,7 +33,7 @@ def load(path: Path, **options: Any) -> Decoder:
 
 
 def in_int8(model: Decoder) -> set[str]:
-    return {name for name, module in model.named_modules() if isinstance(module, Int8Linear)}
+    return {name for name, module in model.named_modules() if isinstance(module, Int8Weights)}
 
 
 @needs_int8
