@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -137,6 +138,7 @@ def main() -> None:
         "--packed", choices=[*sorted(_QUANTIZATION), "mxfp4"], help="with --write: the layout of its weights"
     )
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--quantization", choices=["fp8", "int8"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if options.write and options.packed == "mxfp4":
@@ -145,12 +147,14 @@ def main() -> None:
         write_checkpoint(options.model, options.write, options.packed)
     files = sorted(options.model.glob("*.safetensors"))
     num_bytes = sum(file.stat().st_size for file in files)
+    load = partial(
+        load_model, options.model, dtype=torch.bfloat16, device=options.device, quantization=options.quantization
+    )
     for _ in range(options.rounds):
         for cache in ("cold", "warm"):
             for work in ("read", "load"):
                 if cache == "cold":
                     drop_from_page_cache(files)
-                load = lambda: load_model(options.model, dtype=torch.bfloat16, device=options.device)  # noqa: E731
                 measured(work, cache, num_bytes, load if work == "load" else lambda: read(files))
 
 

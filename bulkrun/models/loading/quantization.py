@@ -25,7 +25,7 @@ from bulkrun.ops.int8_linear import quantize_int8
 from bulkrun.settings import Quantization
 
 _LAYERS: Mapping[Quantization, type[Fp8Linear | Int8Linear]] = {"fp8": Fp8Linear, "int8": Int8Linear}
-_PIECE_NUMBERS = 2**22  # quantized at a time
+_PIECE_NUMBERS = 2**20  # quantized at a time on a CPU: what stays in its cache
 _PROJECTIONS = {"attention": ("qkv_proj", "o_proj"), "mlp": ("gate_up_proj", "down_proj")}
 
 
@@ -62,7 +62,7 @@ def store_quantized(tensor: torch.Tensor, weight: torch.Tensor, scale: torch.Ten
 
     All may have further dimensions; that of a row's numbers, which the scale has not, is any but the first.
     """
-    step = max(1, _PIECE_NUMBERS // weight[0].numel())
+    step = max(1, _PIECE_NUMBERS // weight[0].numel()) if weight.is_cpu else len(weight)
     for parts in zip(*(one.split(step) for one in (tensor, weight, scale)), strict=True):
         _store_piece(*parts)
 
