@@ -145,10 +145,10 @@ def refuse_invariance(config: ModelConfig, device: torch.device, quantization: s
 
 
 def make_invariant(model: Decoder) -> Decoder | InvariantModel:
-    """Exchange the layers of a decoder whose weights are loaded, and only those of int8 packed; on a CPU, look whether
-    it holds.
+    """Exchange the layers of a decoder whose weights are loaded; on a CPU, look whether it holds.
 
-    Raises ModelError where this processor's products depend on a row's place.
+    Weights of int8 are packed already, if they can be, and no others. Raises ModelError where this processor's products
+    depend on a row's place.
     """
     workers = TileWorkers() if model.device.type == "cpu" else None
     if workers is not None:
