@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.layers import Linear
 from bulkrun.models.decoder.quantized_layers import Fp8Linear
+from bulkrun.models.loading import quantization
 from bulkrun.models.loading.loader import load_model
+from bulkrun.models.loading.quantization import store_quantized
 from bulkrun.ops.fp8 import FP8
 from tests.benchmarks.int8_checkpoint import write_int8_checkpoint
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
+from tests.ops import int8_oracle
 from tests.ops.fp8_oracle import fake_quantized
 
 PEAK = """
@@ -88,6 +93,30 @@ def test_dummy_weights_are_the_same_noise_quantized(tmp_path: Path) -> None:
     assert torch.equal(quantized.embed_weight, plain.embed_weight)
     (logits,) = forced_logits(quantized, [[5, 9, 30, 2, 77]], [3])
     assert logits.isfinite().all()
+
+
+@settings(deadline=None)
+@given(
+    outer=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    size=st.integers(2, 5),
+    order=st.permutations(range(4)),
+    piece=st.integers(1, 60),
+    is_int8=st.booleans(),
+)
+def test_rows_lie_along_any_dimension_but_the_first(
+    outer: list[int], size: int, order: list[int], piece: int, is_int8: bool
+) -> None:
+    """As experts' tensors hold them: [X, I, O], [X, O / 2, 2, I] and the like."""
+    sizes = [*outer, size]
+    order = [0, *(i for i in order if 0 < i < len(sizes))]
+    tensor = torch.randn(sizes)
+    values = torch.empty(sizes, dtype=torch.int8 if is_int8 else FP8)
+    scale = torch.empty(*sizes[:-1], 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantization, "_PIECE_NUMBERS", piece)
+        store_quantized(*(one.permute(order) for one in (tensor, values, scale)))
+    expected = (int8_oracle.fake_quantized if is_int8 else fake_quantized)(tensor.flatten(0, -2)).view(sizes)
+    torch.testing.assert_close(values.float() * scale, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.slow
