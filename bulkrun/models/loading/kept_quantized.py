@@ -13,15 +13,11 @@ import torch
 
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.config.stored_quantization import StoredQuantization
-from bulkrun.models.loading.mxfp4_weights import Mxfp4Weights
-from bulkrun.models.loading.packed_weights import PackedWeights
-from bulkrun.models.loading.stored_quantized import StoredWeights
+from bulkrun.models.loading.any_weights import AnyWeights
 from bulkrun.models.loading.tensor_names import expert_modules
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.ops.fp8 import can_multiply_fp8
 from bulkrun.settings import Quantization
-
-AnyWeights = StoredWeights | PackedWeights | Mxfp4Weights
 
 # each projection's parts in a checkpoint: those that are fused here, and what has them fused already
 _PARTS = {

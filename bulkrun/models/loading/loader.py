@@ -1,8 +1,8 @@
 """Weights from a checkpoint into a `Decoder`: memory never exceeds the model, one tensor and what is read ahead.
 
 A missing, unexpected or mis-shaped tensor is an error that names it, before the model is read. Which tensors there are
-stands in `stored_weights`, where each goes in `tensor_names`, which files hold them in `weight_files`, where in a file
-each lies in `checkpoint`, how it gets into memory in `read_ahead`.
+stands in `stored_weights`, which of them belong together in `any_weights`, where each goes in `tensor_names`, which
+files hold them in `weight_files`, where in a file each lies in `checkpoint`, how it gets into memory in `read_ahead`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 import torch
 
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
-from bulkrun.models.config.mxfp4_quantization import Mxfp4Quantization
-from bulkrun.models.config.packed_quantization import PackedQuantization
 from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.invariant import make_invariant, refuse_invariance
@@ -27,17 +25,15 @@ from bulkrun.models.files.read_ahead import read_tensors, release_pinned
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
+from bulkrun.models.loading.any_weights import AnyScale, AnyWeights, any_weights
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
-from bulkrun.models.loading.kept_quantized import AnyWeights, kept_projections, kept_quantization, say_how_weights_run
-from bulkrun.models.loading.mxfp4_weights import Mxfp4Scale, mxfp4_weights
-from bulkrun.models.loading.packed_weights import PackedScale, packed_weights
+from bulkrun.models.loading.kept_quantized import kept_projections, kept_quantization, say_how_weights_run
 from bulkrun.models.loading.quantization import (
     quantize_projections,
     refuse_quantization,
     store_quantized,
     warn_of_slow_products,
 )
-from bulkrun.models.loading.stored_quantized import StoredScale, with_scales
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.loading.tensor_names import HEAD, Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
@@ -96,7 +92,7 @@ def _load_decoder(
 ) -> Decoder:
     """The decoder with the files' weights or, without files, random ones."""
     tensors = text_tensors(files or [], is_tied=config.tie_word_embeddings)
-    weights = _with_scales(tensors, config, path)
+    weights = any_weights(tensors, config.stored_quantization, path)
     if config.tie_word_embeddings and (HEAD in weights.scales or has_own_head(tensors, dtype)):
         config = dataclasses.replace(config, tie_word_embeddings=False)
     kept = kept_quantization(config, device, deterministic=deterministic) if quantization is None else None
@@ -109,15 +105,6 @@ def _load_decoder(
     else:
         _fill(model, weights, path, pack=not deterministic)
     return model
-
-
-def _with_scales(tensors: dict[str, StoredTensor], config: DecoderConfig, path: Path) -> AnyWeights:
-    stored = config.stored_quantization
-    if isinstance(stored, Mxfp4Quantization):
-        return mxfp4_weights(tensors, path)
-    if isinstance(stored, PackedQuantization):
-        return packed_weights(tensors, stored, path)
-    return with_scales(tensors, stored, path)
 
 
 def _empty_model(
@@ -203,7 +190,7 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _store(tensor: torch.Tensor, scale: StoredScale | PackedScale | Mxfp4Scale | None, target: Target) -> None:
+def _store(tensor: torch.Tensor, scale: AnyScale | None, target: Target) -> None:
     if scale is not None:
         scale.store(tensor, target)
         return
