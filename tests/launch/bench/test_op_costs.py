@@ -16,7 +16,9 @@ from bulkrun.launch.bench.op_recorder import OpRecorder
 from bulkrun.launch.bench.traced_run import trace_steps
 from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from tests.models.tiny_models import save_tiny_model
+from tests.models.tiny_quantized import WHOLE
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
@@ -55,13 +57,16 @@ def test_products_read_their_weights_once_and_experts_only_those_that_are_needed
 WORK = [Work([5 + n, 6, 7, 8, 9], length) for n, length in enumerate([1, 9, 12, 7, 11])]
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "mixtral"])
-def test_the_ops_of_a_run_add_up_to_the_flops_of_its_ceiling(variant: str, tmp_path: Path) -> None:
+def test_the_ops_of_a_run_add_up_to_the_flops_of_its_ceiling(
+    variant: str, quantization: str | None, tmp_path: Path
+) -> None:
     """Every token goes through the model once, except each request's last, which nobody reads.
 
     In the last layer's MLP no more of a prompt than its last token.
     """
-    engine = _engine(save_tiny_model(tmp_path, variant))
+    engine = _engine(save_tiny_model(tmp_path, variant), quantization=quantization)
     recorder = OpRecorder(engine)
     with recorder.steps_and_ops():
         run_workload(engine, WORK)
@@ -73,6 +78,21 @@ def test_the_ops_of_a_run_add_up_to_the_flops_of_its_ceiling(variant: str, tmp_p
     heads = 2 * cost.num_lm_head_weights * len(WORK)  # lm_head on the last token of a prompt
     saved = 2 * _mlp_weights(config) * sum(len(one.prompt_token_ids) - 1 for one in WORK)
     assert recorded == ceilings(cost, read, rates).gemm_s + heads - saved
+
+
+@pytest.mark.skipif(not can_pack_int8(32, 64), reason="no compiled int8 products on this machine")
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_packed_experts_are_an_op_of_their_own(quantization: str | None, deterministic: bool, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "mixtral", **WHOLE)
+    engine = _engine(path, quantization=quantization, deterministic=deterministic)
+    recorder = OpRecorder(engine)
+    with recorder.steps_and_ops():
+        run_workload(engine, WORK)
+    experts, layers = [call for call in recorder.calls if call.name == "experts"], 3
+    assert len(experts) == layers * recorder._num_steps
+    sizes, top_k = WHOLE["hidden_size"] * WHOLE["intermediate_size"], 2
+    assert all(call.cost.flops == 2 * 3 * sizes * top_k * call.rows for call in experts)
 
 
 def _mlp_weights(config: DecoderConfig) -> int:
@@ -94,8 +114,8 @@ def test_recording_changes_no_token_and_leaves_no_trace(tmp_path: Path) -> None:
     assert run_workload(engine, WORK).output_tokens == expected
 
 
-def _engine(path: Path) -> LLMEngine:
-    settings: dict[str, object] = {"max_num_seqs": 2, "kv_cache_memory_bytes": 8 * 2**20}
+def _engine(path: Path, **settings: object) -> LLMEngine:
+    settings |= {"max_num_seqs": 2, "kv_cache_memory_bytes": 8 * 2**20}
     return LLMEngine.from_model_dir(path, device="cpu", dtype="float32", **settings)
 
 
