@@ -4,8 +4,9 @@
 
 Texts are functions of Python's standard library in modules that `bundled:tiny` never saw in training (split and
 prompt of `examples/tiny_data.py`, from `--functions`, which `python examples/extract_functions.py` writes): prompt and
-the sentence its author wrote, over whose tokens everything is counted. Without `--model`: the bundled model, and two
-seeded random ones over random tokens, of which only agreement and gaps mean anything. Per precision:
+the sentence its author wrote, over whose tokens everything is counted. Without `--model`: the bundled model, and three
+seeded random ones over random tokens, of which only agreement and gaps mean anything. Per precision, unless model or
+device refuse it:
 
 - perplexity of the author's tokens;
 - agreement: share of positions whose likeliest token is float32's (forced: the text goes on as it is written);
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.errors import BulkrunError
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.request import Request, SamplingParams, TokenLogprob
 from bulkrun.text.tokenizer import Tokenizer
@@ -51,6 +53,11 @@ PRECISIONS: Mapping[str, Mapping[str, str]] = {
 }
 RANDOM_SIZES = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "vocab_size": 4096}
 RANDOM_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
+RANDOM_MODELS = {
+    "llama": RANDOM_SIZES,
+    "qwen3": RANDOM_SIZES,
+    "qwen3_moe": RANDOM_SIZES | {"moe_intermediate_size": 704, "num_experts": 8, "mlp_only_layers": []},
+}
 RANDOM_TEXTS, RANDOM_LENGTH = 16, 200
 NUM_LOGPROBS, NUM_COMPARED = 20, 5
 
@@ -96,8 +103,8 @@ def models(
     folder = given or BUNDLED_ROOT / "tiny"
     yield (folder.name if given else "bundled:tiny"), folder, held_out_texts(folder, functions, num_texts)
     if given is None:
-        for variant in ("llama", "qwen3"):
-            random_folder = save_tiny_model(scratch / variant, variant, **RANDOM_SIZES, **RANDOM_HEADS, head_dim=64)
+        for variant, sizes in RANDOM_MODELS.items():
+            random_folder = save_tiny_model(scratch / variant, variant, **sizes, **RANDOM_HEADS, head_dim=64)
             yield f"random {variant}", random_folder, random_texts()
 
 
@@ -133,9 +140,13 @@ def example(name: str) -> ModuleType:
 def compare(folder: Path, texts: Sequence[Text], device: str) -> dict[str, Any]:
     """Every precision beside float32."""
     exact = logprobs(folder, texts, device, REFERENCE)
-    rows = {"float32": {"perplexity": perplexity(exact)}}
+    rows: dict[str, dict[str, Any]] = {"float32": {"perplexity": perplexity(exact)}}
     for name, settings in PRECISIONS.items():
-        ours = logprobs(folder, texts, device, settings)
+        try:
+            ours = logprobs(folder, texts, device, settings)
+        except BulkrunError as error:
+            rows[name] = {"refused": str(error)}
+            continue
         rows[name] = {"perplexity": perplexity(ours), **summary(ours, exact)}
     return {"texts": len(texts), "tokens": len(exact), "precisions": rows}
 

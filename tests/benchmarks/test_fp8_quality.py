@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from bulkrun.request import TokenLogprob
-from tests.benchmarks.fp8_quality import difference, perplexity, summary
+from tests.benchmarks.fp8_quality import Text, compare, difference, perplexity, summary
+from tests.models.tiny_models import save_tiny_model
 
 EXACT = TokenLogprob(7, -2.0, ((1, -0.5), (7, -2.0), (3, -3.0)))
 
@@ -31,6 +33,13 @@ def test_a_choice_that_float32_does_not_know_is_far_off_and_spoils_no_mean() -> 
     facts = summary([unknown, EXACT], [EXACT, EXACT])
     expected = {"agreement": 0.5, "worst_regret": 0.0, "far_off": 1, "worst_gap": 0.0, "mean_gap": 0.0}
     assert facts == expected
+
+
+def test_what_a_model_refuses_is_said_and_the_rest_measured(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, "mixtral")
+    rows = compare(path, [Text([5, 9, 30, 2, 77], 1)], "cpu")["precisions"]
+    assert "mixtures of experts" in rows["weights fp8"]["refused"]
+    assert rows["weights int8"]["far_off"] == rows["kv fp8"]["far_off"] == 0
 
 
 def test_perplexity_is_of_the_texts_own_tokens() -> None:
