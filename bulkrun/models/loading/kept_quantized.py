@@ -95,9 +95,10 @@ def _fast_quantization(config: DecoderConfig, device: torch.device) -> Quantizat
         config.num_heads * config.head_dim,
         config.num_kv_heads * config.head_dim,
     )
-    inner_sizes = {config.intermediate_size} if config.moe is None else {config.moe.intermediate_size}
-    if config.moe is not None and not all(config.moe.sparse_layers):
-        inner_sizes.add(config.intermediate_size)
+    inner_sizes = {config.intermediate_size}
+    if config.moe is not None:
+        sizes = {True: config.moe.intermediate_size, False: config.intermediate_size}
+        inner_sizes = {sizes[is_sparse] for is_sparse in config.moe.sparse_layers}
     shapes = [(q_size + 2 * kv_size, hidden), (hidden, q_size)]
     shapes += [shape for inner in inner_sizes for shape in ((2 * inner, hidden), (hidden, inner))]
     return "int8" if all(can_pack_int8(*shape) for shape in shapes) else None

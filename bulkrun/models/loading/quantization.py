@@ -17,14 +17,24 @@ from bulkrun import ops
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.decoder.layers import ExpertLinear
-from bulkrun.models.decoder.quantized_layers import Fp8Linear, Int8ExpertLinear, Int8Linear, Int8Weights
+from bulkrun.models.decoder.layers import ExpertLinear, Linear
+from bulkrun.models.decoder.quantized_layers import (
+    Fp8Linear,
+    Int8ExpertLinear,
+    Int8Linear,
+    Int8Weights,
+    QuantizedLinear,
+)
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.fp8 import MIN_CAPABILITY, can_multiply_fp8
 from bulkrun.ops.int8_linear import quantize_int8
 from bulkrun.settings import Quantization
 
-_LAYERS: Mapping[Quantization, type[Fp8Linear | Int8Linear]] = {"fp8": Fp8Linear, "int8": Int8Linear}
+_LAYERS: Mapping[tuple[Quantization, type], Callable[..., QuantizedLinear]] = {
+    ("fp8", Linear): Fp8Linear,
+    ("int8", Linear): Int8Linear,
+    ("int8", ExpertLinear): Int8ExpertLinear,
+}
 _PIECE_NUMBERS = 2**20  # quantized at a time on a CPU: what stays in its cache
 _PROJECTIONS = {"attention": ("qkv_proj", "o_proj"), "mlp": ("gate_up_proj", "down_proj")}
 
@@ -41,8 +51,7 @@ def quantize_projections(
             module = getattr(layer, part)
             for name in (name for name in names if is_chosen is None or is_chosen(i, f"{part}.{name}")):
                 plain = getattr(module, name)
-                of_kind = Int8ExpertLinear if isinstance(plain, ExpertLinear) else _LAYERS[quantization]
-                setattr(module, name, of_kind(plain))
+                setattr(module, name, _LAYERS[quantization, type(plain)](plain))
 
 
 def warn_of_slow_products(model: Decoder) -> None:

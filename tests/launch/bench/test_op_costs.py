@@ -16,7 +16,7 @@ from bulkrun.launch.bench.op_recorder import OpRecorder
 from bulkrun.launch.bench.traced_run import trace_steps
 from bulkrun.launch.bench.workload import Work
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
-from bulkrun.ops.cpu.int8_linear import can_pack_int8
+from tests.models.loading.test_stored_int8 import needs_int8
 from tests.models.tiny_models import save_tiny_model
 from tests.models.tiny_quantized import WHOLE
 
@@ -80,7 +80,7 @@ def test_the_ops_of_a_run_add_up_to_the_flops_of_its_ceiling(
     assert recorded == ceilings(cost, read, rates).gemm_s + heads - saved
 
 
-@pytest.mark.skipif(not can_pack_int8(32, 64), reason="no compiled int8 products on this machine")
+@needs_int8
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_packed_experts_are_an_op_of_their_own(quantization: str | None, deterministic: bool, tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_packed_experts_are_an_op_of_their_own(quantization: str | None, determi
     engine = _engine(path, quantization=quantization, deterministic=deterministic)
     recorder = OpRecorder(engine)
     with recorder.steps_and_ops():
-        run_workload(engine, WORK)
+        steps = run_workload(engine, WORK).widths
     experts, layers = [call for call in recorder.calls if call.name == "experts"], 3
-    assert len(experts) == layers * recorder._num_steps
+    assert len(experts) == layers * len(steps)
     sizes, top_k = WHOLE["hidden_size"] * WHOLE["intermediate_size"], 2
     assert all(call.cost.flops == 2 * 3 * sizes * top_k * call.rows for call in experts)
 

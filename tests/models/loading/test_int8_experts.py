@@ -14,15 +14,13 @@ from bulkrun.models.decoder.quantized_layers import Int8ExpertLinear
 from bulkrun.models.loading import quantization
 from bulkrun.models.loading.loader import load_model
 from bulkrun.ops.cpu.fused_experts import pack_int8_experts_
-from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.ops.int8_linear import Int8Weight
-from tests.models.loading.test_stored_int8 import in_int8, load
+from tests.models.loading.test_stored_int8 import in_int8, load, needs_int8
 from tests.models.tiny_models import edit_weights, make_tiny_model, save_tiny_model
 from tests.models.tiny_mxfp4 import save_tiny_mxfp4
 from tests.models.tiny_quantized import WHOLE, save_tiny_quantized
 from tests.ops import int8_oracle
 
-needs_int8 = pytest.mark.skipif(not can_pack_int8(32, 64), reason="no compiled int8 products on this machine")
 Both = tuple[torch.Tensor, torch.Tensor]
 
 
