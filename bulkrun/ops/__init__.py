@@ -8,6 +8,7 @@ from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.draw_tokens import draw_tokens as _draw_tokens
+from bulkrun.ops.four_bit_linear import four_bit_linear as _four_bit_linear
 from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
 from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
@@ -24,8 +25,8 @@ from bulkrun.ops.moe import (
     expert_by_expert,
     fused_experts,
     gated,
-    int8_of_expert,
     pack_experts,
+    product_of_expert,
     route_top_k,
 )
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
@@ -54,6 +55,7 @@ append_tokens = by_device(_append_tokens, has_triton=False)
 apply_penalties = by_device(_apply_penalties)
 apply_token_masks = by_device(_apply_token_masks)
 draw_tokens = by_device(_draw_tokens)
+four_bit_linear = by_device(_four_bit_linear, has_triton=False)
 fp8_linear = by_device(_fp8_linear)
 gelu_mul = by_device(_gelu_mul)
 greedy_tokens = by_device(_greedy_tokens, has_triton=False)
@@ -85,6 +87,7 @@ __all__ = [
     "copy_kv",
     "draw_tokens",
     "expert_by_expert",
+    "four_bit_linear",
     "fp8_linear",
     "fused_experts",
     "gated",
@@ -92,7 +95,6 @@ __all__ = [
     "greedy_tokens",
     "gumbel_noise",
     "int8_linear",
-    "int8_of_expert",
     "invariant_attention",
     "invariant_linear",
     "is_invariant_attention",
@@ -103,6 +105,7 @@ __all__ = [
     "pack_experts",
     "pack_linear_weight",
     "paged_attention",
+    "product_of_expert",
     "quantize_rows",
     "rms_norm",
     "rotary_cos_sin",

@@ -30,11 +30,24 @@ def quantize_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     infinity dequantizes to no numbers.
     """
     x_float = x.float()
-    most_R1 = x_float.abs().amax(-1, keepdim=True)
-    most_R1 = torch.where(most_R1 < _LEAST, _LEAST, most_R1)
-    factor_R1 = most_R1.new_tensor(INT8_MAX) / most_R1  # of a number by a tensor torch makes a reciprocal first
-    values = (x_float * factor_R1).round_().nan_to_num_(0.0).clamp_(-INT8_MAX, INT8_MAX)
-    return values.to(torch.int8), most_R1 / INT8_MAX
+    factor_R1, scale_R1 = int8_factor(x_float)
+    return to_int8(x_float, factor_R1), scale_R1
+
+
+def int8_factor(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each row's numbers are multiplied with before they are rounded, and their scale: float32 [..., 1].
+
+    x: float32 [..., C].
+    """
+    most = x.abs().amax(-1, keepdim=True)
+    most = torch.where(most < _LEAST, _LEAST, most)
+    factor = most.new_tensor(INT8_MAX) / most  # of a number by a tensor torch makes a reciprocal first
+    return factor, most / INT8_MAX
+
+
+def to_int8(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """x times the factor, to the nearest whole number, as int8; what is no number becomes 0."""
+    return (x * factor).round_().nan_to_num_(0.0).clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
 
 
 def int8_linear(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:

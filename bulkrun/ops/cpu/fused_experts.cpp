@@ -37,7 +37,7 @@ struct Mixture {
     std::vector<ExpertRows> items;
 
     explicit Mixture(const Experts& e)
-        : e(e), size(e.hidden_size), inner(e.intermediate_size), in_bytes(e.gate_up.scales != nullptr) {
+        : e(e), size(e.hidden_size), inner(e.intermediate_size), in_bytes(e.gate_up.in_bytes()) {
         std::vector<long> counts(e.num_experts), starts(e.num_experts);
         const long pairs = e.num_tokens * e.top_k;
         for (long i = 0; i < pairs; i++) counts[e.ids[i]]++;
@@ -100,9 +100,13 @@ struct Mixture {
     }
 
     Matrix matrix_of(const Matrix& all, long expert, long columns, long numbers) const {
-        const long first = expert * columns, itemsize = in_bytes ? 1 : sizeof(T);
-        return {(const char*)all.panels + first * numbers * itemsize, all.bias ? (const T*)all.bias + first : nullptr,
-                in_bytes ? all.scales + first : nullptr, in_bytes ? all.zeros + first : nullptr};
+        const long first = expert * columns, bits = all.codebook ? 4 : in_bytes ? 8 : 8 * sizeof(T);
+        const long first_group = all.codebook ? first * (numbers / all.group_size) : 0;
+        const auto from = [](auto* numbers, long at) { return numbers ? numbers + at : nullptr; };
+        return {(const char*)all.panels + first * numbers * bits / 8, from((const T*)all.bias, first),
+                from(all.scales, first), from(all.zeros, first), all.codebook,
+                from(all.group_scales, first_group), from(all.group_zeros, first_group),
+                from(all.byte_factors, first), all.group_size};
     }
 
     void gate(const ExpertRows& item) const {

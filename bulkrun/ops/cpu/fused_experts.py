@@ -15,9 +15,12 @@ import torch
 
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.cpu.dtypes import name
+from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits, pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels, pack_panels_
-from bulkrun.ops.cpu.structs import Matrix, struct_function
+from bulkrun.ops.cpu.panel_matrix import Matrix, PanelWeight, num_inputs, panel_matrix, panels_of
+from bulkrun.ops.cpu.structs import struct_function
+from bulkrun.ops.four_bit_linear import FourBitWeight
 from bulkrun.ops.int8_linear import Int8Weight
 
 _ROWS = 16  # of a tile: each expert's rows begin at a multiple
@@ -62,39 +65,55 @@ def pack_int8_experts_(weight: Int8Weight) -> Int8Weight:
     return Int8Weight(values.unflatten(0, (num_experts, -1)), weight.scale, zeros.view(num_experts, -1))
 
 
+def can_pack_four_bit_experts(
+    hidden_size: int, intermediate_size: int, group_sizes: tuple[int, int], dtype: torch.dtype, *, int8: bool
+) -> bool:
+    """The same for weights of four bits, with groups of these sizes in gates and ups, and in downs."""
+    return can_pack_four_bits(
+        2 * intermediate_size, hidden_size, group_sizes[0], dtype, int8=int8
+    ) and can_pack_four_bits(hidden_size, intermediate_size, group_sizes[1], dtype, int8=int8)
+
+
+def pack_four_bit_experts_(weight: FourBitWeight) -> FourBitWeight:
+    """Experts' weights [X, O, I] in panels, in the memory of their codes: [X, O / 32, ...]."""
+    num_experts, zero = len(weight.codes), weight.zero
+    rows = weight._replace(
+        codes=weight.codes.flatten(0, 1),
+        scale=weight.scale.flatten(0, 1),
+        zero=zero if zero is None else zero.flatten(0, 1),
+    )
+    codes, scale, zero, *rest = pack_four_bits_(rows)
+    grids = [one if one is None else one.unflatten(0, (num_experts, -1)) for one in (codes, scale, zero)]
+    return FourBitWeight(*grids, *rest)
+
+
 def fused_experts(
     x_TE: torch.Tensor,
-    gate_up: torch.Tensor | Int8Weight,
-    down: torch.Tensor | Int8Weight,
+    gate_up: PanelWeight,
+    down: PanelWeight,
     weights_Tk: torch.Tensor,
     ids_Tk: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     swiglu: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
-    """As the reference, with weights from `pack_experts_` or `pack_int8_experts_`."""
+    """As the reference, with weights from `pack_experts_`, `pack_int8_experts_` or `pack_four_bit_experts_`."""
     if name(x_TE.dtype) is None:  # of other types there are int8 weights alone
         biases = biases and (biases[0].float(), biases[1].float())
         return fused_experts(x_TE.float(), gate_up, down, weights_Tk, ids_Tk, biases, swiglu).to(x_TE.dtype)
     (num_tokens, size), top_k = x_TE.shape, ids_Tk.shape[1]
-    panels = down.values if isinstance(down, Int8Weight) else down
-    num_experts, inner = panels.shape[0], panels.shape[2] * panels.shape[4]
+    num_experts, inner = panels_of(down).shape[0], num_inputs(down)
     biases = biases and (biases[0].contiguous(), biases[1].contiguous())
-    matrices = [_matrix(weight, bias) for weight, bias in zip((gate_up, down), biases or (None, None), strict=True)]
+    both = zip((gate_up, down), biases or (None, None), strict=True)
+    matrices = [panel_matrix(weight, bias) for weight, bias in both]
     asked, out_TE = (x_TE.contiguous(), weights_Tk.contiguous(), ids_Tk.contiguous()), torch.empty_like(x_TE)
     pairs = num_tokens * top_k
     room = pairs + min(pairs, num_experts) * (_ROWS - 1)
-    scratch = _scratch(x_TE, room + -room % _ROWS, inner, in_bytes=isinstance(down, Int8Weight))
+    scratch = _scratch(x_TE, room + -room % _ROWS, inner, in_bytes=matrices[1].scales is not None)
     addresses = [None if one is None else one.data_ptr() for one in (*asked, *scratch, out_TE)]
     sizes = (num_tokens, top_k, num_experts, size, inner)
     experts = _Experts(*matrices, *addresses, *sizes, *(swiglu or (0.0, 0.0)), torch.get_num_threads())
     _function(f"fused_experts_{name(x_TE.dtype)}")(ctypes.byref(experts))
     return out_TE
-
-
-def _matrix(weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None) -> Matrix:
-    parts = weight if isinstance(weight, Int8Weight) else (weight, None, None)
-    values, scale, zeros = (None if part is None else part.data_ptr() for part in parts)
-    return Matrix(values, None if bias is None else bias.data_ptr(), scale, zeros)
 
 
 def _scratch(x_TE: torch.Tensor, room: int, inner: int, *, in_bytes: bool) -> list[torch.Tensor | None]:

@@ -19,15 +19,15 @@ static void int8_linear(const T* x, uint32_t* bytes, float* scales, const Matrix
 }
 
 #ifdef __AVX512VNNI__
-extern "C" void int8_linear_float32(const float* x, uint32_t* bytes, float* row_scales, const void* panels,
-                                    const void* bias, const float* scales, const int32_t* zeros, float* out,
-                                    int64_t rows, int64_t size, int64_t words, int64_t columns, int32_t num_threads) {
-    int8_linear(x, bytes, row_scales, {panels, bias, scales, zeros}, out, rows, size, words, columns, num_threads);
+extern "C" void int8_linear_float32(const Matrix* matrix, const float* x, uint32_t* bytes, float* row_scales,
+                                    float* out, int64_t rows, int64_t size, int64_t words, int64_t columns,
+                                    int32_t num_threads) {
+    int8_linear(x, bytes, row_scales, *matrix, out, rows, size, words, columns, num_threads);
 }
 
-extern "C" void int8_linear_bfloat16(const bf16* x, uint32_t* bytes, float* row_scales, const void* panels,
-                                     const void* bias, const float* scales, const int32_t* zeros, bf16* out,
-                                     int64_t rows, int64_t size, int64_t words, int64_t columns, int32_t num_threads) {
-    int8_linear(x, bytes, row_scales, {panels, bias, scales, zeros}, out, rows, size, words, columns, num_threads);
+extern "C" void int8_linear_bfloat16(const Matrix* matrix, const bf16* x, uint32_t* bytes, float* row_scales,
+                                     bf16* out, int64_t rows, int64_t size, int64_t words, int64_t columns,
+                                     int32_t num_threads) {
+    int8_linear(x, bytes, row_scales, *matrix, out, rows, size, words, columns, num_threads);
 }
 #endif

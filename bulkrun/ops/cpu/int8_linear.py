@@ -5,6 +5,7 @@ The panels are those of `panel_linear` with four numbers to a word, which the la
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
@@ -12,8 +13,10 @@ from functools import cache
 import torch
 
 from bulkrun.ops.cpu.dtypes import name
-from bulkrun.ops.cpu.library import c_function, library
+from bulkrun.ops.cpu.library import library
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels_
+from bulkrun.ops.cpu.panel_matrix import Matrix, panel_matrix
+from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.int8_linear import ZERO, Int8Weight
 from bulkrun.ops.int8_linear import int8_linear as reference
 
@@ -45,15 +48,18 @@ def int8_linear(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) 
         return reference(x, weight, bias)
     if name(x.dtype) is None:
         return int8_linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
+    return multiply_int8_panels(x, panel_matrix(weight, bias), weight.values.shape[0] * PANEL)
+
+
+def multiply_int8_panels(x: torch.Tensor, matrix: Matrix, columns: int) -> torch.Tensor:
+    """x [T, I] of float32 or bf16, as int8, times panels with so many columns, plus their bias; returns [T, O]."""
     x = x.contiguous()
-    (num_tokens, size), panels = x.shape, weight.values
-    columns, words = panels.shape[0] * PANEL, panels.shape[1]
-    rows = num_tokens + -num_tokens % _ROWS
+    num_tokens, size = x.shape
+    rows, words = num_tokens + -num_tokens % _ROWS, size // 4
     values, scales = torch.empty(rows, words, dtype=torch.int32), torch.empty(rows)
     out = x.new_empty(num_tokens, columns)
     _function(x.dtype)(
-        x.data_ptr(), values.data_ptr(), scales.data_ptr(), panels.data_ptr(),
-        None if bias is None else bias.data_ptr(), weight.scale.data_ptr(), weight.zeros.data_ptr(), out.data_ptr(),
+        ctypes.byref(matrix), x.data_ptr(), values.data_ptr(), scales.data_ptr(), out.data_ptr(),
         num_tokens, size, words, columns, torch.get_num_threads(),
     )  # fmt: skip
     return out
@@ -66,4 +72,5 @@ def _is_compiled() -> bool:
 
 @cache
 def _function(dtype: torch.dtype) -> Callable[..., None]:
-    return c_function(f"int8_linear_{name(dtype)}", *[c_void_p] * 8, *[c_int64] * 4, c_int32)
+    more = (*[c_void_p] * 4, *[c_int64] * 4, c_int32)
+    return struct_function(f"int8_linear_{name(dtype)}", Matrix, more=more)

@@ -11,6 +11,13 @@ constexpr float LEAST = 0x1p-100;  // what a row's largest number is taken for, 
 struct ByteWords {
     static constexpr int per_word = 4;
 
+    // Sixteen words, each of four numbers, rounded.
+    static u32x16 joined(const f32x16* numbers) {
+        u32x16 words = {};
+        for (int i = 0; i < per_word; i++) words |= (rounded_to_int(numbers[i]) & 255) << 8 * i;
+        return words;
+    }
+
     // c: sums in int32, carried as the bits of floats. a: bytes of a row. b: signed ones of columns.
     static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
 #ifdef __AVX512VNNI__

@@ -194,7 +194,7 @@ struct LayerStack {
 
     void multiply(const T* x, long stride, const Matrix& matrix, T* out, long columns, float factor,
                   const Block& block) const {
-        if (matrix.scales)
+        if (matrix.in_bytes())
             project<ByteWords>(quantized(x, stride, block), matrix, out, block.rows, columns, factor, block.share);
         else project<W>(operand(x, stride), matrix, out, block.rows, columns, factor, block.share);
         meet(block);
@@ -215,7 +215,7 @@ struct LayerStack {
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
         T* gated = scratch(s.gated, gated_stride, block);
         const Matrix& matrix = layer.gate_up;
-        if (matrix.scales)
+        if (matrix.in_bytes())
             multiply_gated<ByteWords>(quantized(x, x_stride, block), matrix, gated, gated_stride, block.rows,
                                       s.intermediate_size, block.share, GateTimesUp<T, Gate>());
         else
@@ -226,7 +226,7 @@ struct LayerStack {
     }
 };
 
-EXPORT_LAYOUT(Matrix, zeros)
+EXPORT_LAYOUT(Matrix, group_size)
 EXPORT_LAYOUT(Layer, rotary)
 EXPORT_LAYOUT(Rotary, dim)
 EXPORT_LAYOUT(Stack, num_threads)

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
-from bulkrun.ops.cpu import structs
+from bulkrun.ops.cpu import panel_matrix, structs
 from bulkrun.ops.cpu.dtypes import suffix
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
-from bulkrun.ops.int8_linear import Int8Weight
+from bulkrun.ops.cpu.panel_matrix import PanelWeight
 
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 _THREAD_ROWS = 256  # of panels.h, at most: scratch rows of one thread; those per token grow by as many
@@ -30,9 +30,9 @@ _PAD = 32  # of layer_stack.cpp: what rows are a multiple of
 
 
 class Matrix(NamedTuple):
-    """A weight [O, I], plain or in panels, of int8 in panels, and perhaps a bias [O]."""
+    """A weight [O, I], plain or in panels, which those of 8 and 4 bits always are, and perhaps a bias [O]."""
 
-    weight: torch.Tensor | Int8Weight
+    weight: PanelWeight
     bias: torch.Tensor | None
 
 
@@ -73,7 +73,7 @@ class StackSizes:
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *[(x, structs.Matrix) for x in ("qkv", "o", "gate_up", "down")],
+        *[(x, panel_matrix.Matrix) for x in ("qkv", "o", "gate_up", "down")],
         *[(x, c_void_p) for x in ("input_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")],
         *[(x, c_void_p) for x in ("qk_norm", "q_norm", "k_norm", "k_cache", "v_cache")],
         *[(x, c_int64) for x in ("window", "rotary")],
@@ -128,7 +128,7 @@ class LayerStack:
         matrices = [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         self._max_tokens = None if all(map(_is_packed, matrices)) else MAX_COPIED_TOKENS
         self._run: Callable[..., None] = structs.struct_function(
-            f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, structs.Matrix, _Rotary
+            f"layer_stack_{suffix(sizes.dtype, last_norm.dtype)}", _Stack, _Layer, panel_matrix.Matrix, _Rotary
         )
 
     @property
@@ -206,14 +206,15 @@ class LayerStack:
             window=layer.sliding_window or 0, rotary=-1 if layer.rotary is None else layer.rotary,
         )  # fmt: skip
 
-    def _matrix(self, matrix: Matrix) -> structs.Matrix:
-        weight, bias = matrix.weight, None if matrix.bias is None else self._keep(_padded(matrix.bias))
-        if isinstance(weight, Int8Weight):
-            assert weight.zeros is not None, "int8 goes through the stack in panels alone"
-            return structs.Matrix(self._keep(weight.values), bias, self._keep(weight.scale), self._keep(weight.zeros))
-        if weight.ndim == 2:
+    def _matrix(self, matrix: Matrix) -> panel_matrix.Matrix:
+        weight, bias = matrix.weight, matrix.bias
+        if isinstance(weight, torch.Tensor) and weight.ndim == 2:
             weight = pack_panels(F.pad(_padded(weight), (0, -weight.shape[1] % _PAD)))
-        return structs.Matrix(self._keep(weight), bias)
+        if bias is not None:
+            self._keep(bias := _padded(bias).contiguous())
+        for part in panel_matrix.tensors_of(weight):
+            self._keep(part)
+        return panel_matrix.panel_matrix(weight, bias)
 
     def _keep(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor.contiguous())
@@ -221,7 +222,7 @@ class LayerStack:
 
 
 def _is_packed(matrix: Matrix) -> bool:
-    return isinstance(matrix.weight, Int8Weight) or matrix.weight.ndim == 4
+    return panel_matrix.panels_of(matrix.weight).ndim == 4
 
 
 def _padded_halves(gate_up: Matrix, size: int) -> Matrix:

@@ -36,6 +36,9 @@ struct FloatWords {
 
     static void store_numbers(uint32_t* p, long first, f32x16 x) { store_words(p + first, (u32x16)x); }
 
+    // Sixteen words, each of `per_word` numbers: the first of all, and so on.
+    static u32x16 joined(const f32x16* numbers) { return (u32x16)numbers[0]; }
+
     static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
         float number;
         memcpy(&number, &a, sizeof a);
@@ -64,6 +67,11 @@ struct PairWords {
     }
 
     static void store_numbers(uint32_t* p, long first, f32x16 x) { store((bf16*)p + first, x); }
+
+    static u32x16 joined(const f32x16* numbers) {
+        const __m512i all = (__m512i)_mm512_cvtne2ps_pbh((__m512)numbers[1], (__m512)numbers[0]);
+        return (u32x16)_mm512_permutexvar_epi16((__m512i)(IOTA | (IOTA + 16) << 16), all);
+    }
 
     static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
         return (f32x16)_mm512_dpbf16_ps((__m512)c, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);

@@ -22,21 +22,24 @@ extern "C" void pack_panels(uint32_t* weight, int64_t rows, int64_t words) {
     std::vector<uint32_t> plain(PANEL * words);
     for (uint32_t* panel = weight; panel < weight + rows * words; panel += PANEL * words) {
         memcpy(plain.data(), panel, sizeof(uint32_t) * PANEL * words);
-        for (int64_t word = 0; word < words; word += LANES)
+        int64_t word = 0;
+        for (; word + LANES <= words; word += LANES)
             for (int64_t row = 0; row < PANEL; row += LANES)
                 transpose(plain.data() + row * words + word, words, panel + word * PANEL + row, PANEL);
+        for (; word < words; word++)
+            for (int64_t row = 0; row < PANEL; row++) panel[word * PANEL + row] = plain[row * words + word];
     }
 }
 
 #ifdef __AVX512F__
-extern "C" void panel_linear_float32(const float* x, const void* panels, const void* bias, float* out, int64_t rows,
-                                     int64_t words, int64_t columns, int32_t num_threads) {
-    panel_linear(x, {panels, bias}, out, rows, words, columns, num_threads);
+extern "C" void panel_linear_float32(const Matrix* matrix, const float* x, float* out, int64_t rows, int64_t words,
+                                     int64_t columns, int32_t num_threads) {
+    panel_linear(x, *matrix, out, rows, words, columns, num_threads);
 }
 #endif
 #ifdef __AVX512BF16__
-extern "C" void panel_linear_bfloat16(const bf16* x, const void* panels, const void* bias, bf16* out, int64_t rows,
-                                      int64_t words, int64_t columns, int32_t num_threads) {
-    panel_linear(x, {panels, bias}, out, rows, words, columns, num_threads);
+extern "C" void panel_linear_bfloat16(const Matrix* matrix, const bf16* x, bf16* out, int64_t rows, int64_t words,
+                                      int64_t columns, int32_t num_threads) {
+    panel_linear(x, *matrix, out, rows, words, columns, num_threads);
 }
 #endif

@@ -7,6 +7,7 @@ weight alone.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
@@ -15,6 +16,8 @@ import torch
 
 from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.library import c_function, library
+from bulkrun.ops.cpu.panel_matrix import Matrix, panel_matrix
+from bulkrun.ops.cpu.structs import struct_function
 
 PANEL = 32  # columns of a panel; also the multiple that a row's numbers must be: whole loads of a tile unit (AMX)
 _ROWS = 16  # of a tile
@@ -23,7 +26,7 @@ _ROWS = 16  # of a tile
 def can_pack_panels(weight: torch.Tensor) -> bool:
     """Whether `panel_linear` is compiled for such a weight [O, I]; the first call may compile."""
     is_plain = weight.device.type == "cpu" and weight.layout == torch.strided and weight.ndim == 2
-    return is_plain and not any(size % PANEL for size in weight.shape) and _is_compiled(weight.dtype)
+    return is_plain and not any(size % PANEL for size in weight.shape) and compiles_panels(weight.dtype)
 
 
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
@@ -33,7 +36,7 @@ def pack_panels(weight: torch.Tensor) -> torch.Tensor:
 
 def pack_panels_(weight: torch.Tensor) -> torch.Tensor:
     """`pack_panels` in the memory of a contiguous weight, no longer plain then: a panel lies where its rows lay."""
-    assert weight.is_contiguous() and not any(size % PANEL for size in weight.shape), "whole panels, in one piece"
+    assert weight.is_contiguous() and not weight.shape[0] % PANEL, "whole panels, in one piece"
     rows, words = weight.view(torch.int32).shape
     c_function("pack_panels", c_void_p, c_int64, c_int64)(weight.data_ptr(), rows, words)
     return weight.view(rows // PANEL, words, PANEL, 4 // weight.element_size())
@@ -41,24 +44,31 @@ def pack_panels_(weight: torch.Tensor) -> torch.Tensor:
 
 def panel_linear(x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, I] times a weight from `pack_panels`, plus a bias [O]; returns [T, O]."""
-    num_tokens, columns = x.shape[0], panels.shape[0] * PANEL
+    return multiply_panels(x, panel_matrix(panels, bias), panels.shape[0] * PANEL)
+
+
+def multiply_panels(x: torch.Tensor, matrix: Matrix, columns: int) -> torch.Tensor:
+    """x [T, I] of float32 or bf16 times panels with so many columns, plus their bias; returns [T, O]."""
+    num_tokens, size = x.shape
     if num_tokens % _ROWS or not x.is_contiguous():
-        rows = x.new_empty(num_tokens + -num_tokens % _ROWS, x.shape[1])
+        rows = x.new_empty(num_tokens + -num_tokens % _ROWS, size)
         rows[:num_tokens] = x
         x = rows
     out = x.new_empty(num_tokens, columns)
+    words = size * x.element_size() // 4
     _function(x.dtype)(
-        x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
-        num_tokens, panels.shape[1], columns, torch.get_num_threads(),
-    )  # fmt: skip
+        ctypes.byref(matrix), x.data_ptr(), out.data_ptr(), num_tokens, words, columns, torch.get_num_threads()
+    )
     return out
 
 
-def _is_compiled(dtype: torch.dtype) -> bool:
+def compiles_panels(dtype: torch.dtype) -> bool:
+    """Whether such products are compiled for numbers of this dtype; the first call may compile."""
     ops, end = library(), name(dtype)
     return ops is not None and end is not None and hasattr(ops, f"panel_linear_{end}")
 
 
 @cache
 def _function(dtype: torch.dtype) -> Callable[..., None]:
-    return c_function(f"panel_linear_{name(dtype)}", *[c_void_p] * 4, *[c_int64] * 3, c_int32)
+    more = (*[c_void_p] * 2, *[c_int64] * 3, c_int32)
+    return struct_function(f"panel_linear_{name(dtype)}", Matrix, more=more)

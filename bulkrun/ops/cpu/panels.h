@@ -9,18 +9,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "int8_words.h"
+#include "four_bits.h"
 
-constexpr int PANEL = 32;      // columns
 constexpr int BLOCK = 32;      // rows of sums at a time: what the tile unit holds
-constexpr int AHEAD = 1024;    // bytes between what is multiplied and what is asked for: memory answers slowly
-
-// All but the panels have one number per column of a panel.
-struct Matrix {
-    const void *panels, *bias;  // bias: or null
-    const float* scales;        // where the panels hold bytes, else null: one of them is so much
-    const int32_t* zeros;       // and what the zeros of a row add to a sum
-};
 
 // The rows that are multiplied; those of bytes have a scale each.
 struct Operand {
@@ -198,21 +189,23 @@ inline std::vector<Block> blocks_of(long rows) {
 // `use(row, panel, sums)` gets PANEL sums of a panel, and those of its partner, if it has one, BLOCK rows further on.
 template <class W, class F>
 inline void multiply_panels(const Operand& x, const Matrix& matrix, long rows, long count, Share share, const F& use) {
-    const uint32_t* panels = (const uint32_t*)matrix.panels;
+    const Panels<W> panels(matrix, x.words);
     const long half = (count + 1) / 2, words = x.words;
     alignas(64) float sums[2][2 * BLOCK * PANEL];
     Pending<F> pending = {use};
     int turn = 0;
-    for (long panel = share.begin(half); panel < share.end(half); panel++)
+    for (long panel = share.begin(half); panel < share.end(half); panel++) {
+        const uint32_t* one = panels.at(panel, 0);
+        const uint32_t* other = half + panel < count ? panels.at(half + panel, 1) : nullptr;
         for (long first = 0; first < rows; first += BLOCK, turn ^= 1) {
             const long here = std::min<long>(BLOCK, rows - first);
-            const uint32_t* other = half + panel < count ? panels + (half + panel) * words * PANEL : nullptr;
-            multiply_pair<W>(x.rows + first * words, panels + panel * words * PANEL, other, sums[turn], here, words,
-                             first == 0, pending);
+            multiply_pair<W>(x.rows + first * words, one, other, sums[turn], here, words,
+                             first == 0 && !panels.unpacked, pending);
             pending.use_rows(BLOCK);
             pending.first = first, pending.panel = panel, pending.rows = here, pending.done = 0;
             pending.sums = sums[turn];
         }
+    }
     pending.use_rows(BLOCK);
 }
 

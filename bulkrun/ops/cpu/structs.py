@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_void_p
 from functools import cache
 
 from bulkrun.ops.cpu.library import c_function, c_number
 
 
-class Matrix(ctypes.Structure):
-    """`struct Matrix` of panels.h: addresses, or None."""
-
-    _fields_ = tuple((x, c_void_p) for x in ("panels", "bias", "scales", "zeros"))
-
-
 @cache
-def struct_function(name: str, *structs: type[ctypes.Structure]) -> Callable[..., None]:
+def struct_function(name: str, *structs: type[ctypes.Structure], more: tuple[type, ...] = ()) -> Callable[..., None]:
     """A function of the library, which must be there; its argument is a pointer to the first of these structs.
 
-    The others are those it points to or holds. Asserts that all are laid out as in C++: a field that one side alone
-    has would be memory read and written in the wrong place.
+    The others are those it points to or holds; `more` are arguments behind it. Asserts that all are laid out as in
+    C++: a field that one side alone has would be memory read and written in the wrong place.
     """
     for struct in structs:
         check_layout(struct)
-    return c_function(name, ctypes.POINTER(structs[0]))
+    return c_function(name, ctypes.POINTER(structs[0]), *more)
 
 
 def check_layout(struct: type[ctypes.Structure]) -> None:

@@ -40,6 +40,13 @@ inline f32x16 load(const bf16* p) {
 #endif
 }
 
+inline f32x16 load(const uint8_t* p) {
+    typedef uint8_t u8x16 __attribute__((vector_size(16)));
+    u8x16 bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, i32x16), f32x16);
+}
+
 inline void store(float* p, f32x16 x) { memcpy(p, &x, sizeof x); }
 
 // Round to nearest, ties to even; what is not a number stays so.
@@ -80,6 +87,26 @@ inline f32x16 load_apart(const float* p, int stride) {
     f32x16 x;
     for (int i = 0; i < LANES; i++) x[i] = p[i * stride];
     return x;
+#endif
+}
+
+// To the nearest, ties to even; what is not a number has zeros in its low bits.
+inline u32x16 rounded_to_int(f32x16 x) {
+#ifdef __AVX512F__
+    return (u32x16)_mm512_cvtps_epi32((__m512)x);
+#else
+    i32x16 whole;
+    for (int i = 0; i < LANES; i++) whole[i] = x[i] == x[i] ? (int32_t)__builtin_rintf(x[i]) : 0;
+    return (u32x16)whole;
+#endif
+}
+
+// Of a table of sixteen, those that the lowest four bits of each index name.
+inline f32x16 looked_up(f32x16 table, u32x16 index) {
+#ifdef __AVX512F__
+    return (f32x16)_mm512_permutexvar_ps((__m512i)index, (__m512)table);
+#else
+    return __builtin_shuffle(table, (i32x16)(index & 15));
 #endif
 }
 

@@ -1,0 +1,99 @@
+// A panel of codes of four bits, unpacked into the words that are multiplied. Contract: bulkrun/ops/four_bit_linear.py.
+// Knows no product.
+#pragma once
+
+#include <vector>
+
+#include "int8_words.h"
+
+constexpr int PANEL = 32;    // columns
+constexpr int AHEAD = 1024;  // bytes between what is worked on and what is asked for: memory answers slowly
+constexpr int CODES = 8;     // in 32 bits, the first in the lowest
+
+// All but the panels have one number per column of a panel, or one per group of inputs and column.
+struct Matrix {
+    const void *panels, *bias;  // bias: or null
+    const float* scales;        // where bytes are multiplied, else null: one of them is so much
+    const int32_t* zeros;       // and what the zeros of a row add to a sum
+    const float* codebook;      // where the panels hold codes, else null: what each of the sixteen stands for
+    const float* group_scales;  // what a number is times so much, less its zero point
+    const uint8_t* group_zeros;  // null: none
+    const float* byte_factors;   // where codes are multiplied as bytes: times so much they are rounded to one
+    int64_t group_size;          // inputs
+
+    bool in_bytes() const { return scales != nullptr; }
+};
+
+// Sixteen columns of a group of inputs.
+struct Group {
+    f32x16 codebook, zero, scale, byte_factor;
+
+    template <class W>
+    f32x16 number(u32x16 code) const {
+        const f32x16 number = (looked_up(codebook, code) - zero) * scale;
+        if constexpr (W::per_word == ByteWords::per_word) return number * byte_factor;
+        else return number;
+    }
+};
+
+template <class W>
+inline void unpack_group(const Group& group, const uint32_t* codes, long size, uint32_t* to) {
+    for (long first = 0; first < size; first += CODES, codes += PANEL) {
+        __builtin_prefetch((const char*)codes + AHEAD, 0, 2);
+        const u32x16 eight = load_words(codes);
+#pragma GCC unroll 8
+        for (int i = 0; i < CODES; i += W::per_word, to += PANEL) {
+            f32x16 numbers[W::per_word];
+#pragma GCC unroll 4
+            for (int j = 0; j < W::per_word; j++)
+                numbers[j] = group.number<W>(eight >> 4 * (i + j));
+            store_words(to, W::joined(numbers));
+        }
+    }
+}
+
+// A panel with `size` inputs.
+template <class W>
+inline void unpack_panel(const Matrix& matrix, long panel, long size, uint32_t* to) {
+    const uint32_t* codes = (const uint32_t*)matrix.panels + panel * PANEL * (size / CODES);
+    const long num_groups = size / matrix.group_size;
+    for (long i = 0; i < num_groups; i++)
+        for (long column = 0; column < PANEL; column += LANES) {
+            const long at = (panel * num_groups + i) * PANEL + column, first = i * matrix.group_size;
+            const Group group = {load(matrix.codebook),
+                                 matrix.group_zeros ? load(matrix.group_zeros + at) : f32x16{},
+                                 load(matrix.group_scales + at),
+                                 matrix.in_bytes() ? load(matrix.byte_factors + panel * PANEL + column) : f32x16{}};
+            unpack_group<W>(group, codes + first / CODES * PANEL + column, matrix.group_size,
+                            to + first / W::per_word * PANEL + column);
+        }
+}
+
+// Memory of this thread, which stays: asking for it anew would take longer than unpacking.
+inline uint32_t* thread_words(size_t count) {
+    struct alignas(64) Line {
+        uint32_t words[LANES];
+    };
+    thread_local std::vector<Line> lines;
+    if (lines.size() * LANES < count) lines.resize(count / LANES + 1);
+    return lines.data()->words;
+}
+
+// A matrix's panels as they are multiplied: where they lie or, of codes, unpacked.
+template <class W>
+struct Panels {
+    const Matrix& matrix;
+    const long words;  // of a column
+    uint32_t* const unpacked;
+
+    Panels(const Matrix& matrix, long words)
+        : matrix(matrix), words(words), unpacked(matrix.codebook ? thread_words(2 * words * PANEL) : nullptr) {}
+
+    // Of two, told apart by `place`, until the next one there.
+    const uint32_t* at(long panel, int place) const {
+        if (!unpacked) return (const uint32_t*)matrix.panels + panel * words * PANEL;
+        uint32_t* to = unpacked + place * words * PANEL;
+        unpack_panel<W>(matrix, panel, words * W::per_word, to);
+        return to;
+    }
+};

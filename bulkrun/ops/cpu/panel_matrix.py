@@ -1,0 +1,66 @@
+"""A matrix in panels, of whatever numbers, as compiled calls take it: addresses of what it consists of. Knows no op."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+
+import torch
+
+from bulkrun.ops.four_bit_linear import CODES_PER_BYTE, FourBitWeight
+from bulkrun.ops.int8_linear import Int8Weight
+
+PanelWeight = torch.Tensor | Int8Weight | FourBitWeight  # in panels
+
+
+class Matrix(ctypes.Structure):
+    """`struct Matrix` of four_bits.h: addresses, or None."""
+
+    _fields_ = (
+        *[(x, c_void_p) for x in ("panels", "bias", "scales", "zeros")],
+        *[(x, c_void_p) for x in ("codebook", "group_scales", "group_zeros", "byte_factors")],
+        ("group_size", c_int64),
+    )
+
+
+def panel_matrix(weight: PanelWeight, bias: torch.Tensor | None) -> Matrix:
+    """Of a matrix, or of all experts' matrices; what it points to must be kept (`tensors_of`)."""
+    if isinstance(weight, Int8Weight):
+        return Matrix(_at(weight.values), _at(bias), _at(weight.scale), _at(weight.zeros))
+    if isinstance(weight, torch.Tensor):
+        return Matrix(_at(weight), _at(bias))
+    int8 = weight.int8
+    factor, scale, zeros = (None, None, None) if int8 is None else (_at(part) for part in int8)
+    group_scales, group_zeros = _at(weight.scale), _at(weight.zero)
+    group_size = num_inputs(weight) // weight.scale.shape[-2]
+    return Matrix(
+        _at(weight.codes), _at(bias), scale, zeros, _at(weight.codebook), group_scales, group_zeros, factor, group_size
+    )
+
+
+def tensors_of(weight: PanelWeight) -> list[torch.Tensor]:
+    """What a weight consists of."""
+    if isinstance(weight, torch.Tensor):
+        return [weight]
+    rest = (weight.int8 or ()) if isinstance(weight, FourBitWeight) else ()
+    return [part for part in (*weight, *rest) if isinstance(part, torch.Tensor)]
+
+
+def panels_of(weight: PanelWeight) -> torch.Tensor:
+    """Its numbers: [O / 32, words, 32, numbers to a word], or of experts [X, ...]."""
+    if isinstance(weight, Int8Weight):
+        return weight.values
+    return weight.codes if isinstance(weight, FourBitWeight) else weight
+
+
+def num_inputs(weight: PanelWeight) -> int:
+    """How many numbers a row has."""
+    *_, words, _, per_word = panels_of(weight).shape
+    return words * per_word * (CODES_PER_BYTE if isinstance(weight, FourBitWeight) else 1)
+
+
+def _at(tensor: torch.Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous(), "compiled calls know no strides"
+    return tensor.data_ptr()

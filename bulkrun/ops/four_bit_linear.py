@@ -1,0 +1,84 @@
+"""Matrix products with weights of four bits, as they are stored: a code for each number, and what it stands for.
+
+A number is (codebook[code] - zero point) * scale, both of the group of inputs that it belongs to: GPTQ, AWQ and the
+like, whose codes are whole numbers, and MXFP4, whose codebook is E2M1. This is the contract and the pure-torch
+reference: numbers are computed in float32 and rounded once, to the dtype of what they are multiplied with, or to int8
+with a scale per output channel, as if such a weight had been quantized anew (`int8_linear`). Knows no model.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from bulkrun.ops.int8_linear import ZERO, Int8Weight, int8_factor, int8_linear, to_int8
+
+CODES_PER_BYTE = 2
+_ROWS_AT_A_TIME = 256
+
+
+class Int8Rounding(NamedTuple):
+    """How the numbers of a weight [O, I] become int8, for products with rows of int8."""
+
+    factor: torch.Tensor  # float32 [O]: a number times so much is rounded
+    scale: torch.Tensor  # float32 [O, 1]: one of int8 stands for so much
+    zeros: torch.Tensor  # int32 [O], as an Int8Weight's
+
+
+class FourBitWeight(NamedTuple):
+    """A weight [O, I], or weights [X, O, I], of codes; in panels, see `cpu.four_bit_linear`."""
+
+    codes: torch.Tensor  # uint8 [O, I / 2], two to a byte, the first in its low bits
+    scale: torch.Tensor  # float32 [O, groups]
+    zero: torch.Tensor | None  # uint8 [O, groups]; None: zeros
+    codebook: torch.Tensor  # float32 [16]
+    int8: Int8Rounding | None = None  # where products are to be in int8
+
+
+def dequantize(weight: FourBitWeight) -> torch.Tensor:
+    """The numbers of a plain weight: float32 [..., O, I]."""
+    codes = torch.stack((weight.codes & 15, weight.codes >> 4), -1).flatten(-2)
+    grouped = weight.codebook[codes.int()].unflatten(-1, (weight.scale.shape[-1], -1))
+    if weight.zero is not None:
+        grouped = grouped - weight.zero.float().unsqueeze(-1)
+    return (grouped * weight.scale.unsqueeze(-1)).flatten(-2)
+
+
+def with_int8(weight: FourBitWeight) -> FourBitWeight:
+    """A plain weight for products in int8. Its codes stay."""
+    codes, scale = weight.codes.flatten(0, -2), weight.scale.flatten(0, -2)
+    zero = None if weight.zero is None else weight.zero.flatten(0, -2)
+    parts = []
+    for first in range(0, len(codes), _ROWS_AT_A_TIME):
+        rows = slice(first, first + _ROWS_AT_A_TIME)
+        piece = FourBitWeight(codes[rows], scale[rows], None if zero is None else zero[rows], weight.codebook)
+        parts.append(_rounding(dequantize(piece)))
+    outputs = weight.codes.shape[:-1]
+    factor, scales, zeros = (torch.cat(part) for part in zip(*parts, strict=True))
+    return weight._replace(
+        int8=Int8Rounding(factor.view(outputs), scales.view(*outputs, 1), zeros.view(outputs).contiguous())
+    )
+
+
+def four_bit_linear(x: torch.Tensor, weight: FourBitWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """`x @ weight.T + bias`; x: [T, I]; weight: plain; bias: [O] or None; returns [T, O] in x's dtype."""
+    numbers = dequantize(weight)
+    if weight.int8 is None:
+        return F.linear(x, numbers.to(x.dtype), bias)
+    values = to_int8(numbers, weight.int8.factor.unsqueeze(-1))
+    return int8_linear(x, Int8Weight(values, weight.int8.scale), bias)
+
+
+def four_bits_of_expert(weight_XOI: FourBitWeight, expert: int) -> FourBitWeight:
+    """An expert's matrix [O, I] of plain weights."""
+    codes, scale, zero, codebook, int8 = weight_XOI
+    rounding = None if int8 is None else Int8Rounding(*(part[expert] for part in int8))
+    return FourBitWeight(codes[expert], scale[expert], None if zero is None else zero[expert], codebook, rounding)
+
+
+def _rounding(numbers: torch.Tensor) -> Int8Rounding:
+    factor, scale = int8_factor(numbers)
+    sums = to_int8(numbers, factor).sum(-1, dtype=torch.int32)
+    return Int8Rounding(factor.squeeze(-1), scale, sums * ZERO)
