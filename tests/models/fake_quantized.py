@@ -23,6 +23,12 @@ def with_fake_quantized_projections(
     """The variant with every linear layer and expert of its body quantized and back: rows of weights, and tokens as
     they come."""
     model = make_tiny_model(variant, **overrides)
+    fake_quantize(model, rounding)
+    return model
+
+
+def fake_quantize(model: transformers.PreTrainedModel, rounding: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The same with a model that there is."""
     for module in list(model.model.layers.modules()):
         if isinstance(module, nn.Linear):
             module.weight.data = rounding(module.weight.data)
@@ -32,7 +38,6 @@ def with_fake_quantized_projections(
             for weight in (module.gate_up_proj, module.down_proj):
                 weight.data = rounding(weight.data.transpose(inputs, 2)).transpose(inputs, 2).contiguous()
             round_inputs_of_experts(module, rounding)
-    return model
 
 
 def are_experts(module: nn.Module) -> bool:

@@ -18,7 +18,8 @@ from bulkrun.ops import dispatch
 
 PACKAGE = Path(bulkrun.ops.__file__).parent
 KINDS = ("triton", "cpu")
-NO_TRITON = {"append_tokens", "apply_penalties", "greedy_tokens", "int8_linear"}  # a call or two of torch, or for CPUs
+# a call or two of torch, or for CPUs
+NO_TRITON = {"append_tokens", "apply_penalties", "four_bit_linear", "greedy_tokens", "int8_linear"}
 DISPATCHED = [op for op in vars(ops).values() if hasattr(op, "__wrapped__")]
 
 

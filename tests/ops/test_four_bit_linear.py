@@ -1,4 +1,4 @@
-"""Products with weights of four bits beside exact ones, and in panels beside those of weights dequantized beforehand."""
+"""Products with weights of four bits beside exact ones; in panels beside those of weights dequantized beforehand."""
 
 from __future__ import annotations
 
@@ -22,15 +22,21 @@ ROWS = [0, 1, 2, 5, 16, 17, 33, 64, 129, 300]
 
 
 class Form(NamedTuple):
-    """A kind of weights: what codes stand for, and whether groups have zero points."""
+    """A kind of weights: what codes stand for, and the zero points of groups."""
 
     codebook: list[float]
-    has_zeros: bool
+    zeros: range
 
 
-FORMS = {"zeros": Form(WHOLE, True), "mxfp4": Form(MXFP4, False)}
+FORMS = {"zeros": Form(WHOLE, range(16)), "one_zero": Form(WHOLE, range(8, 9)), "mxfp4": Form(MXFP4, range(0))}
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-SIZES = [((32, 32), 32), ((96, 64), 8), ((64, 160), 160), ((160, 384), 128), ((320, 96), 24)]  # [O, I], a group's inputs
+SIZES = [
+    ((32, 32), 32),
+    ((96, 64), 8),
+    ((64, 160), 160),
+    ((160, 384), 128),
+    ((320, 96), 24),
+]  # [O, I], a group's inputs
 
 
 def random_weight(form: Form, size: tuple[int, ...], group_size: int) -> tuple[FourBitWeight, torch.Tensor]:
@@ -39,7 +45,8 @@ def random_weight(form: Form, size: tuple[int, ...], group_size: int) -> tuple[F
     codes = torch.randint(16, size, generator=generator, dtype=torch.uint8)
     grid = (*size[:-1], size[-1] // group_size)
     scale = torch.rand(grid, generator=generator).add_(0.1).mul_(0.1)
-    zero = torch.randint(16, grid, generator=generator, dtype=torch.uint8) if form.has_zeros else None
+    ends = form.zeros.start, form.zeros.stop
+    zero = torch.randint(*ends, grid, generator=generator, dtype=torch.uint8) if form.zeros else None
     numbers = torch.tensor(form.codebook).double()[codes.long()]
     if zero is not None:
         numbers -= zero.double().repeat_interleave(group_size, -1)
@@ -130,6 +137,40 @@ def test_rows_have_the_same_bits_alone_and_among_others(num_threads: int) -> Non
             assert torch.equal(ops.four_bit_linear(x[first:end], packed, None), together[first:end])
     finally:
         torch.set_num_threads(before)
+
+
+@each_form
+@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_experts_give_the_bits_of_weights_laid_out_beforehand(form: Form, in_int8: bool, has_biases: bool) -> None:
+    needs(torch.bfloat16)
+    if in_int8 and not can_pack_int8(64, 64):
+        pytest.skip("panels of int8 need a compiler and AVX-512 VNNI")
+    shapes = (5, 2 * 128, 64), (5, 64, 128)
+    weights = [random_weight(form, shape, 16) for shape in shapes]
+    codes = [ops.pack_experts(with_int8(one) if in_int8 else one, 64, 128) for one, _ in weights]
+    plain = [numbers.float() for _, numbers in weights]
+    beforehand = [Int8Weight(*quantize_int8(one)) for one in plain] if in_int8 else [one.bfloat16() for one in plain]
+    others = [ops.pack_experts(one, 64, 128) for one in beforehand]
+    biases = (torch.randn(5, 256).bfloat16(), torch.randn(5, 64).bfloat16()) if has_biases else None
+    for num_tokens in (1, 3, 40, 300):
+        x, logits = torch.randn(num_tokens, 64).bfloat16(), torch.randn(num_tokens, 5)
+        routed = ops.route_top_k(logits, 2, renormalize=True)
+        ours = ops.fused_experts(x, *codes, *routed, biases)
+        assert torch.equal(ours, ops.fused_experts(x, *others, *routed, biases))
+
+
+@each_form
+@pytest.mark.parametrize("in_int8", [False, True])
+def test_plain_experts_equal_those_dequantized(form: Form, in_int8: bool) -> None:
+    weights = [random_weight(form, shape, 8) for shape in ((3, 2 * 24, 40), (3, 40, 24))]
+    x, routed = torch.randn(7, 40), ops.route_top_k(torch.randn(7, 3), 2, renormalize=True)
+    plain = [numbers.float() for _, numbers in weights]
+    expected = ops.fused_experts(
+        x, *([Int8Weight(*quantize_int8(one)) for one in plain] if in_int8 else plain), *routed
+    )
+    ours = ops.fused_experts(x, *[with_int8(one) if in_int8 else one for one, _ in weights], *routed)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_only_whole_panels_of_whole_groups_are_packed() -> None:

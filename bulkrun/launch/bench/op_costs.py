@@ -65,12 +65,12 @@ class StepSequences:
         return "mixed" if self.num_decode_seqs else "prefill"
 
 
-def product_cost(rows: int, num_weights: int, *, weight_itemsize: int, activation_bytes: int) -> OpCost:
+def product_cost(rows: int, num_weights: int, *, weight_itemsize: float, activation_bytes: int) -> OpCost:
     """A matrix product with weights; `activation_bytes`: what goes in and comes out."""
     return OpCost(FLOPS_PER_WEIGHT * rows * num_weights, num_weights * weight_itemsize + activation_bytes)
 
 
-def experts_cost(rows: int, *, num_experts: int, experts_per_tok: int, expert_weights: int, itemsize: int) -> OpCost:
+def experts_cost(rows: int, *, num_experts: int, experts_per_tok: int, expert_weights: int, itemsize: float) -> OpCost:
     """The gated MLPs that tokens are sent to; of the weights those that some token can need."""
     sent = rows * experts_per_tok
     return OpCost(FLOPS_PER_WEIGHT * sent * expert_weights, min(sent, num_experts) * expert_weights * itemsize)

@@ -22,8 +22,9 @@ from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepSequences, attenti
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.invariant import InvariantModel
+from bulkrun.ops.cpu.panel_matrix import panels_of
 from bulkrun.ops.dispatch import uses_triton
-from bulkrun.ops.int8_linear import Int8Weight
+from bulkrun.ops.four_bit_linear import CODES_PER_BYTE, FourBitWeight
 
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
@@ -155,7 +156,7 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 def _product(name: str, module: torch.nn.Module) -> Price:
     def price(result: torch.Tensor, x: torch.Tensor) -> OpCall:
         rows, weights, moved = x.shape[0], x.shape[-1] * result.shape[-1], _bytes(x) + _bytes(result)
-        itemsize = next(module.parameters(), x).dtype.itemsize
+        itemsize = next(module.parameters(), x).dtype.itemsize / getattr(module, "numbers_per_item", 1)
         cost = product_cost(rows, weights, weight_itemsize=itemsize, activation_bytes=moved)
         return OpCall(name, rows, cost)
 
@@ -165,13 +166,14 @@ def _product(name: str, module: torch.nn.Module) -> Price:
 def _experts(
     _: Any, x: torch.Tensor, gate_up: ops.ExpertWeights, down: ops.ExpertWeights, weights_Tk: torch.Tensor, *args: Any
 ) -> OpCall:
-    gates, downs = (one.values if isinstance(one, Int8Weight) else one for one in (gate_up, down))
+    gates, downs = (panels_of(one) for one in (gate_up, down))
+    per_item = CODES_PER_BYTE if isinstance(down, FourBitWeight) else 1
     cost = experts_cost(
         x.shape[0],
         num_experts=gates.shape[0],
         experts_per_tok=weights_Tk.shape[1],
-        expert_weights=gates[0].numel() + downs[0].numel(),
-        itemsize=gates.element_size(),
+        expert_weights=per_item * (gates[0].numel() + downs[0].numel()),
+        itemsize=gates.element_size() / per_item,
     )
     return OpCall("experts", x.shape[0], cost)
 

@@ -9,7 +9,7 @@ from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
 from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
-from bulkrun.models.decoder.quantized_layers import Int8Linear
+from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
 from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, Matrix, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL
 
@@ -33,14 +33,14 @@ def compile_layers(model: Decoder) -> LayerStack | None:
 def _are_suitable_linears(model: Decoder) -> bool:
     """All in panels, or plain and together so small that a copy costs little."""
     products = [module for layer in model.layers for name, module in layer.named_modules() if name.endswith("_proj")]
-    weights = [module.weight for module in products if isinstance(module, Linear | Int8Linear)]
+    weights = [module.weight for module in products if isinstance(module, Linear | Int8Linear | FourBitLinear)]
     if len(weights) < len(products):
         return False
     if model.config.intermediate_size % PANEL and any(_has_packed_gates(module) for module in model.layers):
         return False  # gates and ups meet within a panel
     if all(weight.ndim == 4 for weight in weights):
         return True
-    if any(isinstance(module, Int8Linear) for module in products):
+    if any(isinstance(module, Int8Linear | FourBitLinear) for module in products):
         return False
     return sum(weight.numel() * weight.element_size() for weight in weights) <= _MAX_COPIED_BYTES
 
@@ -92,7 +92,9 @@ def _norm(module: torch.nn.Module) -> torch.Tensor | None:
     return module.weight if isinstance(module, RMSNorm) else None
 
 
-def _matrix(linear: Linear | Int8Linear) -> Matrix:
+def _matrix(linear: Linear | Int8Linear | FourBitLinear) -> Matrix:
+    if isinstance(linear, FourBitLinear):
+        return Matrix(linear.four_bit_weight, linear.bias)
     if isinstance(linear, Int8Linear):
         return Matrix(linear.int8_weight, linear.bias)
     weight = linear.weight.data

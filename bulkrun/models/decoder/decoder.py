@@ -15,7 +15,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer, Rotary
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, empty_parameter
-from bulkrun.models.decoder.quantized_layers import Int8Weights
+from bulkrun.models.decoder.quantized_layers import QuantizedLinear
 from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
 from bulkrun.models.kv_cache import KVCache
@@ -116,8 +116,8 @@ class Decoder(nn.Module):
                 module.sinks.data = module.sinks.data.float()
 
     def pack_weights(self, *, quantized_alone: bool = False) -> None:
-        """Lay every matrix, or those of int8, out for this device's fastest product; a tied head becomes a copy."""
-        kinds = Int8Weights if quantized_alone else Linear | ExpertLinear | Int8Weights
+        """Lay every matrix, or quantized ones, out for this device's fastest product; a tied head becomes a copy."""
+        kinds = QuantizedLinear if quantized_alone else Linear | ExpertLinear | QuantizedLinear
         for module in self.modules():
             if isinstance(module, kinds):
                 module.pack()

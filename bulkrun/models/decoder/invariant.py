@@ -1,9 +1,10 @@
 """A loaded decoder made batch-invariant: a token's bits depend on its sequence, whatever else is computed beside it.
 
 The products with weights and attention are exchanged for ops that keep that promise (`ops.invariant_linear`,
-`ops.invariant_attention`); norms, gates, rotary embedding and int8 products work row by row as they are. On a CPU the
-model is wrapped besides. Where all its layers are one call over panels (`cpu.layer_stack`), that keeps the promise as
-it is. Elsewhere steps are padded to whole tiles, and the threads share tiles instead of sums. Knows no engine.
+`ops.invariant_attention`); norms, gates, rotary embedding and products with weights of 8 or 4 bits work row by row as
+they are. On a CPU the model is wrapped besides. Where all its layers are one call over panels (`cpu.layer_stack`), that
+keeps the promise as it is. Elsewhere steps are padded to whole tiles, and the threads share tiles instead of sums.
+Knows no engine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, SparseMLP
-from bulkrun.models.decoder.quantized_layers import Int8ExpertLinear, Int8Linear
+from bulkrun.models.decoder.quantized_layers import FourBitExpertLinear, FourBitLinear, Int8ExpertLinear, Int8Linear
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.layer_stack import LayerStack
@@ -72,11 +73,11 @@ class InvariantSparseMLP(nn.Module):
 
 
 def _products(
-    projection: ExpertLinear | Int8ExpertLinear, workers: TileWorkers
+    projection: ExpertLinear | Int8ExpertLinear | FourBitExpertLinear, workers: TileWorkers
 ) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     """The product with each expert's matrix, of whole tiles."""
     biases = [None] * len(projection.weight) if projection.bias is None else list(projection.bias)
-    if isinstance(projection, Int8ExpertLinear):
+    if not isinstance(projection, ExpertLinear):
         return [partial(ops.product_of_expert(projection.experts, i), bias=bias) for i, bias in enumerate(biases)]
     panels = [ops.make_panels(weight, in_place=True) for weight in projection.weight.data]
     return [
@@ -146,8 +147,8 @@ def refuse_invariance(config: ModelConfig, device: torch.device, quantization: s
 def make_invariant(model: Decoder) -> Decoder | InvariantModel:
     """Exchange the layers of a decoder whose weights are loaded; on a CPU, look whether it holds.
 
-    Weights of int8 are packed already, if they can be, and no others. Raises ModelError where this processor's products
-    depend on a row's place.
+    Quantized weights are packed already, if they can be, and no others. Raises ModelError where this processor's
+    products depend on a row's place.
     """
     workers = TileWorkers() if model.device.type == "cpu" else None
     if workers is not None:
@@ -158,8 +159,8 @@ def make_invariant(model: Decoder) -> Decoder | InvariantModel:
         for name, child in list(module.named_children()):
             if isinstance(child, SparseMLP):
                 setattr(module, name, _invariant_experts(child, workers))
-            elif isinstance(child, Int8Linear) and workers is not None:
-                child.int8_linear = partial(_with_all_threads, workers, "int8_linear")
+            elif isinstance(child, Int8Linear | FourBitLinear) and workers is not None:
+                child.multiply = partial(_with_all_threads, workers, child.multiply.__name__)
             elif isinstance(child, Linear):
                 setattr(module, name, InvariantLinear(child, workers))
     if workers is None:

@@ -6,8 +6,11 @@ import torch
 from torch import nn
 
 from bulkrun import ops
+from bulkrun.models.config.four_bits import FourBits
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
+from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import pack_int8_
+from bulkrun.ops.four_bit_linear import CODES_PER_BYTE, FourBitWeight, with_int8
 from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.int8_linear import Int8Weight
 
@@ -15,17 +18,23 @@ from bulkrun.ops.int8_linear import Int8Weight
 class QuantizedLinear(nn.Module):
     """A weight [O, I] of eight bits, a float32 scale per output channel [O, 1], perhaps a bias [O].
 
-    Of experts [X, O, I], [X, O, 1], [X, O]. Weight and scale are uninitialized.
+    Of experts [X, O, I], [X, O, 1], [X, O]. With several numbers to an item of the weight the last of its dimensions is
+    smaller, with several groups of inputs that of the scales larger. Weight and scale are uninitialized.
     """
 
     weight_scale: torch.Tensor
+    numbers_per_item = 1
 
-    def __init__(self, plain: Linear | ExpertLinear, dtype: torch.dtype) -> None:
+    def __init__(self, plain: Linear | ExpertLinear, dtype: torch.dtype, num_groups: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty_like(plain.weight, dtype=dtype), requires_grad=False)
-        channels = plain.weight.shape[:-1]
-        self.register_buffer("weight_scale", plain.weight.new_empty(*channels, 1, dtype=torch.float32))
+        *channels, size = plain.weight.shape
+        items = plain.weight.new_empty(*channels, size // self.numbers_per_item, dtype=dtype)
+        self.weight = nn.Parameter(items, requires_grad=False)
+        self.register_buffer("weight_scale", plain.weight.new_empty(*channels, num_groups, dtype=torch.float32))
         self.bias = plain.bias
+
+    def pack(self) -> None:
+        """Lay the weight out for the compiled product, where there is one; no longer plain, it is multiplied alone."""
 
 
 class Fp8Linear(QuantizedLinear):
@@ -52,7 +61,6 @@ class Int8Weights(QuantizedLinear):
         return Int8Weight(self.weight.data, self.weight_scale, self.zeros)
 
     def pack(self) -> None:
-        """Lay the weight out for the compiled product, where there is one."""
         if self.zeros is None:
             values, _, self.zeros = self._packed()
             self.weight = nn.Parameter(values, requires_grad=False)
@@ -66,11 +74,11 @@ class Int8Linear(Int8Weights):
 
     def __init__(self, plain: Linear) -> None:
         super().__init__(plain)
-        self.int8_linear = ops.int8_linear  # `make_invariant` puts another op of its contract here
+        self.multiply = ops.int8_linear  # `make_invariant` puts another op of its contract here
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, I] -> [T, O], in x's dtype."""
-        return self.int8_linear(x, self.int8_weight, self.bias)
+        return self.multiply(x, self.int8_weight, self.bias)
 
     def _packed(self) -> Int8Weight:
         return pack_int8_(self.int8_weight)
@@ -90,3 +98,69 @@ class Int8ExpertLinear(Int8Weights):
 
     def _packed(self) -> Int8Weight:
         return ops.pack_experts(self.int8_weight, *self.mlp_sizes)
+
+
+class FourBitWeights(QuantizedLinear):
+    """Codes of four bits as a checkpoint stores them, with scales and perhaps zero points of groups of inputs.
+
+    Only of sizes whose product is compiled. `in_int8`: they are multiplied as a weight quantized anew would be.
+    """
+
+    numbers_per_item = CODES_PER_BYTE
+    weight_zero: torch.Tensor | None
+
+    def __init__(self, plain: Linear | ExpertLinear, meant: FourBits, *, in_int8: bool) -> None:
+        super().__init__(plain, torch.uint8, meant.num_groups(plain.weight.shape[-1]))
+        zero = torch.empty_like(self.weight_scale, dtype=torch.uint8) if meant.has_zeros else None
+        self.register_buffer("weight_zero", zero)
+        self.meant, self.in_int8 = meant, in_int8
+        self.packed: FourBitWeight | None = None
+
+    @property
+    def four_bit_weight(self) -> FourBitWeight:
+        """The codes and what they are meant by, as one."""
+        if self.packed is not None:
+            return self.packed
+        codebook = torch.tensor(self.meant.codebook, device=self.weight.device)
+        return FourBitWeight(self.weight.data, self.weight_scale, self.weight_zero, codebook)
+
+    def pack(self) -> None:
+        if self.packed is None:
+            plain = self.four_bit_weight
+            self.packed = self._packed(with_int8(plain) if self.in_int8 else plain)
+            self.weight = nn.Parameter(self.packed.codes, requires_grad=False)
+            self.weight_scale, self.weight_zero = self.packed.scale, self.packed.zero
+
+    def _packed(self, plain: FourBitWeight) -> FourBitWeight:
+        raise NotImplementedError
+
+
+class FourBitLinear(FourBitWeights):
+    """One matrix."""
+
+    def __init__(self, plain: Linear, meant: FourBits, *, in_int8: bool) -> None:
+        super().__init__(plain, meant, in_int8=in_int8)
+        self.multiply = ops.four_bit_linear  # `make_invariant` puts another op of its contract here
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, I] -> [T, O], in x's dtype."""
+        return self.multiply(x, self.four_bit_weight, self.bias)
+
+    def _packed(self, plain: FourBitWeight) -> FourBitWeight:
+        return pack_four_bits_(plain)
+
+
+class FourBitExpertLinear(FourBitWeights):
+    """A matrix of each expert."""
+
+    def __init__(self, plain: ExpertLinear, meant: FourBits, *, in_int8: bool) -> None:
+        super().__init__(plain, meant, in_int8=in_int8)
+        self.mlp_sizes = plain.mlp_sizes
+
+    @property
+    def experts(self) -> ops.ExpertWeights:
+        """What `ops.fused_experts` takes."""
+        return self.four_bit_weight
+
+    def _packed(self, plain: FourBitWeight) -> FourBitWeight:
+        return ops.pack_experts(plain, *self.mlp_sizes)

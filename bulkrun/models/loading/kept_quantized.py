@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.config.mxfp4_quantization import Mxfp4Quantization
 from bulkrun.models.config.stored_quantization import StoredQuantization
 from bulkrun.models.loading.any_weights import AnyWeights
 from bulkrun.models.loading.tensor_names import expert_modules
@@ -40,22 +41,22 @@ def kept_quantization(config: ModelConfig, device: torch.device, *, deterministi
 
 
 def kept_projections(config: DecoderConfig, weights: AnyWeights) -> Callable[[int, str], bool]:
-    """Whether a layer's projection, such as mlp.down_proj, is stored in 8 bits with all its parts.
+    """Whether a layer's projection, such as mlp.down_proj, is stored quantized with all its parts.
 
     Without tensors config.json tells.
     """
     stored = config.stored_quantization
-    assert isinstance(stored, StoredQuantization), "asked of checkpoints in 8 bits"
 
     def is_plain(module: str) -> bool:
         if not weights.tensors:
-            return not stored.quantizes(module)
+            return isinstance(stored, StoredQuantization) and not stored.quantizes(module)
         return f"{module}.weight" in weights.tensors and f"{module}.weight" not in weights.scales
 
     def is_chosen(layer: int, name: str) -> bool:
-        parts: Collection[str] = _PARTS[name]
-        if config.moe is not None and config.moe.sparse_layers[layer] and name.startswith("mlp."):
-            parts = expert_modules(config)
+        are_experts = config.moe is not None and config.moe.sparse_layers[layer] and name.startswith("mlp.")
+        if isinstance(stored, Mxfp4Quantization):
+            return are_experts
+        parts: Collection[str] = expert_modules(config) if are_experts else _PARTS[name]
         return bool(parts) and not any(is_plain(f"model.layers.{layer}.{part}") for part in parts)
 
     return is_chosen
@@ -63,14 +64,16 @@ def kept_projections(config: DecoderConfig, weights: AnyWeights) -> Callable[[in
 
 def say_how_weights_run(
     config: DecoderConfig, weights: AnyWeights, dtype: torch.dtype, device: torch.device,
-    quantization: Quantization | None, kept: Quantization | None,
+    quantization: Quantization | None, kept: Quantization | None, *, keeps_four_bits: bool,
 ) -> None:  # fmt: skip
     """One line on what is done with weights stored quantized, and one on scales that are not used; none for others."""
     stored = config.stored_quantization
     if stored is None:
         return
     is_by_row = isinstance(stored, StoredQuantization) and stored.block_size is None and stored.kind == quantization
-    if kept is not None or is_by_row:
+    if keeps_four_bits:
+        how = "they stay so in memory and are unpacked" + (" to int8" if quantization else "") + " when multiplied"
+    elif kept is not None or is_by_row:
         how = "they are multiplied in 8 bits as they are"
     elif quantization is not None:
         how = f"they are quantized anew, to {quantization} with a scale per output channel"

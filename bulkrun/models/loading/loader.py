@@ -19,7 +19,7 @@ from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.invariant import make_invariant, refuse_invariance
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
-from bulkrun.models.decoder.quantized_layers import Int8Weights
+from bulkrun.models.decoder.quantized_layers import QuantizedLinear
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors, release_pinned
 from bulkrun.models.files.weight_files import weight_files
@@ -27,6 +27,7 @@ from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights, any_weights
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
+from bulkrun.models.loading.kept_four_bits import fits_in_int8, four_bits_to_keep, keep_four_bits
 from bulkrun.models.loading.kept_quantized import kept_projections, kept_quantization, say_how_weights_run
 from bulkrun.models.loading.quantization import (
     quantize_projections,
@@ -96,33 +97,38 @@ def _load_decoder(
     if config.tie_word_embeddings and (HEAD in weights.scales or has_own_head(tensors, dtype)):
         config = dataclasses.replace(config, tie_word_embeddings=False)
     kept = kept_quantization(config, device, deterministic=deterministic) if quantization is None else None
-    say_how_weights_run(config, weights, dtype, device, quantization, kept)
-    model = _empty_model(
-        config, dtype, device, quantization or kept, kept_projections(config, weights) if kept is not None else None
+    scales, is_stored_so = dict(weights.read_scales(weights.scales)), kept_projections(config, weights)
+    model, in_int8 = _without_memory(config, dtype), quantization == "int8"
+    meant = four_bits_to_keep(config.stored_quantization, scales, device, quantization)
+    keeps_four_bits = False
+    if meant is not None and not (in_int8 and fits_in_int8(model)):
+        keeps_four_bits = keep_four_bits(model, meant, is_stored_so, dtype, in_int8=in_int8)
+    if (quantization or kept) is not None:
+        quantize_projections(model, quantization or kept, is_stored_so if kept is not None else None)
+    say_how_weights_run(config, weights, dtype, device, quantization, kept, keeps_four_bits=keeps_four_bits)
+    can_quantize = (
+        (quantization or kept) is None and not keeps_four_bits and (config.moe is None or device.type == "cpu")
     )
+    _take_memory(model, device, can_quantize=can_quantize)
     if files is None:
         fill_with_random_weights(model)
     else:
-        _fill(model, weights, path, pack=not deterministic)
+        _fill(model, weights, scales, path, pack=not deterministic)
     return model
 
 
-def _empty_model(
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantization: Quantization | None,
-    is_chosen: Callable[[int, str], bool] | None,
-) -> Decoder:
-    """The decoder on its device, with whatever the memory held as weights; `is_chosen`: projections to be quantized."""
+def _without_memory(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+    """The decoder as sizes alone."""
     with torch.device("meta"):
         model = Decoder(config)
     model.cast(dtype)
-    if quantization is not None:
-        quantize_projections(model, quantization, is_chosen)
+    return model
+
+
+def _take_memory(model: Decoder, device: torch.device, *, can_quantize: bool) -> None:
+    """Put the decoder on its device, with whatever the memory held as weights."""
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
-    copied_bytes = model.embed_weight.nbytes if config.tie_word_embeddings else 0  # a tied head is packed beside it
-    can_quantize = quantization is None and (config.moe is None or device.type == "cpu")
+    copied_bytes = model.embed_weight.nbytes if model.config.tie_word_embeddings else 0  # a packed head, beside it
     refuse_beyond_ram(num_bytes + copied_bytes, device, can_quantize=can_quantize)
     try:
         # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
@@ -131,7 +137,6 @@ def _empty_model(
         raise does_not_fit(num_bytes, device, str(error).splitlines()[0], can_quantize=can_quantize) from None
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
-    return model
 
 
 def _empty(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:
@@ -154,11 +159,10 @@ def cpu_multiplies_bfloat16() -> bool:
     return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
-def _fill(model: Decoder, weights: AnyWeights, path: Path, *, pack: bool) -> None:
+def _fill(model: Decoder, weights: AnyWeights, scales: dict[str, AnyScale], path: Path, *, pack: bool) -> None:
     """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
     wanted = dict(targets(model, weights.tensors.keys()))
     stored = checked_tensors(wanted, weights.tensors, weights.scales, model.config, path)
-    scales = {**weights.read_scales(wanted)}
     unfilled = Counter(_memory(target.view) for target in wanted.values())
     packers = _packers(model) if pack else {}
     is_on_host = model.device.type == "cpu"
@@ -181,7 +185,7 @@ def _fill(model: Decoder, weights: AnyWeights, path: Path, *, pack: bool) -> Non
 
 def _packers(model: Decoder) -> dict[int, Callable[[], None]]:
     """The function that lays each matrix out, by the matrix's memory."""
-    matrices = [module for module in model.modules() if isinstance(module, Linear | ExpertLinear | Int8Weights)]
+    matrices = [module for module in model.modules() if isinstance(module, Linear | ExpertLinear | QuantizedLinear)]
     return {_memory(module.weight): module.pack for module in matrices}
 
 

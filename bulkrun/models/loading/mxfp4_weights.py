@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.mxfp4_quantization import BLOCK, METHOD
+from bulkrun.models.config.mxfp4_quantization import BLOCK, CODEBOOK, METHOD
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.stored_quantized import FIX, not_quantized, store_dequantized
@@ -24,7 +24,6 @@ from bulkrun.models.loading.tensor_names import PACKED_EXPERTS, Target
 _SCALES = "_scales"
 _BIAS = 127  # of the stored exponents
 _PIECE_NUMBERS = 2**18  # dequantized at a time
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Mxfp4Scale(NamedTuple):
@@ -33,12 +32,19 @@ class Mxfp4Scale(NamedTuple):
     exponents: torch.Tensor
 
     def store(self, blocks: torch.Tensor, target: Target) -> None:
-        """Dequantize a weight, given its blocks, to where it belongs."""
+        """Dequantize a weight, given its blocks, to where it belongs, or keep it as it is where that is its place."""
+        if target.takes_codes:
+            target.store_codes(blocks, self._scales(), None)
+            return
         device = target.view.device
         stored = blocks.to(device, non_blocking=True), self.exponents.to(device)
         scales = [None] * len(blocks) if target.scale is None else list(target.scale)
         for view, scale, packed, exponents in zip(target.view, scales, *stored, strict=True):
             store_dequantized(_pieces(packed, exponents, view), Target(view, tuple(view.shape), scale=scale))
+
+    def _scales(self) -> torch.Tensor:
+        """float32, as the exponents lie."""
+        return torch.ones(self.exponents.shape).ldexp_(self.exponents.int() - _BIAS)
 
 
 class Mxfp4Weight(NamedTuple):
@@ -100,8 +106,7 @@ def _scales_of(blocks: StoredTensor, tensors: Mapping[str, StoredTensor], path: 
 
 def _pairs(device: torch.device) -> torch.Tensor:
     """The two numbers of each byte, bfloat16 in one int32 [256]: one look-up gives both."""
-    magnitudes = torch.tensor(_MAGNITUDES, dtype=torch.bfloat16, device=device)
-    numbers, byte = torch.cat((magnitudes, -magnitudes)), torch.arange(256, device=device)
+    numbers, byte = torch.tensor(CODEBOOK, dtype=torch.bfloat16, device=device), torch.arange(256, device=device)
     return torch.stack((numbers[byte & 15], numbers[byte >> 4]), -1).view(torch.int32).flatten()
 
 

@@ -18,7 +18,7 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.packed_quantization import Layout, PackedQuantization
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.files.read_ahead import read_tensors
-from bulkrun.models.loading.packed_words import WORD_BITS, numbers_of_rows, zero_points
+from bulkrun.models.loading.packed_words import WORD_BITS, codes_of_rows, numbers_of_rows, zero_points
 from bulkrun.models.loading.stored_quantized import FIX, not_quantized, store_dequantized, without_other_scales
 from bulkrun.models.loading.tensor_names import Target
 
@@ -54,8 +54,17 @@ class PackedScale(NamedTuple):
     groups: torch.Tensor | None  # int64 [I], of each input; None: one after the other
 
     def store(self, words: torch.Tensor, target: Target) -> None:
-        """Dequantize a weight, given its words, to where it belongs."""
+        """Dequantize a weight, given its words, to where it belongs, or keep it as it is where that is its place."""
+        if target.takes_codes:
+            self._store_codes(words, target)
+            return
         store_dequantized(self._dequantized(words.to(target.view.device, non_blocking=True)), target)
+
+    def _store_codes(self, words: torch.Tensor, target: Target) -> None:
+        num_rows, num_columns = self.shape
+        codes = codes_of_rows(words, slice(0, num_rows), self.packing.layout, self.packing.num_bits)
+        scales = self._scales(words.device).expand(num_rows, -1)
+        target.store_codes(codes[:, : num_columns // 2], scales, self._zeros(words.device).expand_as(scales))
 
     def _dequantized(self, words: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """The weight in float32, some rows at a time."""

@@ -12,6 +12,7 @@ import torch
 from bulkrun.models.config.packed_quantization import Layout
 
 WORD_BITS = 32
+CODE_BITS = 4
 _AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in which place of a word
 
 
@@ -26,6 +27,15 @@ def numbers_of_rows(words: torch.Tensor, rows: slice, layout: Layout, num_bits: 
         return _unpacked(words[rows], num_bits)
     per_word = WORD_BITS // num_bits
     return _unpacked_awq(words[:, rows.start // per_word : rows.stop // per_word], num_bits)
+
+
+def codes_of_rows(words: torch.Tensor, rows: slice, layout: Layout, num_bits: int) -> torch.Tensor:
+    """The same, of four bits or fewer, two to a byte, the first in the low bits: uint8 [rows, I / 2], or more."""
+    if num_bits == CODE_BITS and layout != "awq":
+        of_rows = words[:, rows].T if layout == "gptq" else words[rows]
+        return of_rows.contiguous().view(torch.uint8)
+    numbers = numbers_of_rows(words, rows, layout, num_bits)
+    return numbers[:, ::2] | numbers[:, 1::2] << CODE_BITS
 
 
 def zero_points(words: torch.Tensor, layout: Layout, num_bits: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ _PROJECTIONS = {"attention": ("qkv_proj", "o_proj"), "mlp": ("gate_up_proj", "do
 def quantize_projections(
     model: Decoder, quantization: Quantization, is_chosen: Callable[[int, str], bool] | None
 ) -> None:
-    """Exchange the projections of every layer for quantized ones; no weight may have been loaded yet.
+    """Exchange the plain projections of every layer for quantized ones; no weight may have been loaded yet.
 
     `is_chosen` is asked for each by the layer's number and its name there, such as mlp.down_proj; None: all are.
     """
@@ -51,7 +51,8 @@ def quantize_projections(
             module = getattr(layer, part)
             for name in (name for name in names if is_chosen is None or is_chosen(i, f"{part}.{name}")):
                 plain = getattr(module, name)
-                setattr(module, name, _LAYERS[quantization, type(plain)](plain))
+                if not isinstance(plain, QuantizedLinear):
+                    setattr(module, name, _LAYERS[quantization, type(plain)](plain))
 
 
 def warn_of_slow_products(model: Decoder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer
 from bulkrun.models.decoder.layers import MLP, ExpertLinear, HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm, SparseMLP
-from bulkrun.models.decoder.quantized_layers import QuantizedLinear
+from bulkrun.models.decoder.quantized_layers import FourBitWeights, QuantizedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,39 @@ class Target:
     shape: tuple[int, ...]  # what the checkpoint must hold
     offset: float = 0.0  # added to what it holds
     scale: torch.Tensor | None = None  # of each row, float32, where the view is quantized: its shape, but 1 for a row
+    zero: torch.Tensor | None = None  # of codes: where their zero points go
+
+    @property
+    def takes_codes(self) -> bool:
+        """Whether the view is of codes of four bits, two to a byte, with scales of groups of inputs."""
+        return self.view.dtype == torch.uint8
+
+    def store_codes(self, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> None:
+        """Put codes and what they are meant by there: as many numbers, in the view's order."""
+        assert self.scale is not None, "codes mean nothing without"
+        self.view.copy_(codes.reshape(self.view.shape))
+        self.scale.copy_(scale.reshape(self.scale.shape))
+        if self.zero is not None and zero is not None:
+            self.zero.copy_(zero.reshape(self.zero.shape))
+
+
+class _Places(NamedTuple):
+    """The parts of a projection's weight, with the rows of outputs in the same dimensions."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor | None
+    zero: torch.Tensor | None
+    numbers: int  # in each item of the weight
+
+    def each(self, choose: Callable[[torch.Tensor], torch.Tensor]) -> _Places:
+        """What is chosen of every part."""
+        scale, zero = (None if part is None else choose(part) for part in self[1:3])
+        return _Places(choose(self.weight), scale, zero, self.numbers)
+
+    def target(self, shape: tuple[int, ...] | None = None) -> Target:
+        """Where a tensor of this shape goes, or one of the weight's own."""
+        own = (*self.weight.shape[:-1], self.weight.shape[-1] * self.numbers)
+        return Target(self.weight, shape or own, scale=self.scale, zero=self.zero)
 
 
 class _ExpertNames(NamedTuple):
@@ -130,25 +164,20 @@ def _expert_targets(prefix: str, mlp: SparseMLP, config: DecoderConfig) -> Itera
     sizes = {names.gate: mlp.moe.intermediate_size, names.up: mlp.moe.intermediate_size}
     for expert in range(mlp.moe.num_experts):
         of_expert = f"{prefix}{names.block}.experts.{expert}."
-        yield from _weights(of_expert, *_of_expert(mlp.gate_up_proj, expert), sizes)
-        yield from _weights(of_expert, *_of_expert(mlp.down_proj, expert), {names.down: config.hidden_size})
-
-
-def _of_expert(projection: ExpertLinear | QuantizedLinear, expert: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Its matrix, and the scales of that."""
-    scale = _scale(projection)
-    return projection.weight.data[expert], None if scale is None else scale[expert]
+        gate_up, down = (_places(one).each(itemgetter(expert)) for one in (mlp.gate_up_proj, mlp.down_proj))
+        yield from _weights(of_expert, gate_up, sizes)
+        yield from _weights(of_expert, down, {names.down: config.hidden_size})
 
 
 def _fused_expert_targets(prefix: str, mlp: SparseMLP) -> Iterator[tuple[str, Target]]:
     yield f"{prefix}mlp.gate.weight", _whole(mlp.router.weight)
     for name, projection in (("gate_up_proj", mlp.gate_up_proj), ("down_proj", mlp.down_proj)):
-        yield f"{prefix}{_FUSED_EXPERTS}{name}", _turned(projection, tuple(projection.weight.shape))
+        yield f"{prefix}{_FUSED_EXPERTS}{name}", _places(projection).target()
 
 
 def _interleaved_expert_targets(prefix: str, mlp: SparseMLP, *, is_packed: bool) -> Iterator[tuple[str, Target]]:
     gate_up, down = mlp.gate_up_proj, mlp.down_proj
-    num_experts, hidden_size, size = down.weight.shape
+    num_experts, hidden_size, size = _places(down).target().shape
     assert mlp.router.bias is not None and gate_up.bias is not None and down.bias is not None, (
         "such experts have biases"
     )
@@ -160,24 +189,16 @@ def _interleaved_expert_targets(prefix: str, mlp: SparseMLP, *, is_packed: bool)
         return whole.unflatten(1, (2, size)).transpose(1, 2)
 
     if is_packed:
-        yield f"{experts}gate_up_proj{PACKED_EXPERTS}", _turned(gate_up, (num_experts, 2 * size, hidden_size), pairs)
-        yield f"{experts}down_proj{PACKED_EXPERTS}", _turned(down, (num_experts, hidden_size, size))
+        rows = (num_experts, 2 * size, hidden_size)
+        yield f"{experts}gate_up_proj{PACKED_EXPERTS}", _places(gate_up).each(pairs).target(rows)
+        yield f"{experts}down_proj{PACKED_EXPERTS}", _places(down).target()
     else:
         columns = (num_experts, hidden_size, 2 * size), (num_experts, size, hidden_size)
-        yield f"{experts}gate_up_proj", _turned(gate_up, columns[0], lambda whole: pairs(whole).permute(0, 3, 1, 2))
-        yield f"{experts}down_proj", _turned(down, columns[1], lambda whole: whole.transpose(1, 2))
+        turned = _places(gate_up).each(lambda whole: pairs(whole).permute(0, 3, 1, 2))
+        yield f"{experts}gate_up_proj", turned.target(columns[0])
+        yield f"{experts}down_proj", _places(down).each(lambda whole: whole.transpose(1, 2)).target(columns[1])
     yield f"{experts}gate_up_proj_bias", Target(pairs(gate_up.bias.data), (num_experts, 2 * size))
     yield f"{experts}down_proj_bias", _whole(down.bias)
-
-
-def _turned(
-    projection: ExpertLinear | QuantizedLinear,
-    shape: tuple[int, ...],
-    turn: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole,
-) -> Target:
-    """A weight, and its scales, with the numbers in the order that a tensor of this shape holds them in."""
-    scale = _scale(projection)
-    return Target(turn(projection.weight.data), shape, scale=None if scale is None else turn(scale))
 
 
 def _whole(parameter: nn.Parameter) -> Target:
@@ -190,20 +211,23 @@ def _norm(norm: RMSNorm, config: DecoderConfig) -> Target:
 
 def _parts(prefix: str, fused: Linear | QuantizedLinear, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
     """The parts of a fused projection: consecutive rows of its weight and bias."""
-    yield from _weights(prefix, fused.weight.data, _scale(fused), sizes)
+    yield from _weights(prefix, _places(fused), sizes)
     if fused.bias is not None:
         for name, part in zip(sizes, fused.bias.data.split(list(sizes.values())), strict=True):
             yield f"{prefix}{name}.bias", Target(part, tuple(part.shape))
 
 
-def _weights(
-    prefix: str, fused: torch.Tensor, scale: torch.Tensor | None, sizes: Mapping[str, int]
-) -> Iterator[tuple[str, Target]]:
-    rows = list(sizes.values())
-    scales = [None] * len(rows) if scale is None else scale.split(rows)
-    for name, part, part_scale in zip(sizes, fused.split(rows), scales, strict=True):
-        yield f"{prefix}{name}.weight", Target(part, tuple(part.shape), scale=part_scale)
+def _weights(prefix: str, fused: _Places, sizes: Mapping[str, int]) -> Iterator[tuple[str, Target]]:
+    first = 0
+    for name, size in sizes.items():
+        rows = slice(first, first + size)
+        yield f"{prefix}{name}.weight", fused.each(itemgetter(rows)).target()
+        first += size
 
 
-def _scale(projection: nn.Module) -> torch.Tensor | None:
-    return projection.weight_scale if isinstance(projection, QuantizedLinear) else None
+def _places(projection: Linear | ExpertLinear | QuantizedLinear) -> _Places:
+    weight = projection.weight.data
+    if not isinstance(projection, QuantizedLinear):
+        return _Places(weight, None, None, 1)
+    zero = projection.weight_zero if isinstance(projection, FourBitWeights) else None
+    return _Places(weight, projection.weight_scale, zero, projection.numbers_per_item)

@@ -28,15 +28,15 @@ struct Matrix {
 struct Group {
     f32x16 codebook, zero, scale, byte_factor;
 
-    template <class W>
+    template <class W, bool HAS_ZERO>
     f32x16 number(u32x16 code) const {
-        const f32x16 number = (looked_up(codebook, code) - zero) * scale;
+        const f32x16 found = looked_up(codebook, code), number = (HAS_ZERO ? found - zero : found) * scale;
         if constexpr (W::per_word == ByteWords::per_word) return number * byte_factor;
         else return number;
     }
 };
 
-template <class W>
+template <class W, bool HAS_ZERO>
 inline void unpack_group(const Group& group, const uint32_t* codes, long size, uint32_t* to) {
     for (long first = 0; first < size; first += CODES, codes += PANEL) {
         __builtin_prefetch((const char*)codes + AHEAD, 0, 2);
@@ -45,27 +45,26 @@ inline void unpack_group(const Group& group, const uint32_t* codes, long size, u
         for (int i = 0; i < CODES; i += W::per_word, to += PANEL) {
             f32x16 numbers[W::per_word];
 #pragma GCC unroll 4
-            for (int j = 0; j < W::per_word; j++)
-                numbers[j] = group.number<W>(eight >> 4 * (i + j));
+            for (int j = 0; j < W::per_word; j++) numbers[j] = group.number<W, HAS_ZERO>(eight >> 4 * (i + j));
             store_words(to, W::joined(numbers));
         }
     }
 }
 
 // A panel with `size` inputs.
-template <class W>
+template <class W, bool HAS_ZERO>
 inline void unpack_panel(const Matrix& matrix, long panel, long size, uint32_t* to) {
     const uint32_t* codes = (const uint32_t*)matrix.panels + panel * PANEL * (size / CODES);
     const long num_groups = size / matrix.group_size;
+    Group group = {load(matrix.codebook)};
     for (long i = 0; i < num_groups; i++)
         for (long column = 0; column < PANEL; column += LANES) {
             const long at = (panel * num_groups + i) * PANEL + column, first = i * matrix.group_size;
-            const Group group = {load(matrix.codebook),
-                                 matrix.group_zeros ? load(matrix.group_zeros + at) : f32x16{},
-                                 load(matrix.group_scales + at),
-                                 matrix.in_bytes() ? load(matrix.byte_factors + panel * PANEL + column) : f32x16{}};
-            unpack_group<W>(group, codes + first / CODES * PANEL + column, matrix.group_size,
-                            to + first / W::per_word * PANEL + column);
+            group.scale = load(matrix.group_scales + at);
+            if (HAS_ZERO) group.zero = load(matrix.group_zeros + at);
+            if (matrix.in_bytes()) group.byte_factor = load(matrix.byte_factors + panel * PANEL + column);
+            unpack_group<W, HAS_ZERO>(group, codes + first / CODES * PANEL + column, matrix.group_size,
+                                      to + first / W::per_word * PANEL + column);
         }
 }
 
@@ -93,7 +92,8 @@ struct Panels {
     const uint32_t* at(long panel, int place) const {
         if (!unpacked) return (const uint32_t*)matrix.panels + panel * words * PANEL;
         uint32_t* to = unpacked + place * words * PANEL;
-        unpack_panel<W>(matrix, panel, words * W::per_word, to);
+        if (matrix.group_zeros) unpack_panel<W, true>(matrix, panel, words * W::per_word, to);
+        else unpack_panel<W, false>(matrix, panel, words * W::per_word, to);
         return to;
     }
 };

@@ -44,7 +44,11 @@ inline f32x16 load(const uint8_t* p) {
     typedef uint8_t u8x16 __attribute__((vector_size(16)));
     u8x16 bytes;
     memcpy(&bytes, p, sizeof bytes);
-    return __builtin_convertvector(__builtin_convertvector(bytes, i32x16), f32x16);
+#ifdef __AVX512F__  // GCC takes them one by one
+    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
+#else
+    return __builtin_convertvector(bytes, f32x16);
+#endif
 }
 
 inline void store(float* p, f32x16 x) { memcpy(p, &x, sizeof x); }
