@@ -10,7 +10,7 @@ import torch
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.models.decoder.quantized_layers import FourBitWeights
-from bulkrun.models.loading import kept_four_bits, loader
+from bulkrun.models.loading import kept_four_bits, projection_forms
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import run
@@ -71,7 +71,7 @@ def test_deterministic_runs_too(name: str, tmp_path: Path) -> None:
 @pytest.fixture(params=["codes", "panels of int8"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How weights lie that are multiplied in int8."""
-    monkeypatch.setattr(loader, "fits_in_int8", lambda model: request.param != "codes")
+    monkeypatch.setattr(projection_forms, "fits_in_int8", lambda model: request.param != "codes")
     return str(request.param)
 
 
@@ -111,7 +111,7 @@ def test_codes_stay_where_int8_would_take_most_of_the_memory(
 def test_dummy_weights_are_of_four_bits_too(
     quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "fits_in_int8", lambda model: False)
+    monkeypatch.setattr(projection_forms, "fits_in_int8", lambda model: False)
     stored, _ = save_tiny_packed(tmp_path, "llama", "gptq", **SIZES)
     assert kept(stored, quantization=quantization, load_format="dummy") == 4 * 3
     assert len({tuple(output) for output in tokens(stored, quantization=quantization, load_format="dummy")}) == 3

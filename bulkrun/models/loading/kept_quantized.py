@@ -1,4 +1,4 @@
-"""Which stored weights of 8 bits stay so where the user asks for nothing, and what the log says of it.
+"""Which stored weights of 8 bits stay so where the user asks for nothing.
 
 They do where the device multiplies their type fast and the checkpoint quantizes as our products do: a scale per output
 channel (or fewer), inputs in 8 bits. Products in fp8 depend on the batch, so a deterministic run has none of them.
@@ -6,7 +6,6 @@ channel (or fewer), inputs in 8 bits. Products in fp8 depend on the batch, so a 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
 
 import torch
@@ -37,7 +36,7 @@ def kept_quantization(config: ModelConfig, device: torch.device, *, deterministi
     is_ours = stored.block_size is None and stored.quantizes_inputs
     if not is_ours or (deterministic and stored.kind == "fp8"):
         return None
-    return stored.kind if stored.kind == _fast_quantization(config, device) else None
+    return stored.kind if stored.kind == fast_quantization(config, device) else None
 
 
 def kept_projections(config: DecoderConfig, weights: AnyWeights) -> Callable[[int, str], bool]:
@@ -62,34 +61,7 @@ def kept_projections(config: DecoderConfig, weights: AnyWeights) -> Callable[[in
     return is_chosen
 
 
-def say_how_weights_run(
-    config: DecoderConfig, weights: AnyWeights, dtype: torch.dtype, device: torch.device,
-    quantization: Quantization | None, kept: Quantization | None, *, keeps_four_bits: bool,
-) -> None:  # fmt: skip
-    """One line on what is done with weights stored quantized, and one on scales that are not used; none for others."""
-    stored = config.stored_quantization
-    if stored is None:
-        return
-    is_by_row = isinstance(stored, StoredQuantization) and stored.block_size is None and stored.kind == quantization
-    if keeps_four_bits:
-        how = "they stay so in memory and are unpacked" + (" to int8" if quantization else "") + " when multiplied"
-    elif kept is not None or is_by_row:
-        how = "they are multiplied in 8 bits as they are"
-    elif quantization is not None:
-        how = f"they are quantized anew, to {quantization} with a scale per output channel"
-    else:
-        how = f"they are dequantized and take the memory of {str(dtype).removeprefix('torch.')}"
-        fast = _fast_quantization(config, device)
-        if fast is not None:
-            how += f" (engine.quantization: {fast} keeps 8 bits, with a scale per output channel"
-            how += "; not with deterministic)" if fast == "fp8" else ")"
-    log = logging.getLogger(__name__)
-    log.warning("the model's weights are stored in %s; %s", stored.summary, how)
-    if weights.has_cache_scales:
-        log.warning("its scales for keys and values (k_scale, v_scale) are not used, whatever engine.kv_cache_dtype is")
-
-
-def _fast_quantization(config: DecoderConfig, device: torch.device) -> Quantization | None:
+def fast_quantization(config: DecoderConfig, device: torch.device) -> Quantization | None:
     """The type of 8 bits that the device multiplies such projections fast in; the first call may compile."""
     if device.type != "cpu":
         return "fp8" if can_multiply_fp8(device) and config.moe is None else None

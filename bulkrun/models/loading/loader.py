@@ -27,14 +27,8 @@ from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights, any_weights
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
-from bulkrun.models.loading.kept_four_bits import fits_in_int8, four_bits_to_keep, keep_four_bits
-from bulkrun.models.loading.kept_quantized import kept_projections, kept_quantization, say_how_weights_run
-from bulkrun.models.loading.quantization import (
-    quantize_projections,
-    refuse_quantization,
-    store_quantized,
-    warn_of_slow_products,
-)
+from bulkrun.models.loading.projection_forms import Forms, form_projections
+from bulkrun.models.loading.quantization import refuse_quantization, store_quantized, warn_of_slow_products
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.loading.tensor_names import HEAD, Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
@@ -56,8 +50,8 @@ def load_model(
     """Build the model of a directory and fill its weights.
 
     `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization`: of the
-    projections' weights, each as it is read; None: what is stored in 8 bits stays so where that is fast
-    (`kept_quantized`). `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises ModelError for an
+    projections' weights, each as it is read; None: what is stored in 8 or 4 bits stays so where that is fast
+    (`projection_forms`). `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises ModelError for an
     unsupported model, for pickle weights, for torn files, and for tensors that are missing, unexpected or of another
     shape than config.json says; UsageError for a device that cannot do what was asked.
     """
@@ -96,20 +90,9 @@ def _load_decoder(
     weights = any_weights(tensors, config.stored_quantization, path)
     if config.tie_word_embeddings and (HEAD in weights.scales or has_own_head(tensors, dtype)):
         config = dataclasses.replace(config, tie_word_embeddings=False)
-    kept = kept_quantization(config, device, deterministic=deterministic) if quantization is None else None
-    scales, is_stored_so = dict(weights.read_scales(weights.scales)), kept_projections(config, weights)
-    model, in_int8 = _without_memory(config, dtype), quantization == "int8"
-    meant = four_bits_to_keep(config.stored_quantization, scales, device, quantization)
-    keeps_four_bits = False
-    if meant is not None and not (in_int8 and fits_in_int8(model)):
-        keeps_four_bits = keep_four_bits(model, meant, is_stored_so, dtype, in_int8=in_int8)
-    if (quantization or kept) is not None:
-        quantize_projections(model, quantization or kept, is_stored_so if kept is not None else None)
-    say_how_weights_run(config, weights, dtype, device, quantization, kept, keeps_four_bits=keeps_four_bits)
-    can_quantize = (
-        (quantization or kept) is None and not keeps_four_bits and (config.moe is None or device.type == "cpu")
-    )
-    _take_memory(model, device, can_quantize=can_quantize)
+    model, scales = _without_memory(config, dtype), dict(weights.read_scales(weights.scales))
+    forms = Forms(weights, scales, dtype, device, quantization, deterministic=deterministic)
+    _take_memory(model, device, can_quantize=form_projections(model, forms))
     if files is None:
         fill_with_random_weights(model)
     else:
