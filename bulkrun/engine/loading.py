@@ -15,7 +15,8 @@ from bulkrun.engine.memory_probe import measure_cuda
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.model_dir import eos_token_ids
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.models.loading.loader import default_dtype, load_model
+from bulkrun.models.loading.dtypes import default_dtype
+from bulkrun.models.loading.loader import load_model
 from bulkrun.settings import EngineArgs
 
 

@@ -71,7 +71,7 @@ def _packages() -> list[Check]:
 def _processor() -> Check:
     import torch
 
-    from bulkrun.models.loading.loader import cpu_multiplies_bfloat16
+    from bulkrun.models.loading.dtypes import cpu_multiplies_bfloat16
 
     units = "bf16 units: yes" if cpu_multiplies_bfloat16() else "bf16 units: no (models run in float32)"
     return Check("processor", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {units}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.models.decoder.quantized_layers import FourBitWeights
 from bulkrun.models.loading import kept_four_bits, projection_forms
+from bulkrun.models.loading.dtypes import cpu_multiplies_bfloat16
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import run
@@ -137,3 +140,28 @@ def test_a_run_has_the_bits_of_weights_dequantized_beforehand(dtype: str, tmp_pa
         outputs = run(engine, [Request(one.request_id, one.prompt_token_ids, asked) for one in requests()])
         both.append([(outputs[one.request_id].token_ids, outputs[one.request_id].logprobs) for one in requests()])
     assert both[0] == both[1]
+
+
+def said(path: Path, caplog: pytest.LogCaptureFixture, **settings: Any) -> str:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        LLMEngine.from_model_dir(path, **(SMALL | {"device": "cpu"} | settings))
+    (line,) = (record.getMessage() for record in caplog.records if "stored in" in record.getMessage())
+    return line
+
+
+def test_the_log_says_what_they_are_multiplied_as(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, _ = save_tiny_packed(tmp_path, "llama", "gptq", **SIZES)
+    how = "they stay so in memory, and are unpacked to float32 as they are multiplied"
+    assert said(stored, caplog).endswith(f"stored in 4 bits (gptq, groups of 24); {how}")
+    monkeypatch.setattr(projection_forms, "fits_in_int8", lambda model: False)
+    assert said(stored, caplog, quantization="int8").endswith("unpacked to int8 as they are multiplied")
+    monkeypatch.setattr(projection_forms, "fits_in_int8", lambda model: True)
+    assert "quantized anew, to int8" in said(stored, caplog, quantization="int8")
+    raw = json.loads((stored / "config.json").read_text())
+    (stored / "config.json").write_text(json.dumps({**raw, "dtype": "float16", "torch_dtype": "float16"}))
+    faster = "; float16 becomes float32 on a CPU, engine.dtype: bfloat16 is faster"
+    assert said(stored, caplog).endswith(faster) == cpu_multiplies_bfloat16()
+    assert faster not in said(stored, caplog, dtype="bfloat16")

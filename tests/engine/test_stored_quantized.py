@@ -14,7 +14,7 @@ from torch import nn
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.request import Request, SamplingParams
-from tests.benchmarks.int8_checkpoint import write_int8_checkpoint
+from tests.benchmarks.quantized_checkpoint import write_quantized_checkpoint
 from tests.engine.conftest import run
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.models.fake_quantized import are_experts, assert_best, generate, round_inputs_of_experts
@@ -119,5 +119,5 @@ def test_a_cpu_multiplies_the_stored_bytes(name: str, variant: str, deterministi
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_quantized_as_ours_is_has_the_tokens_of_quantizing_it_here(dtype: str, tmp_path: Path) -> None:
     plain = save_tiny_model(tmp_path / "plain", "llama_biases", dtype=torch.bfloat16, **WHOLE)
-    stored = write_int8_checkpoint(plain, tmp_path / "stored")
+    stored = write_quantized_checkpoint(plain, tmp_path / "stored", "int8")
     assert tokens(stored, dtype=dtype) == tokens(plain, dtype=dtype, quantization="int8")

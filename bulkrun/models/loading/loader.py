@@ -32,7 +32,6 @@ from bulkrun.models.loading.quantization import refuse_quantization, store_quant
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
 from bulkrun.models.loading.tensor_names import HEAD, Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
-from bulkrun.ops.linear import can_pack_bfloat16
 from bulkrun.settings import Quantization
 
 _HUGE_PAGE_BYTES = 2 * 2**20
@@ -127,19 +126,6 @@ def _empty(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     if torch.device(device).type == "cpu" and like.nbytes >= _HUGE_PAGE_BYTES:
         return untouched_zeros(like.shape, like.dtype, huge_pages=True)
     return torch.empty(like.shape, dtype=like.dtype, device=device)
-
-
-def default_dtype(config: ModelConfig, device: torch.device | str) -> torch.dtype:
-    """The model's dtype; on a CPU bfloat16 only where the processor multiplies it natively, and never float16."""
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    if torch.device(device).type != "cpu" or dtype == torch.float32:
-        return dtype
-    return torch.bfloat16 if dtype == torch.bfloat16 and cpu_multiplies_bfloat16() else torch.float32
-
-
-def cpu_multiplies_bfloat16() -> bool:
-    """Whether this processor has matrix units for bf16 and this torch uses them."""
-    return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
 def _fill(model: Decoder, weights: AnyWeights, scales: dict[str, AnyScale], path: Path, *, pack: bool) -> None:

@@ -148,8 +148,19 @@ class PackedWeights(NamedTuple):
                 f"{packed.words.file}: tensor {name} names group {int(groups.min())} to {int(groups.max())}, but the "
                 f"groups are 0 to {int(in_order[-1])}; {FIX}"
             )
+        self._check_zeros(packed, zeros)
         is_plain = torch.equal(groups, in_order) and packed.shape[1] % group_size == 0
         return PackedScale(self.packing, packed.shape, scales, zeros, None if is_plain else groups)
+
+    def _check_zeros(self, packed: PackedWeight, zeros: torch.Tensor | None) -> None:
+        """Raise ModelError for zero points, stored around zero, that are none of the weight's numbers."""
+        middle = 2 ** (self.packing.num_bits - 1)
+        if zeros is not None and zeros.dtype == torch.int8 and not -middle <= zeros.min() <= zeros.max() < middle:
+            raise ModelError(
+                f"{packed.words.file}: tensor {packed.zeros and packed.zeros.name} holds zero points "
+                f"{int(zeros.min())} to {int(zeros.max())}, but numbers of {self.packing.num_bits} bits are {-middle} "
+                f"to {middle - 1}; {FIX}"
+            )
 
 
 def packed_weights(tensors: Mapping[str, StoredTensor], packing: PackedQuantization, path: Path) -> PackedWeights:

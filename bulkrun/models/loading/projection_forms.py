@@ -16,6 +16,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.stored_quantization import Quantized, StoredQuantization
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights
+from bulkrun.models.loading.dtypes import cpu_multiplies_bfloat16
 from bulkrun.models.loading.kept_four_bits import fits_in_int8, four_bits_to_keep, keep_four_bits
 from bulkrun.models.loading.kept_quantized import fast_quantization, kept_projections, kept_quantization
 from bulkrun.models.loading.quantization import quantize_projections
@@ -76,6 +77,8 @@ def _say_how_weights_run(config: DecoderConfig, forms: Forms, kept: Quantization
     else:
         how = f"they are dequantized and take the memory of {str(forms.dtype).removeprefix('torch.')}"
         how += _instead(fast_quantization(config, forms.device))
+    if config.dtype == "float16" and forms.dtype == torch.float32 and cpu_multiplies_bfloat16():
+        how += "; float16 becomes float32 on a CPU, engine.dtype: bfloat16 is faster"
     log.warning("the model's weights are stored in %s; %s", stored.summary, how)
     if forms.weights.has_cache_scales:
         log.warning("its scales for keys and values (k_scale, v_scale) are not used, whatever engine.kv_cache_dtype is")

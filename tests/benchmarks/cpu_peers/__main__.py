@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.benchmarks.checkpoints import SHAPES
 from tests.benchmarks.cpu_peers.agreement import check_agreement
 from tests.benchmarks.cpu_peers.environments import PEERS, Workplace, set_up
-from tests.benchmarks.cpu_peers.peer import Sampling
+from tests.benchmarks.cpu_peers.peer import DTYPES, Sampling
 from tests.benchmarks.cpu_peers.results import ratios, summary, table
 from tests.benchmarks.cpu_peers.runner import Comparison, run_in_turn
 from tests.benchmarks.cpu_peers.workloads import STRUCTURED, TIMED
@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     run = commands.add_parser("run", help="compare the peers on one model and workload")
     run.add_argument("--model", choices=SHAPES, default="llama-20m")
     run.add_argument("--workload", choices=TIMED, default="small")
-    run.add_argument("--dtype", choices=["bfloat16", "float32", "int8"], default="bfloat16")
+    run.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     run.add_argument("--threads", type=int, default=2)
     Sampling.add_arguments(run)
     run.add_argument("--rounds", type=int, default=3)

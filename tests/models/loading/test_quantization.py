@@ -19,7 +19,7 @@ from bulkrun.models.loading import quantization
 from bulkrun.models.loading.loader import load_model
 from bulkrun.models.loading.quantization import store_quantized
 from bulkrun.ops.fp8 import FP8
-from tests.benchmarks.int8_checkpoint import write_int8_checkpoint
+from tests.benchmarks.quantized_checkpoint import write_quantized_checkpoint
 from tests.models.paged_driver import forced_logits
 from tests.models.tiny_models import make_tiny_model, save_tiny_model
 from tests.ops import int8_oracle
@@ -124,7 +124,7 @@ def test_loading_holds_the_model_and_little_more(tmp_path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 8}
     big = save_tiny_model(tmp_path / "big", "llama", dtype=torch.bfloat16, num_key_value_heads=8, **sizes)
     small = save_tiny_model(tmp_path / "small", "llama", dtype=torch.bfloat16)
-    stored = write_int8_checkpoint(big, tmp_path / "stored")
+    stored = write_quantized_checkpoint(big, tmp_path / "stored", "int8")
     weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096) / 2**20  # million, so that fp8 takes so many MiB
 
     def peak(quantization: str, path: Path = big) -> float:

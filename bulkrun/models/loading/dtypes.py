@@ -1,0 +1,21 @@
+"""Which dtype a model is computed in where the user names none."""
+
+from __future__ import annotations
+
+import torch
+
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.ops.linear import can_pack_bfloat16
+
+
+def default_dtype(config: ModelConfig, device: torch.device | str) -> torch.dtype:
+    """The model's dtype; on a CPU bfloat16 only where the processor multiplies it natively, and never float16."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if torch.device(device).type != "cpu" or dtype == torch.float32:
+        return dtype
+    return torch.bfloat16 if dtype == torch.bfloat16 and cpu_multiplies_bfloat16() else torch.float32
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this processor has matrix units for bf16 and this torch uses them."""
+    return can_pack_bfloat16() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
