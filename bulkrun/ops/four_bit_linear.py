@@ -1,9 +1,8 @@
-"""Matrix products with weights of four bits, as they are stored: a code for each number, and what it stands for.
+"""Matrix products with weights of four bits, as they are stored (`unpack_codes`).
 
-A number is (codebook[code] - zero point) * scale, both of the group of inputs that it belongs to: GPTQ, AWQ and the
-like, whose codes are whole numbers, and MXFP4, whose codebook is E2M1. This is the contract and the pure-torch
-reference: numbers are computed in float32 and rounded once, to the dtype of what they are multiplied with, or to int8
-with a scale per output channel, as if such a weight had been quantized anew (`int8_linear`). Knows no model.
+This is the contract and the pure-torch reference: numbers are computed in float32 and rounded once, to the dtype of
+what they are multiplied with, or to int8 with a scale per output channel, as if such a weight had been quantized anew
+(`int8_linear`). On a GPU they are unpacked before every product: a model that fits no other way runs. Knows no model.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.int8_linear import ZERO, Int8Weight, int8_factor, int8_linear, to_int8
+from bulkrun.ops.unpack_codes import unpack_codes as _unpack_codes
 
-CODES_PER_BYTE = 2
+unpack_codes = by_device(_unpack_codes)
 _ROWS_AT_A_TIME = 256
 
 
@@ -37,13 +38,9 @@ class FourBitWeight(NamedTuple):
     int8: Int8Rounding | None = None  # where products are to be in int8
 
 
-def dequantize(weight: FourBitWeight) -> torch.Tensor:
-    """The numbers of a plain weight: float32 [..., O, I]."""
-    codes = torch.stack((weight.codes & 15, weight.codes >> 4), -1).flatten(-2)
-    grouped = weight.codebook[codes.int()].unflatten(-1, (weight.scale.shape[-1], -1))
-    if weight.zero is not None:
-        grouped = grouped - weight.zero.float().unsqueeze(-1)
-    return (grouped * weight.scale.unsqueeze(-1)).flatten(-2)
+def unpack(weight: FourBitWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The numbers of a plain weight: [..., O, I]."""
+    return unpack_codes(weight.codes, weight.scale, weight.zero, weight.codebook, dtype)
 
 
 def with_int8(weight: FourBitWeight) -> FourBitWeight:
@@ -54,7 +51,7 @@ def with_int8(weight: FourBitWeight) -> FourBitWeight:
     for first in range(0, len(codes), _ROWS_AT_A_TIME):
         rows = slice(first, first + _ROWS_AT_A_TIME)
         piece = FourBitWeight(codes[rows], scale[rows], None if zero is None else zero[rows], weight.codebook)
-        parts.append(_rounding(dequantize(piece)))
+        parts.append(_rounding(unpack(piece)))
     outputs = weight.codes.shape[:-1]
     factor, scales, zeros = (torch.cat(part) for part in zip(*parts, strict=True))
     return weight._replace(
@@ -64,10 +61,9 @@ def with_int8(weight: FourBitWeight) -> FourBitWeight:
 
 def four_bit_linear(x: torch.Tensor, weight: FourBitWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """`x @ weight.T + bias`; x: [T, I]; weight: plain; bias: [O] or None; returns [T, O] in x's dtype."""
-    numbers = dequantize(weight)
     if weight.int8 is None:
-        return F.linear(x, numbers.to(x.dtype), bias)
-    values = to_int8(numbers, weight.int8.factor.unsqueeze(-1))
+        return F.linear(x, unpack(weight, x.dtype), bias)
+    values = to_int8(unpack(weight), weight.int8.factor.unsqueeze(-1))
     return int8_linear(x, Int8Weight(values, weight.int8.scale), bias)
 
 

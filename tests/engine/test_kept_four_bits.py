@@ -12,7 +12,7 @@ import torch
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.models.decoder.quantized_layers import FourBitWeights
-from bulkrun.models.loading import kept_four_bits, projection_forms
+from bulkrun.models.loading import kept_four_bits
 from bulkrun.models.loading.dtypes import cpu_multiplies_bfloat16
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits
 from bulkrun.request import Request, SamplingParams
@@ -74,7 +74,7 @@ def test_deterministic_runs_too(name: str, tmp_path: Path) -> None:
 @pytest.fixture(params=["codes", "panels of int8"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How weights lie that are multiplied in int8."""
-    monkeypatch.setattr(projection_forms, "fits_in_int8", lambda model: request.param != "codes")
+    monkeypatch.setattr(kept_four_bits, "available_ram_bytes", lambda: 0 if request.param == "codes" else 2**50)
     return str(request.param)
 
 
@@ -114,7 +114,7 @@ def test_codes_stay_where_int8_would_take_most_of_the_memory(
 def test_dummy_weights_are_of_four_bits_too(
     quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(projection_forms, "fits_in_int8", lambda model: False)
+    monkeypatch.setattr(kept_four_bits, "available_ram_bytes", lambda: 0)
     stored, _ = save_tiny_packed(tmp_path, "llama", "gptq", **SIZES)
     assert kept(stored, quantization=quantization, load_format="dummy") == 4 * 3
     assert len({tuple(output) for output in tokens(stored, quantization=quantization, load_format="dummy")}) == 3
@@ -156,9 +156,9 @@ def test_the_log_says_what_they_are_multiplied_as(
     stored, _ = save_tiny_packed(tmp_path, "llama", "gptq", **SIZES)
     how = "they stay so in memory, and are unpacked to float32 as they are multiplied"
     assert said(stored, caplog).endswith(f"stored in 4 bits (gptq, groups of 24); {how}")
-    monkeypatch.setattr(projection_forms, "fits_in_int8", lambda model: False)
+    monkeypatch.setattr(kept_four_bits, "available_ram_bytes", lambda: 0)
     assert said(stored, caplog, quantization="int8").endswith("unpacked to int8 as they are multiplied")
-    monkeypatch.setattr(projection_forms, "fits_in_int8", lambda model: True)
+    monkeypatch.setattr(kept_four_bits, "available_ram_bytes", lambda: 2**50)
     assert "quantized anew, to int8" in said(stored, caplog, quantization="int8")
     raw = json.loads((stored / "config.json").read_text())
     (stored / "config.json").write_text(json.dumps({**raw, "dtype": "float16", "torch_dtype": "float16"}))

@@ -11,7 +11,7 @@ from bulkrun import ops
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits, pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
 from bulkrun.ops.cpu.panel_linear import compiles_panels, pack_panels, panel_linear
-from bulkrun.ops.four_bit_linear import FourBitWeight, dequantize, with_int8
+from bulkrun.ops.four_bit_linear import FourBitWeight, unpack, with_int8
 from bulkrun.ops.int8_linear import Int8Weight, quantize_int8
 from tests.ops import int8_oracle
 
@@ -59,8 +59,8 @@ def random_weight(form: Form, size: tuple[int, ...], group_size: int) -> tuple[F
 @pytest.mark.parametrize(("size", "group_size"), SIZES, ids=str)
 def test_numbers_are_those_that_codes_stand_for(form: Form, size: tuple[int, int], group_size: int) -> None:
     weight, numbers = random_weight(form, size, group_size)
-    assert torch.equal(dequantize(weight), numbers.float())
-    assert torch.equal(dequantize(with_int8(weight)), numbers.float())
+    assert torch.equal(unpack(weight), numbers.float())
+    assert torch.equal(unpack(with_int8(weight)), numbers.float())
 
 
 @each_form
@@ -119,7 +119,7 @@ def test_rows_of_no_numbers_and_of_zeros_are_told_as_a_weight_quantized_anew_tel
     weight.scale[3], weight.scale[5, 1], weight.scale[7, 0] = 0.0, float("nan"), float("inf")
     if not can_pack_int8(32, 64):
         pytest.skip("panels of int8 need a compiler and AVX-512 VNNI")
-    int8, x = pack_int8_(Int8Weight(*quantize_int8(dequantize(weight)))), torch.randn(3, 64)
+    int8, x = pack_int8_(Int8Weight(*quantize_int8(unpack(weight)))), torch.randn(3, 64)
     ours, theirs = ops.four_bit_linear(x, pack_four_bits_(with_int8(weight)), None), ops.int8_linear(x, int8, None)
     torch.testing.assert_close(ours, theirs, atol=0, rtol=0, equal_nan=True)
     assert ours[:, 5].isnan().all() and not ours[:, 3].any()

@@ -24,7 +24,8 @@ from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.ops.cpu.panel_matrix import panels_of
 from bulkrun.ops.dispatch import uses_triton
-from bulkrun.ops.four_bit_linear import CODES_PER_BYTE, FourBitWeight
+from bulkrun.ops.four_bit_linear import FourBitWeight
+from bulkrun.ops.unpack_codes import CODES_PER_BYTE
 
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments

@@ -10,9 +10,10 @@ from bulkrun.models.config.four_bits import FourBits
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import pack_int8_
-from bulkrun.ops.four_bit_linear import CODES_PER_BYTE, FourBitWeight, with_int8
+from bulkrun.ops.four_bit_linear import FourBitWeight, with_int8
 from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.int8_linear import Int8Weight
+from bulkrun.ops.unpack_codes import CODES_PER_BYTE
 
 
 class QuantizedLinear(nn.Module):
@@ -103,7 +104,7 @@ class Int8ExpertLinear(Int8Weights):
 class FourBitWeights(QuantizedLinear):
     """Codes of four bits as a checkpoint stores them, with scales and perhaps zero points of groups of inputs.
 
-    Only of sizes whose product is compiled. `in_int8`: they are multiplied as a weight quantized anew would be.
+    On a CPU only of sizes whose product is compiled. `in_int8`: multiplied as a weight quantized anew would be.
     """
 
     numbers_per_item = CODES_PER_BYTE
@@ -126,8 +127,8 @@ class FourBitWeights(QuantizedLinear):
 
     def pack(self) -> None:
         if self.packed is None:
-            plain = self.four_bit_weight
-            self.packed = self._packed(with_int8(plain) if self.in_int8 else plain)
+            plain = with_int8(self.four_bit_weight) if self.in_int8 else self.four_bit_weight
+            self.packed = self._packed(plain) if self.weight.is_cpu else plain
             self.weight = nn.Parameter(self.packed.codes, requires_grad=False)
             self.weight_scale, self.weight_zero = self.packed.scale, self.packed.zero
 

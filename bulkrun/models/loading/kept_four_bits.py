@@ -1,6 +1,7 @@
-"""Weights of four bits that stay so: on a CPU, where their product is compiled.
+"""Weights of four bits that stay so: the model takes the memory of the checkpoint, its numbers are the same.
 
-Then the model takes the memory of the checkpoint, and its numbers are those that it would have dequantized.
+On a CPU they do where their product is compiled, unless int8 is asked for and fits. On a GPU, where they have to be
+unpacked before every product, those of a model that would leave too little memory for keys and values otherwise.
 """
 
 from __future__ import annotations
@@ -20,53 +21,73 @@ from bulkrun.models.host_memory import available_ram_bytes
 from bulkrun.models.loading.any_weights import AnyScale
 from bulkrun.models.loading.packed_weights import PackedScale
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits
+from bulkrun.ops.unpack_codes import CODES_PER_BYTE
 from bulkrun.settings import Quantization
 
 
-def four_bits_to_keep(
-    stored: Quantized | None, scales: Mapping[str, AnyScale], device: torch.device, quantization: Quantization | None
-) -> FourBits | None:
+def four_bits_to_keep(stored: Quantized | None, scales: Mapping[str, AnyScale]) -> FourBits | None:
     """How a checkpoint's weights are meant that may stay in four bits; None: none may.
 
     `scales`: what all of them are dequantized with. They stay where every group is of inputs one after the other.
     """
-    if device.type != "cpu" or quantization == "fp8":
-        return None
     if not isinstance(stored, PackedQuantization | Mxfp4Quantization):
         return None
     are_in_order = all(not isinstance(scale, PackedScale) or scale.groups is None for scale in scales.values())
     return stored.four_bits if are_in_order else None
 
 
-def fits_in_int8(model: Decoder) -> bool:
-    """Whether weights of int8, which are multiplied sooner than codes, take no more than half of the memory left.
+def keeping_pays(model: Decoder, dtype: torch.dtype, device: torch.device, quantization: Quantization | None) -> bool:
+    """Whether weights of four bits are better kept than made into what is asked for.
 
-    The numbers are the same. The other half is for keys and values.
+    In another form they are multiplied sooner, but on a CPU only in int8. Then it is a question of memory: half of
+    what is left is for keys and values.
     """
-    sizes = [one.numel() if name.endswith("_proj.weight") else one.nbytes for name, one in model.named_parameters()]
-    return sum(sizes) <= available_ram_bytes() // 2
+    if device.type == "cpu" and quantization is None:
+        return True
+    if quantization == "fp8":
+        return False
+    itemsize = 1 if quantization == "int8" else dtype.itemsize
+    numbers = dict(model.named_parameters())
+    sizes = [one.numel() * itemsize if name.endswith("_proj.weight") else one.nbytes for name, one in numbers.items()]
+    return sum(sizes) > _free_bytes(device) // 2
 
 
 def keep_four_bits(
-    model: Decoder, meant: FourBits, is_stored_so: Callable[[int, str], bool], dtype: torch.dtype, *, in_int8: bool
-) -> bool:
-    """Exchange the projections that are stored so, and whose product is compiled; were there any?"""
+    model: Decoder, meant: FourBits, is_stored_so: Callable[[int, str], bool], dtype: torch.dtype,
+    device: torch.device, *, in_int8: bool,
+) -> bool:  # fmt: skip
+    """Exchange the projections that are stored so, and can be multiplied so; were there any?"""
     kept = False
     for name, module in [(name, module) for name, module in model.named_modules() if name.endswith("_proj")]:
         _, layer, part, projection = name.split(".")
-        if is_stored_so(int(layer), f"{part}.{projection}") and _can_keep(module, meant, dtype, in_int8=in_int8):
+        can_keep = device.type != "cpu" or _are_compiled(module, meant, dtype, in_int8=in_int8)
+        if can_keep and _have_whole_groups(module, meant) and is_stored_so(int(layer), f"{part}.{projection}"):
             kind = FourBitLinear if isinstance(module, Linear) else FourBitExpertLinear
             setattr(model.get_submodule(f"layers.{layer}.{part}"), projection, kind(module, meant, in_int8=in_int8))
             kept = True
     return kept
 
 
-def _can_keep(module: Linear | ExpertLinear, meant: FourBits, dtype: torch.dtype, *, in_int8: bool) -> bool:
-    """Of experts both matrices can be kept, or none."""
-    shapes = [tuple(module.weight.shape)]
-    if isinstance(module, ExpertLinear):
-        hidden, inner = module.mlp_sizes
-        shapes = [(2 * inner, hidden), (hidden, inner)]
+def _shapes(module: Linear | ExpertLinear) -> list[tuple[int, int]]:
+    """Outputs and inputs; of experts both matrices', for both are kept, or none."""
+    if isinstance(module, Linear):
+        columns, size = module.weight.shape
+        return [(columns, size)]
+    hidden, inner = module.mlp_sizes
+    return [(2 * inner, hidden), (hidden, inner)]
+
+
+def _have_whole_groups(module: Linear | ExpertLinear, meant: FourBits) -> bool:
+    groups = [(size, meant.size_of_group(size)) for _, size in _shapes(module)]
+    return not any(size % group or group % CODES_PER_BYTE for size, group in groups)
+
+
+def _are_compiled(module: Linear | ExpertLinear, meant: FourBits, dtype: torch.dtype, *, in_int8: bool) -> bool:
     return all(
-        can_pack_four_bits(columns, size, meant.size_of_group(size), dtype, int8=in_int8) for columns, size in shapes
+        can_pack_four_bits(columns, size, meant.size_of_group(size), dtype, int8=in_int8)
+        for columns, size in _shapes(module)
     )
+
+
+def _free_bytes(device: torch.device) -> int:
+    return available_ram_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]

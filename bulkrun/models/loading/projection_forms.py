@@ -17,7 +17,7 @@ from bulkrun.models.config.stored_quantization import Quantized, StoredQuantizat
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights
 from bulkrun.models.loading.dtypes import cpu_multiplies_bfloat16
-from bulkrun.models.loading.kept_four_bits import fits_in_int8, four_bits_to_keep, keep_four_bits
+from bulkrun.models.loading.kept_four_bits import four_bits_to_keep, keep_four_bits, keeping_pays
 from bulkrun.models.loading.kept_quantized import fast_quantization, kept_projections, kept_quantization
 from bulkrun.models.loading.quantization import quantize_projections
 from bulkrun.settings import Quantization
@@ -55,11 +55,11 @@ def form_projections(model: Decoder, forms: Forms) -> bool:
 
 
 def _keep_four_bits(model: Decoder, forms: Forms, is_stored_so: Callable[[int, str], bool]) -> bool:
-    in_int8 = forms.quantization == "int8"
-    meant = four_bits_to_keep(model.config.stored_quantization, forms.scales, forms.device, forms.quantization)
-    if meant is None or (in_int8 and fits_in_int8(model)):
+    dtype, device, quantization = forms.dtype, forms.device, forms.quantization
+    meant = four_bits_to_keep(model.config.stored_quantization, forms.scales)
+    if meant is None or not keeping_pays(model, dtype, device, quantization):
         return False
-    return keep_four_bits(model, meant, is_stored_so, forms.dtype, in_int8=in_int8)
+    return keep_four_bits(model, meant, is_stored_so, dtype, device, in_int8=quantization == "int8")
 
 
 def _say_how_weights_run(config: DecoderConfig, forms: Forms, kept: Quantization | None, *, in_four_bits: bool) -> None:

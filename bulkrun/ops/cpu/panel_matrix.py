@@ -7,8 +7,9 @@ from ctypes import c_int64, c_void_p
 
 import torch
 
-from bulkrun.ops.four_bit_linear import CODES_PER_BYTE, FourBitWeight
+from bulkrun.ops.four_bit_linear import FourBitWeight
 from bulkrun.ops.int8_linear import Int8Weight
+from bulkrun.ops.unpack_codes import CODES_PER_BYTE
 
 PanelWeight = torch.Tensor | Int8Weight | FourBitWeight  # in panels
 

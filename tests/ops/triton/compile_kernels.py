@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from bulkrun import ops
 from bulkrun.ops import dispatch
+from bulkrun.ops.four_bit_linear import FourBitWeight
 from bulkrun.ops.fp8 import FP8
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case
@@ -65,6 +66,9 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
     k_cache, v_cache = torch.zeros(2, 3, 16, 2, head_dim, dtype=dtype)
     for weight in (qkv_TND[0, :10].contiguous(), None):
         ops.norm_rotary_store(qkv_TND, weight, 1e-6, angles, angles, k_cache, v_cache, index)
+    codes, scale = torch.zeros(4, 2048, dtype=torch.uint8), torch.zeros(4, 32)
+    for zero in (None, torch.zeros(4, 32, dtype=torch.uint8)):
+        ops.four_bit_linear(rows, FourBitWeight(codes, scale, zero, torch.zeros(16)), None)
     if has_fp8:
         ops.norm_rotary_store(qkv_TND, None, 1e-6, angles, angles, k_cache.to(FP8), v_cache.to(FP8), index)
         ops.quantize_rows(rows)

@@ -1,0 +1,72 @@
+"""Checkpoints in four bits on a GPU, which is a stand-in: kept only where the model would leave no memory otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.decoder.decoder import Decoder
+from bulkrun.models.decoder.quantized_layers import FourBitWeights
+from bulkrun.models.loading import kept_four_bits
+from tests.engine.conftest import run
+from tests.engine.gpu_stand_in import gpu_stand_in
+from tests.engine.test_stored_quantized import SMALL, of_transformers, reference, requests
+from tests.models.tiny_packed import save_tiny_packed
+
+pytestmark = [
+    pytest.mark.usefixtures("watched_kernels"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU here, not interpreted"),
+    pytest.mark.filterwarnings("ignore:divide by zero encountered"),  # NaN is everywhere
+]
+
+
+OnAGpu = Callable[..., tuple[list[list[int]], int]]
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> OnAGpu:
+    """A checkpoint's greedy tokens, and how many projections were in four bits, where no memory is free."""
+
+    def tokens(path: Path, **settings: Any) -> tuple[list[list[int]], int]:
+        monkeypatch.setattr(kept_four_bits, "_free_bytes", lambda device: 0)
+        with gpu_stand_in():
+            engine = LLMEngine.from_model_dir(path, **(SMALL | {"device": "cuda"} | settings))
+            completions = run(engine, requests())
+        kept = sum(isinstance(one, FourBitWeights) for one in engine.model_runner.model.modules())
+        return [list(completions[one.request_id].token_ids) for one in requests()], kept
+
+    return tokens
+
+
+def test_a_model_that_would_leave_no_memory_stays_in_four_bits(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
+    stored, plain = save_tiny_packed(tmp_path, "qwen2", "gptq")
+    assert on_a_gpu(stored) == (of_transformers(reference(plain)), 4 * 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "variant"), [("awq", "llama"), ("ct_group", "phi3")])
+def test_captured_steps_unpack_too(name: str, variant: str, tmp_path: Path, on_a_gpu: OnAGpu) -> None:
+    stored, plain = save_tiny_packed(tmp_path, variant, name)
+    left_out = name == "ct_group"
+    assert on_a_gpu(stored, enforce_eager=False) == (of_transformers(reference(plain)), 4 * 3 - left_out)
+
+
+def test_others_are_dequantized_or_quantized_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, _ = save_tiny_packed(tmp_path, "llama", "gptq")
+    config = ModelConfig.from_dir(stored)
+    assert isinstance(config, DecoderConfig)
+    model, gpu = Decoder(config), torch.device("cuda")
+    num_bytes = sum(one.nbytes for one in model.parameters())  # float32
+    for free, quantization, pays in (
+        (2 * num_bytes, None, False),
+        (2 * num_bytes - 2, None, True),
+        (num_bytes, "fp8", False),
+    ):
+        monkeypatch.setattr(kept_four_bits, "_free_bytes", lambda device, free=free: free)
+        assert kept_four_bits.keeping_pays(model, torch.float32, gpu, quantization) == pays
