@@ -32,7 +32,7 @@ class FourBitWeight(NamedTuple):
     """A weight [O, I], or weights [X, O, I], of codes; in panels, see `cpu.four_bit_linear`."""
 
     codes: torch.Tensor  # uint8 [O, I / 2], two to a byte, the first in its low bits
-    scale: torch.Tensor  # float32 [O, groups]
+    scale: torch.Tensor  # float32 or bfloat16 [O, groups]
     zero: torch.Tensor | None  # uint8 [O, groups]; None: zeros
     codebook: torch.Tensor  # float32 [16]
     int8: Int8Rounding | None = None  # where products are to be in int8

@@ -17,11 +17,11 @@ def unpack_codes(
 ) -> torch.Tensor:
     """The numbers [..., O, I], computed in float32 and rounded once.
 
-    codes: uint8 [..., O, I / 2], two to a byte, the first in its low bits. scale: float32 [..., O, groups]. zero: uint8
-    of the same shape; None: zeros. codebook: float32 [16].
+    codes: uint8 [..., O, I / 2], two to a byte, the first in its low bits. scale: float32 or bfloat16 [..., O, groups].
+    zero: uint8 of the same shape; None: zeros. codebook: float32 [16].
     """
     each = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
     grouped = codebook[each.int()].unflatten(-1, (scale.shape[-1], -1))
     if zero is not None:
         grouped = grouped - zero.float().unsqueeze(-1)
-    return (grouped * scale.unsqueeze(-1)).flatten(-2).to(dtype)
+    return (grouped * scale.float().unsqueeze(-1)).flatten(-2).to(dtype)

@@ -22,13 +22,19 @@ ROWS = [0, 1, 2, 5, 16, 17, 33, 64, 129, 300]
 
 
 class Form(NamedTuple):
-    """A kind of weights: what codes stand for, and the zero points of groups."""
+    """A kind of weights: what codes stand for, the zero points of groups, and what scales are held in."""
 
     codebook: list[float]
     zeros: range
+    scale_dtype: torch.dtype = torch.float32
 
 
-FORMS = {"zeros": Form(WHOLE, range(16)), "one_zero": Form(WHOLE, range(8, 9)), "mxfp4": Form(MXFP4, range(0))}
+FORMS = {
+    "zeros": Form(WHOLE, range(16)),
+    "one_zero": Form(WHOLE, range(8, 9)),
+    "mxfp4": Form(MXFP4, range(0), torch.bfloat16),
+    "no_zeros": Form(MXFP4, range(0)),
+}
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 SIZES = [
     ((32, 32), 32),
@@ -44,7 +50,7 @@ def random_weight(form: Form, size: tuple[int, ...], group_size: int) -> tuple[F
     generator = torch.Generator().manual_seed(size[-1] + group_size)
     codes = torch.randint(16, size, generator=generator, dtype=torch.uint8)
     grid = (*size[:-1], size[-1] // group_size)
-    scale = torch.rand(grid, generator=generator).add_(0.1).mul_(0.1)
+    scale = torch.rand(grid, generator=generator).add_(0.1).mul_(0.1).to(form.scale_dtype)
     ends = form.zeros.start, form.zeros.stop
     zero = torch.randint(*ends, grid, generator=generator, dtype=torch.uint8) if form.zeros else None
     numbers = torch.tensor(form.codebook).double()[codes.long()]

@@ -15,6 +15,7 @@ class FourBits:
     codebook: tuple[float, ...]  # sixteen numbers
     group_size: int | None  # inputs; None: all of a weight
     has_zeros: bool
+    are_powers: bool = False  # scales, of two: a bfloat16 holds them
 
     def num_groups(self, num_inputs: int) -> int:
         """Of a weight with so many inputs; the last one may have fewer."""

@@ -16,7 +16,7 @@ METHOD = "mxfp4"
 BLOCK = 32  # numbers that share an exponent
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 CODEBOOK = (*_MAGNITUDES, *(-x for x in _MAGNITUDES))  # E2M1: a sign, two bits of exponent, one of mantissa
-_FOUR_BITS = FourBits(CODEBOOK, BLOCK, has_zeros=False)
+_FOUR_BITS = FourBits(CODEBOOK, BLOCK, has_zeros=False, are_powers=True)
 _MODEL_TYPE, _ARCHITECTURE = "gpt_oss", "GptOssForCausalLM"
 
 

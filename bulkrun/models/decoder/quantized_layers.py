@@ -26,12 +26,18 @@ class QuantizedLinear(nn.Module):
     weight_scale: torch.Tensor
     numbers_per_item = 1
 
-    def __init__(self, plain: Linear | ExpertLinear, dtype: torch.dtype, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        plain: Linear | ExpertLinear,
+        dtype: torch.dtype,
+        num_groups: int = 1,
+        scale_dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         *channels, size = plain.weight.shape
         items = plain.weight.new_empty(*channels, size // self.numbers_per_item, dtype=dtype)
         self.weight = nn.Parameter(items, requires_grad=False)
-        self.register_buffer("weight_scale", plain.weight.new_empty(*channels, num_groups, dtype=torch.float32))
+        self.register_buffer("weight_scale", plain.weight.new_empty(*channels, num_groups, dtype=scale_dtype))
         self.bias = plain.bias
 
     def pack(self) -> None:
@@ -111,7 +117,8 @@ class FourBitWeights(QuantizedLinear):
     weight_zero: torch.Tensor | None
 
     def __init__(self, plain: Linear | ExpertLinear, meant: FourBits, *, in_int8: bool) -> None:
-        super().__init__(plain, torch.uint8, meant.num_groups(plain.weight.shape[-1]))
+        scale_dtype = torch.bfloat16 if meant.are_powers else torch.float32
+        super().__init__(plain, torch.uint8, meant.num_groups(plain.weight.shape[-1]), scale_dtype)
         zero = torch.empty_like(self.weight_scale, dtype=torch.uint8) if meant.has_zeros else None
         self.register_buffer("weight_zero", zero)
         self.meant, self.in_int8 = meant, in_int8

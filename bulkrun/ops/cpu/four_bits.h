@@ -16,12 +16,18 @@ struct Matrix {
     const float* scales;        // where bytes are multiplied, else null: one of them is so much
     const int32_t* zeros;       // and what the zeros of a row add to a sum
     const float* codebook;      // where the panels hold codes, else null: what each of the sixteen stands for
-    const float* group_scales;  // what a number is times so much, less its zero point
+    const void* group_scales;   // what a number is times so much, less its zero point: float32, or bf16
     const uint8_t* group_zeros;  // null: none
     const float* byte_factors;   // where codes are multiplied as bytes: times so much they are rounded to one
     int64_t group_size;          // inputs
+    int64_t scale_bytes;         // of one of the groups': 4, or 2
 
     bool in_bytes() const { return scales != nullptr; }
+
+    f32x16 scales_at(long first) const {
+        return scale_bytes == sizeof(bf16) ? load((const bf16*)group_scales + first)
+                                           : load((const float*)group_scales + first);
+    }
 };
 
 // Sixteen columns of a group of inputs.
@@ -60,7 +66,7 @@ inline void unpack_panel(const Matrix& matrix, long panel, long size, uint32_t* 
     for (long i = 0; i < num_groups; i++)
         for (long column = 0; column < PANEL; column += LANES) {
             const long at = (panel * num_groups + i) * PANEL + column, first = i * matrix.group_size;
-            group.scale = load(matrix.group_scales + at);
+            group.scale = matrix.scales_at(at);
             if (HAS_ZERO) group.zero = load(matrix.group_zeros + at);
             if (matrix.in_bytes()) group.byte_factor = load(matrix.byte_factors + panel * PANEL + column);
             unpack_group<W, HAS_ZERO>(group, codes + first / CODES * PANEL + column, matrix.group_size,

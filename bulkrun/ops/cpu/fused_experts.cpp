@@ -105,8 +105,8 @@ struct Mixture {
         const auto from = [](auto* numbers, long at) { return numbers ? numbers + at : nullptr; };
         return {(const char*)all.panels + first * numbers * bits / 8, from((const T*)all.bias, first),
                 from(all.scales, first), from(all.zeros, first), all.codebook,
-                from(all.group_scales, first_group), from(all.group_zeros, first_group),
-                from(all.byte_factors, first), all.group_size};
+                from((const char*)all.group_scales, first_group * all.scale_bytes), from(all.group_zeros, first_group),
+                from(all.byte_factors, first), all.group_size, all.scale_bytes};
     }
 
     void gate(const ExpertRows& item) const {

@@ -226,7 +226,7 @@ struct LayerStack {
     }
 };
 
-EXPORT_LAYOUT(Matrix, group_size)
+EXPORT_LAYOUT(Matrix, scale_bytes)
 EXPORT_LAYOUT(Layer, rotary)
 EXPORT_LAYOUT(Rotary, dim)
 EXPORT_LAYOUT(Stack, num_threads)

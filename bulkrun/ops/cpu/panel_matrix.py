@@ -20,7 +20,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         *[(x, c_void_p) for x in ("panels", "bias", "scales", "zeros")],
         *[(x, c_void_p) for x in ("codebook", "group_scales", "group_zeros", "byte_factors")],
-        ("group_size", c_int64),
+        *[(x, c_int64) for x in ("group_size", "scale_bytes")],
     )
 
 
@@ -30,13 +30,13 @@ def panel_matrix(weight: PanelWeight, bias: torch.Tensor | None) -> Matrix:
         return Matrix(_at(weight.values), _at(bias), _at(weight.scale), _at(weight.zeros))
     if isinstance(weight, torch.Tensor):
         return Matrix(_at(weight), _at(bias))
-    int8 = weight.int8
+    int8, num_groups = weight.int8, weight.scale.shape[-2]
     factor, scale, zeros = (None, None, None) if int8 is None else (_at(part) for part in int8)
-    group_scales, group_zeros = _at(weight.scale), _at(weight.zero)
-    group_size = num_inputs(weight) // weight.scale.shape[-2]
     return Matrix(
-        _at(weight.codes), _at(bias), scale, zeros, _at(weight.codebook), group_scales, group_zeros, factor, group_size
-    )
+        _at(weight.codes), _at(bias), scale, zeros,
+        _at(weight.codebook), _at(weight.scale), _at(weight.zero), factor,
+        num_inputs(weight) // num_groups, weight.scale.element_size(),
+    )  # fmt: skip
 
 
 def tensors_of(weight: PanelWeight) -> list[torch.Tensor]:

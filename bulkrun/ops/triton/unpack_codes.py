@@ -48,5 +48,5 @@ def _unpack_kernel(
     number_I = tl.load(codebook_ptr + code_I)
     if zero_ptr is not None:
         number_I -= tl.load(zero_ptr + group_I, mask=is_real_I, other=0).to(tl.float32)
-    number_I *= tl.load(scale_ptr + group_I, mask=is_real_I, other=0.0)
+    number_I *= tl.load(scale_ptr + group_I, mask=is_real_I, other=0.0).to(tl.float32)
     tl.store(numbers_ptr + row * SIZE + index_I, number_I.to(numbers_ptr.dtype.element_ty), mask=is_real_I)

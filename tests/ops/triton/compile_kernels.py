@@ -67,8 +67,8 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
     for weight in (qkv_TND[0, :10].contiguous(), None):
         ops.norm_rotary_store(qkv_TND, weight, 1e-6, angles, angles, k_cache, v_cache, index)
     codes, scale = torch.zeros(4, 2048, dtype=torch.uint8), torch.zeros(4, 32)
-    for zero in (None, torch.zeros(4, 32, dtype=torch.uint8)):
-        ops.four_bit_linear(rows, FourBitWeight(codes, scale, zero, torch.zeros(16)), None)
+    for scale_dtype, zero in ((torch.bfloat16, None), (torch.float32, torch.zeros(4, 32, dtype=torch.uint8))):
+        ops.four_bit_linear(rows, FourBitWeight(codes, scale.to(scale_dtype), zero, torch.zeros(16)), None)
     if has_fp8:
         ops.norm_rotary_store(qkv_TND, None, 1e-6, angles, angles, k_cache.to(FP8), v_cache.to(FP8), index)
         ops.quantize_rows(rows)

@@ -13,14 +13,21 @@ DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytes
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("scale_dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize(
     ("outputs", "size", "num_groups"), [((3,), 2, 1), ((2,), 1030, 5), ((2, 3), 96, 4), ((0,), 8, 1), ((4, 0), 8, 2)]
 )
 def test_numbers_are_those_of_the_reference(
-    device: str, outputs: tuple[int, ...], size: int, num_groups: int, has_zeros: bool, dtype: torch.dtype
+    device: str,
+    outputs: tuple[int, ...],
+    size: int,
+    num_groups: int,
+    has_zeros: bool,
+    dtype: torch.dtype,
+    scale_dtype: torch.dtype,
 ) -> None:
     codes = torch.randint(256, (*outputs, size // 2), dtype=torch.uint8, device=device)
-    scale = torch.randn(*outputs, num_groups, device=device)
+    scale = torch.randn(*outputs, num_groups, device=device).to(scale_dtype)
     zero = torch.randint(16, scale.shape, dtype=torch.uint8, device=device) if has_zeros else None
     codebook = torch.randn(16, device=device)
     ours = unpack_codes(codes, scale, zero, codebook, dtype)
