@@ -4,6 +4,7 @@
 
 Products: a weight [O, I], so many copies of it that none is in a cache, as in a model; the libraries' are packed by
 oneDNN (bf16) or plain (float32). Both take turns; GFLOP/s of the best round, and the median of the rounds' ratios.
+Four bits: products with codes beside those with the same weights dequantized beforehand, and both in int8.
 Experts: over weights in panels, beside torch's grouped product over plain ones, in ms; and of int8, beside the same
 panels. Log-probabilities: those of a
 step of 64 sequences, beside torch's softmax and top-k. Attention: one decoding token for each of some sequences, over
@@ -19,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from bulkrun.launch.threads import bound_spinning
 
@@ -29,7 +31,10 @@ import torch  # noqa: E402
 from bulkrun import ops  # noqa: E402
 from bulkrun.models.config.model_config import ModelConfig  # noqa: E402
 from bulkrun.models.kv_cache import KVCache  # noqa: E402
+from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_  # noqa: E402
+from bulkrun.ops.cpu.int8_linear import pack_int8_  # noqa: E402
 from bulkrun.ops.cpu.panel_linear import pack_panels, panel_linear  # noqa: E402
+from bulkrun.ops.four_bit_linear import FourBitWeight, unpack, with_int8  # noqa: E402
 from bulkrun.ops.int8_linear import Int8Weight, quantize_int8  # noqa: E402
 from bulkrun.ops.linear import linear, pack_for_onednn  # noqa: E402
 from bulkrun.ops.token_logprobs import token_logprobs  # noqa: E402
@@ -42,7 +47,8 @@ EXPERTS = ((32, 4, 1024, 512), (64, 8, 2048, 1024))  # experts, chosen ones, hid
 VOCAB_SIZE, NUM_SAMPLING = 151_936, 64
 ATTENTION = ((6, 2, 64), (16, 8, 128), (32, 8, 128))  # query heads, key heads, head dim
 SEQUENCES, CONTEXT, LAYERS, BLOCK_SIZE = (4, 64), 200, 8, 16
-ROUNDS, COPIED_BYTES, ROUND_FLOP = 7, 200e6, 2e9
+ROUNDS, COPIED_BYTES, ROUND_FLOP, GROUP_SIZE = 7, 200e6, 2e9, 128
+Ways = dict[str, tuple[Callable[..., torch.Tensor], list[Any]]]  # an op, and its weights
 
 
 def main() -> None:
@@ -59,6 +65,7 @@ def main() -> None:
         "dtype": args.dtype,
         "threads": torch.get_num_threads(),
         "products": [compare_products(size, dtype) for size in WEIGHTS],
+        "four_bits": [compare_four_bits(size, dtype) for size in WEIGHTS],
         "experts": [compare_experts(sizes, dtype) for sizes in EXPERTS],
         "int8_experts": [compare_int8_experts(sizes, dtype) for sizes in EXPERTS],
         "token_logprobs": compare_logprobs(dtype),
@@ -72,25 +79,61 @@ def main() -> None:
 
 def compare_products(size: tuple[int, int], dtype: torch.dtype) -> dict[str, object]:
     """By number of rows: GFLOP/s of both, and how many times as fast panels are."""
-    num_copies = max(1, int(COPIED_BYTES / (size[0] * size[1] * dtype.itemsize)))
-    weights = [torch.randn(size).to(dtype) for _ in range(num_copies)]
+    weights = copies(size, dtype)
     panels, packed = [pack_panels(weight) for weight in weights], [pack_for_onednn(weight) for weight in weights]
-    by_rows: dict[str, object] = {}
+    ways: Ways = {"panels": (panel_linear, panels), "library": (linear, packed)}
+    return {"weight": size, "by_rows": by_rows(ways, size, dtype)}
+
+
+def compare_four_bits(size: tuple[int, int], dtype: torch.dtype) -> dict[str, object]:
+    """The same of weights in four bits beside those dequantized beforehand, in `dtype` and in int8."""
+    codes = [random_codes(size) for _ in copies(size, dtype)]
+    plain = [unpack(weight) for weight in codes]
+    ours = {
+        "four_bits": (ops.four_bit_linear, [pack_four_bits_(cloned(weight)) for weight in codes]),
+        "panels": (panel_linear, [pack_panels(weight.to(dtype)) for weight in plain]),
+    }
+    in_int8 = {
+        "four_bits": (ops.four_bit_linear, [pack_four_bits_(with_int8(weight)) for weight in codes]),
+        "panels": (ops.int8_linear, [pack_int8_(Int8Weight(*quantize_int8(weight))) for weight in plain]),
+    }
+    return {"weight": size, "by_rows": by_rows(ours, size, dtype), "int8_by_rows": by_rows(in_int8, size, dtype)}
+
+
+def copies(size: tuple[int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """A weight so many times that none is in a cache."""
+    count = max(2, int(COPIED_BYTES / (size[0] * size[1] * dtype.itemsize)))
+    return [torch.randn(size).to(dtype) for _ in range(count)]
+
+
+def random_codes(size: tuple[int, int]) -> FourBitWeight:
+    """A weight of whole numbers around zero, in groups."""
+    codes = torch.randint(256, (size[0], size[1] // 2), dtype=torch.uint8)
+    scale = torch.rand(size[0], size[1] // GROUP_SIZE) * 0.01
+    return FourBitWeight(codes, scale, torch.full(scale.shape, 8, dtype=torch.uint8), torch.arange(16.0))
+
+
+def cloned(weight: FourBitWeight) -> FourBitWeight:
+    """With codes of its own."""
+    return weight._replace(codes=weight.codes.clone())
+
+
+def by_rows(ways: Ways, size: tuple[int, int], dtype: torch.dtype) -> dict[str, object]:
+    """GFLOP/s of the best round of each, and how many times as fast the first is."""
+    found: dict[str, object] = {}
     for rows in ROWS:
         x, flop = torch.randn(rows, size[1]).to(dtype), 2 * rows * size[0] * size[1]
-        turns = max(num_copies, int(ROUND_FLOP / flop))
-        ways = {
-            "panels": lambda i, x=x: panel_linear(x, panels[i % num_copies], None),
-            "library": lambda i, x=x: linear(x, packed[i % num_copies], None),
-        }
-        times = {way: [] for way in ways}
+        times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(ROUNDS):
-            for way, multiply in ways.items():
-                times[way].append(seconds(multiply, turns))
-        ratio = statistics.median(b / a for a, b in zip(times["panels"], times["library"], strict=True))
+            for way, (multiply, weights) in ways.items():
+                turns = max(len(weights), int(ROUND_FLOP / flop))
+                call = lambda i, multiply=multiply, w=weights, x=x: multiply(x, w[i % len(w)], None)  # noqa: E731
+                times[way].append(seconds(call, turns))
+        first, second = times.values()
+        ratio = statistics.median(b / a for a, b in zip(first, second, strict=True))
         gflops = {way: round(flop / min(taken) / 1e9) for way, taken in times.items()}
-        by_rows[str(rows)] = gflops | {"times_as_fast": round(ratio, 2)}
-    return {"weight": size, "by_rows": by_rows}
+        found[str(rows)] = gflops | {"times_as_fast": round(ratio, 2)}
+    return found
 
 
 def compare_experts(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, object]:
