@@ -8,6 +8,8 @@ from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.draw_tokens import draw_tokens as _draw_tokens
+from bulkrun.ops.expert_pairs import expert_by_expert, gated, of_expert
+from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
 from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
@@ -21,12 +23,12 @@ from bulkrun.ops.linear import linear, pack_linear_weight
 from bulkrun.ops.moe import (
     ExpertWeights,
     are_packed,
-    expert_by_expert,
+    fp8_experts,
     fused_experts,
-    gated,
-    int8_of_expert,
     pack_experts,
     route_top_k,
+    values_of,
+    waits_for_gpu,
 )
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
 from bulkrun.ops.paged_attention import copy_kv, store_kv
@@ -72,6 +74,7 @@ __all__ = [
     "AttentionMetadata",
     "ClampedSwiglu",
     "ExpertWeights",
+    "Fp8Weight",
     "StepBuffers",
     "add_rms_norm",
     "append_tokens",
@@ -85,6 +88,7 @@ __all__ = [
     "copy_kv",
     "draw_tokens",
     "expert_by_expert",
+    "fp8_experts",
     "fp8_linear",
     "fused_experts",
     "gated",
@@ -92,7 +96,6 @@ __all__ = [
     "greedy_tokens",
     "gumbel_noise",
     "int8_linear",
-    "int8_of_expert",
     "invariant_attention",
     "invariant_linear",
     "is_invariant_attention",
@@ -100,6 +103,7 @@ __all__ = [
     "linear",
     "make_panels",
     "norm_rotary_store",
+    "of_expert",
     "pack_experts",
     "pack_linear_weight",
     "paged_attention",
@@ -112,4 +116,6 @@ __all__ = [
     "step_inputs",
     "store_kv",
     "token_logprobs",
+    "values_of",
+    "waits_for_gpu",
 ]

@@ -77,7 +77,7 @@ def _products(
     """The product with each expert's matrix, of whole tiles."""
     biases = [None] * len(projection.weight) if projection.bias is None else list(projection.bias)
     if isinstance(projection, Int8ExpertLinear):
-        matrices = [ops.int8_of_expert(projection.int8_weight, expert) for expert in range(len(biases))]
+        matrices = [ops.of_expert(projection.int8_weight, expert) for expert in range(len(biases))]
         return [partial(ops.int8_linear, weight=one, bias=bias) for one, bias in zip(matrices, biases, strict=True)]
     panels = [ops.make_panels(weight, in_place=True) for weight in projection.weight.data]
     return [
