@@ -23,7 +23,6 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.invariant import InvariantModel
 from bulkrun.ops.dispatch import uses_triton
-from bulkrun.ops.int8_linear import Int8Weight
 
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
@@ -165,7 +164,7 @@ def _product(name: str, module: torch.nn.Module) -> Price:
 def _experts(
     _: Any, x: torch.Tensor, gate_up: ops.ExpertWeights, down: ops.ExpertWeights, weights_Tk: torch.Tensor, *args: Any
 ) -> OpCall:
-    gates, downs = (one.values if isinstance(one, Int8Weight) else one for one in (gate_up, down))
+    gates, downs = ops.values_of(gate_up), ops.values_of(down)
     cost = experts_cost(
         x.shape[0],
         num_experts=gates.shape[0],

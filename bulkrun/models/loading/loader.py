@@ -122,13 +122,13 @@ def _empty_model(
         quantize_projections(model, quantization, is_chosen)
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
     copied_bytes = model.embed_weight.nbytes if config.tie_word_embeddings else 0  # a tied head is packed beside it
-    can_quantize = quantization is None and (config.moe is None or device.type == "cpu")
-    refuse_beyond_ram(num_bytes + copied_bytes, device, can_quantize=can_quantize)
+    refuse_beyond_ram(num_bytes + copied_bytes, device, can_quantize=quantization is None)
     try:
         # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second
         model._apply(lambda tensor: _empty(tensor, device))  # type: ignore[no-untyped-call]
     except (torch.OutOfMemoryError, OSError) as error:
-        raise does_not_fit(num_bytes, device, str(error).splitlines()[0], can_quantize=can_quantize) from None
+        reason = str(error).splitlines()[0]
+        raise does_not_fit(num_bytes, device, reason, can_quantize=quantization is None) from None
     model.inv_freqs = {rope: inv_freq.to(device) for rope, inv_freq in model.inv_freqs.items()}
     model.tie_weights()
     return model
