@@ -1,4 +1,4 @@
-"""Experts in 8 bits as they lie in a loaded model: quantized from every layout of a checkpoint, or as it stores them."""
+"""Experts in 8 bits as they lie in a loaded model: quantized from every layout of a checkpoint, or as stored."""
 
 from __future__ import annotations
 
