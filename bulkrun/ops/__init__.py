@@ -27,6 +27,7 @@ from bulkrun.ops.moe import (
     fused_experts,
     pack_experts,
     route_top_k,
+    sum_by_token,
     values_of,
     waits_for_gpu,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "silu_mul",
     "step_inputs",
     "store_kv",
+    "sum_by_token",
     "token_logprobs",
     "values_of",
     "waits_for_gpu",

@@ -26,7 +26,6 @@ class ExpertPairs(NamedTuple):
 
     order_P: torch.Tensor  # int64: each pair's place among those token by token
     token_P: torch.Tensor  # int64
-    expert_P: torch.Tensor  # int64, ascending
     ends_X: torch.Tensor  # int32: where each expert's pairs end
 
     @classmethod
@@ -35,13 +34,17 @@ class ExpertPairs(NamedTuple):
         expert_P = ids_Tk.flatten()
         order_P = expert_P.argsort(stable=True)
         counts_X = expert_P.new_zeros(num_experts).scatter_add_(0, expert_P, torch.ones_like(expert_P))
-        return cls(order_P, order_P // ids_Tk.shape[1], expert_P[order_P], counts_X.cumsum(0).int())
+        return cls(order_P, order_P // ids_Tk.shape[1], counts_X.cumsum(0).int())
 
-    def sum_by_token(self, out_PE: torch.Tensor, weights_Tk: torch.Tensor) -> torch.Tensor:
-        """What came out of the pairs' experts, summed with its weights in float32; returns [T, E] in its dtype."""
-        by_token_PE = torch.empty_like(out_PE).index_copy_(0, self.order_P, out_PE)
-        out_TkE = by_token_PE.unflatten(0, weights_Tk.shape).float()
-        return (out_TkE * weights_Tk.unsqueeze(-1)).sum(1).to(out_PE.dtype)
+
+def sum_by_token(out_PE: torch.Tensor, order_P: torch.Tensor, weights_Tk: torch.Tensor) -> torch.Tensor:
+    """What came out of each pair's expert, summed with its weights in float32; returns [T, E] in its dtype.
+
+    out_PE: pairs in the order of `ExpertPairs`. weights_Tk: float32.
+    """
+    by_token_PE = torch.empty_like(out_PE).index_copy_(0, order_P, out_PE)
+    out_TkE = by_token_PE.unflatten(0, weights_Tk.shape).float()
+    return (out_TkE * weights_Tk.unsqueeze(-1)).sum(1).to(out_PE.dtype)
 
 
 def gated(gate_up: torch.Tensor, swiglu: ClampedSwiglu | None) -> torch.Tensor:

@@ -18,6 +18,7 @@ from bulkrun.ops.cpu.fused_experts import can_pack_experts, can_pack_int8_expert
 from bulkrun.ops.cpu.fused_experts import fused_experts as _packed_experts
 from bulkrun.ops.dispatch import by_device, uses_triton
 from bulkrun.ops.expert_pairs import ExpertPairs, gated, quantized_experts
+from bulkrun.ops.expert_pairs import sum_by_token as _sum_by_token
 from bulkrun.ops.fp8_experts import fp8_experts as _fp8_experts
 from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.int8_linear import Int8Weight, int8_linear
@@ -25,6 +26,7 @@ from bulkrun.ops.int8_linear import Int8Weight, int8_linear
 _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # torch 2.9 has it by the second name only
 
 fp8_experts = by_device(_fp8_experts)
+sum_by_token = by_device(_sum_by_token)
 ExpertWeights = torch.Tensor | Int8Weight | Fp8Weight  # [X, O, I], or in panels
 E = TypeVar("E", torch.Tensor, Int8Weight)
 _PACKED_NDIM = 5  # of weights in panels; plain ones have three dimensions
@@ -103,8 +105,8 @@ def fused_experts(
     pairs = ExpertPairs.of(ids_Tk, gate_up_XIE.shape[0])
     gate_up_PI = _grouped_mm(x_TE[pairs.token_P], gate_up_XIE.transpose(1, 2), offs=pairs.ends_X)
     if biases is not None:
-        gate_up_PI += biases[0][pairs.expert_P]
+        gate_up_PI += biases[0][ids_Tk.flatten()[pairs.order_P]]
     down_PE = _grouped_mm(gated(gate_up_PI, swiglu), down_XEI.transpose(1, 2), offs=pairs.ends_X)
     if biases is not None:
-        down_PE += biases[1][pairs.expert_P]
-    return pairs.sum_by_token(down_PE, weights_Tk)
+        down_PE += biases[1][ids_Tk.flatten()[pairs.order_P]]
+    return sum_by_token(down_PE, pairs.order_P, weights_Tk)

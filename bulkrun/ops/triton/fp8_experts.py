@@ -17,6 +17,7 @@ import triton.language as tl
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.expert_pairs import ExpertPairs, gated
 from bulkrun.ops.fp8_linear import Fp8Weight
+from bulkrun.ops.triton.expert_pairs import sum_by_token
 from bulkrun.ops.triton.fp8_linear import quantize_rows
 
 _BLOCK_K = 128  # numbers that Hopper's fp8 units sum with 14 bits, before float32 takes over
@@ -54,7 +55,7 @@ def fp8_experts(
     _grouped_linear(quantize_rows(x_TE), pairs.token_P, pairs.ends_X, gate_up, gate_up_bias, out_PO)
     out_PE = x_TE.new_empty(len(pairs.order_P), x_TE.shape[1])
     _grouped_linear(quantize_rows(gated(out_PO, swiglu)), None, pairs.ends_X, down, down_bias, out_PE)
-    return pairs.sum_by_token(out_PE, weights_Tk)
+    return sum_by_token(out_PE, pairs.order_P, weights_Tk)
 
 
 def _grouped_linear(
