@@ -102,6 +102,7 @@ def fused_experts(
     if isinstance(gate_up_XIE, Fp8Weight):
         assert isinstance(down_XEI, Fp8Weight), "both are quantized, or none"
         return fp8_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
+    assert isinstance(down_XEI, torch.Tensor), "both are quantized, or none"
     pairs = ExpertPairs.of(ids_Tk, gate_up_XIE.shape[0])
     gate_up_PI = _grouped_mm(x_TE[pairs.token_P], gate_up_XIE.transpose(1, 2), offs=pairs.ends_X)
     if biases is not None:

@@ -63,8 +63,9 @@ def test_a_row_that_is_no_numbers_gives_none_and_leaves_others_alone() -> None:
 
 def test_both_weights_are_quantized_or_none() -> None:
     weights = random_weights(3, (8, 8))
-    with pytest.raises(AssertionError, match="both"):
-        ops.fused_experts(torch.randn(2, 8), quantized(weights)[0], weights[1], *routed(2, 3, 2))
+    for gate_up, down in ((quantized(weights)[0], weights[1]), (weights[0], quantized(weights)[1])):
+        with pytest.raises(AssertionError, match="both"):
+            ops.fused_experts(torch.randn(2, 8), gate_up, down, *routed(2, 3, 2))
 
 
 def test_they_stay_as_they_are_where_others_are_packed() -> None:
