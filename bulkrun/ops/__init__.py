@@ -8,7 +8,9 @@ from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.draw_tokens import draw_tokens as _draw_tokens
+from bulkrun.ops.expert_pairs import expert_by_expert, gated, of_expert
 from bulkrun.ops.four_bit_linear import four_bit_linear as _four_bit_linear
+from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
 from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
@@ -22,12 +24,12 @@ from bulkrun.ops.linear import linear, pack_linear_weight
 from bulkrun.ops.moe import (
     ExpertWeights,
     are_packed,
-    expert_by_expert,
+    fp8_experts,
     fused_experts,
-    gated,
     pack_experts,
-    product_of_expert,
     route_top_k,
+    sum_by_token,
+    waits_for_gpu,
 )
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
 from bulkrun.ops.paged_attention import copy_kv, store_kv
@@ -74,6 +76,7 @@ __all__ = [
     "AttentionMetadata",
     "ClampedSwiglu",
     "ExpertWeights",
+    "Fp8Weight",
     "StepBuffers",
     "add_rms_norm",
     "append_tokens",
@@ -88,6 +91,7 @@ __all__ = [
     "draw_tokens",
     "expert_by_expert",
     "four_bit_linear",
+    "fp8_experts",
     "fp8_linear",
     "fused_experts",
     "gated",
@@ -102,10 +106,10 @@ __all__ = [
     "linear",
     "make_panels",
     "norm_rotary_store",
+    "of_expert",
     "pack_experts",
     "pack_linear_weight",
     "paged_attention",
-    "product_of_expert",
     "quantize_rows",
     "rms_norm",
     "rotary_cos_sin",
@@ -114,5 +118,7 @@ __all__ = [
     "silu_mul",
     "step_inputs",
     "store_kv",
+    "sum_by_token",
     "token_logprobs",
+    "waits_for_gpu",
 ]

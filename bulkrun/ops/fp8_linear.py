@@ -7,11 +7,20 @@ number, as in LLM.int8(), Dettmers et al. 2022). Knows no model.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from bulkrun.ops.fp8 import FP8_MAX, to_fp8
 
 _LEAST_SCALE = torch.finfo(torch.float32).tiny  # of a row of zeros: anything finite will do
+
+
+class Fp8Weight(NamedTuple):
+    """A weight [O, I] as fp8 numbers times a scale per output channel; of experts [X, O, I] and [X, O, 1]."""
+
+    values: torch.Tensor
+    scale: torch.Tensor  # float32
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

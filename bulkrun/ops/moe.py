@@ -1,21 +1,19 @@
 """Mixture of experts: which experts a token goes to, and the experts' gated MLPs over the tokens they got.
 
 This is the contract and the pure-torch reference: tokens are sorted by expert and go through torch's grouped product,
-which reads the weights of the experts that were chosen, each once. Weights of 8 or 4 bits go expert by expert. On a
-CPU with AVX-512 weights are laid out in panels of our own (`cpu.fused_experts`). Knows no model.
+which reads the weights of the experts that were chosen, each once; those of four bits are unpacked for it. Weights of
+int8 go expert by expert, those of fp8 on a GPU through a grouped product of our own (`fp8_experts`). On a CPU with
+AVX-512 weights are laid out in panels of our own (`cpu.fused_experts`). Knows no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.clamped_swiglu import clamped_swiglu as _clamped_swiglu
 from bulkrun.ops.cpu.fused_experts import (
     can_pack_experts,
     can_pack_int8_experts,
@@ -24,17 +22,20 @@ from bulkrun.ops.cpu.fused_experts import (
     pack_int8_experts_,
 )
 from bulkrun.ops.cpu.fused_experts import fused_experts as _packed_experts
-from bulkrun.ops.cpu.panel_matrix import panels_of
-from bulkrun.ops.dispatch import by_device
-from bulkrun.ops.four_bit_linear import FourBitWeight, four_bit_linear, four_bits_of_expert
+from bulkrun.ops.dispatch import by_device, uses_triton
+from bulkrun.ops.expert_pairs import ExpertPairs, gated, quantized_experts
+from bulkrun.ops.expert_pairs import sum_by_token as _sum_by_token
+from bulkrun.ops.four_bit_linear import FourBitWeight, four_bit_linear, unpack
+from bulkrun.ops.fp8_experts import fp8_experts as _fp8_experts
+from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.int8_linear import Int8Weight, int8_linear
-from bulkrun.ops.silu_mul import silu_mul as _silu_mul
+from bulkrun.ops.weight_kinds import AnyWeight, values_of
 
 _grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # torch 2.9 has it by the second name only
 
-clamped_swiglu = by_device(_clamped_swiglu)
-silu_mul = by_device(_silu_mul)
-ExpertWeights = torch.Tensor | Int8Weight | FourBitWeight  # [X, O, I], or in panels
+fp8_experts = by_device(_fp8_experts)
+sum_by_token = by_device(_sum_by_token)
+ExpertWeights = AnyWeight  # [X, O, I], or in panels
 E = TypeVar("E", torch.Tensor, Int8Weight, FourBitWeight)
 _PACKED_NDIM = 5  # of weights in panels; plain ones have three dimensions
 
@@ -67,7 +68,20 @@ def pack_experts(weight: E, hidden_size: int, intermediate_size: int) -> E:
 
 def are_packed(weight: ExpertWeights) -> bool:
     """Whether experts' weights are laid out for a product of our own."""
-    return panels_of(weight).ndim == _PACKED_NDIM
+    return values_of(weight).ndim == _PACKED_NDIM
+
+
+def waits_for_gpu(weight: ExpertWeights, dtype: torch.dtype) -> bool:
+    """Whether the host waits for a GPU in `fused_experts` over such weights, so that no graph can hold the step.
+
+    dtype: of what goes through them.
+
+    Not in fp8, nor where torch has a grouped kernel: in bf16, on compute capability 9.x and 10.x (Hopper, and
+    Blackwell's large ones).
+    """
+    if isinstance(weight, Fp8Weight):
+        return not uses_triton(weight.values)
+    return dtype != torch.bfloat16 or torch.cuda.get_device_capability(values_of(weight).device)[0] not in (9, 10)
 
 
 def fused_experts(
@@ -83,71 +97,35 @@ def fused_experts(
 
     gate_up_XIE: [X, 2 I, E], gate in the first half of an expert's rows. down_XEI: [X, E, I]. weights_Tk: float32.
     ids_Tk: int64, the k experts of a token all different. E and I are multiples of 8, which torch's product asks for.
-    The weights may both come from `pack_experts`, and both be of int8, with any sizes: then rows are rounded to int8
-    before each product. Or both of four bits (`four_bit_linear`). biases: of both weights, [X, 2 I] and [X, E].
+    The weights may both come from `pack_experts`, and both be of int8 or of fp8, with any sizes: then rows are rounded
+    to that before each product. Or both of four bits (`four_bit_linear`). biases: of both weights, [X, 2 I] and [X, E].
     `swiglu`: how gates and ups meet instead of `silu_mul`.
     """
     if are_packed(gate_up_XIE):
         return _packed_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
-    if not isinstance(gate_up_XIE, torch.Tensor) or not isinstance(down_XEI, torch.Tensor):
-        return _quantized_experts(x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, swiglu)
-    num_tokens, top_k = ids_Tk.shape
-    expert_P = ids_Tk.flatten()
-    order_P = expert_P.argsort(stable=True)  # P = T * k (token, expert) pairs, expert by expert
-    counts_X = expert_P.new_zeros(gate_up_XIE.shape[0]).scatter_add_(0, expert_P, torch.ones_like(expert_P))
-    ends_X = counts_X.cumsum(0).int()  # not bincount, which makes the host wait for a GPU
-    gate_up_PI = _grouped_mm(x_TE[order_P // top_k], gate_up_XIE.transpose(1, 2), offs=ends_X)
+    if isinstance(gate_up_XIE, Int8Weight):
+        assert isinstance(down_XEI, Int8Weight), "both are quantized, or none"
+        return quantized_experts(int8_linear, x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, swiglu)
+    if isinstance(gate_up_XIE, Fp8Weight):
+        assert isinstance(down_XEI, Fp8Weight), "both are quantized, or none"
+        return fp8_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
+    if isinstance(gate_up_XIE, FourBitWeight) and gate_up_XIE.int8 is not None:
+        assert isinstance(down_XEI, FourBitWeight), "both are quantized, or none"
+        return quantized_experts(four_bit_linear, x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, swiglu)
+    pairs = ExpertPairs.of(ids_Tk, len(values_of(gate_up_XIE)))
+    gate_up_PI = _grouped_mm(x_TE[pairs.token_P], _numbers(gate_up_XIE, x_TE).transpose(1, 2), offs=pairs.ends_X)
     if biases is not None:
-        gate_up_PI += biases[0][expert_P[order_P]]
-    down_PE = _grouped_mm(gated(gate_up_PI, swiglu), down_XEI.transpose(1, 2), offs=ends_X)
+        gate_up_PI += biases[0][ids_Tk.flatten()[pairs.order_P]]
+    down_XEI = _numbers(down_XEI, x_TE)
+    down_PE = _grouped_mm(gated(gate_up_PI, swiglu), down_XEI.transpose(1, 2), offs=pairs.ends_X)
     if biases is not None:
-        down_PE += biases[1][expert_P[order_P]]
-    out_PE = torch.empty_like(down_PE).index_copy_(0, order_P, down_PE)
-    out_TkE = out_PE.unflatten(0, (num_tokens, top_k)).float()
-    return (out_TkE * weights_Tk.unsqueeze(-1)).sum(1).to(x_TE.dtype)
+        down_PE += biases[1][ids_Tk.flatten()[pairs.order_P]]
+    return sum_by_token(down_PE, pairs.order_P, weights_Tk)
 
 
-def expert_by_expert(
-    x_TE: torch.Tensor,
-    weights_Tk: torch.Tensor,
-    ids_Tk: torch.Tensor,
-    mlp: Callable[[int, torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """`fused_experts` with `mlp(expert, its tokens [P, E])`, which returns [P, E], for each expert that was chosen."""
-    out_TkE = x_TE.new_zeros(*ids_Tk.shape, x_TE.shape[1])
-    for expert in sorted(set(ids_Tk.flatten().tolist())):
-        token_P, choice_P = (ids_Tk == expert).nonzero(as_tuple=True)
-        out_TkE[token_P, choice_P] = mlp(expert, x_TE[token_P])
-    total_TE = torch.zeros_like(x_TE, dtype=torch.float32)
-    for choice in range(ids_Tk.shape[1]):
-        total_TE += out_TkE[:, choice].float() * weights_Tk[:, choice, None]
-    return total_TE.to(x_TE.dtype)
-
-
-def product_of_expert(weight_XOI: ExpertWeights, expert: int) -> Callable[..., torch.Tensor]:
-    """The product of rows and a bias with an expert's matrix [O, I] of plain quantized weights."""
-    if isinstance(weight_XOI, FourBitWeight):
-        return partial(four_bit_linear, weight=four_bits_of_expert(weight_XOI, expert))
-    assert isinstance(weight_XOI, Int8Weight), "both are quantized, or none"
-    return partial(int8_linear, weight=Int8Weight(weight_XOI.values[expert], weight_XOI.scale[expert]))
-
-
-def _quantized_experts(
-    x_TE: torch.Tensor,
-    plain: tuple[ExpertWeights, ExpertWeights],
-    weights_Tk: torch.Tensor,
-    ids_Tk: torch.Tensor,
-    biases: tuple[torch.Tensor, torch.Tensor] | None,
-    swiglu: ClampedSwiglu | None,
-) -> torch.Tensor:
-    def mlp(expert: int, x_PE: torch.Tensor) -> torch.Tensor:
-        gate_up, down = (product_of_expert(weight, expert) for weight in plain)
-        gate_up_bias, down_bias = (None, None) if biases is None else (bias[expert] for bias in biases)
-        return down(gated(gate_up(x_PE, bias=gate_up_bias), swiglu), bias=down_bias)
-
-    return expert_by_expert(x_TE, weights_Tk, ids_Tk, mlp)
-
-
-def gated(gate_up: torch.Tensor, swiglu: ClampedSwiglu | None) -> torch.Tensor:
-    """What gates and ups make: [..., 2 I] -> [..., I]."""
-    return silu_mul(gate_up) if swiglu is None else clamped_swiglu(gate_up, swiglu)
+def _numbers(weight: ExpertWeights, like: torch.Tensor) -> torch.Tensor:
+    """Of plain weights in the dtype they are multiplied in."""
+    if isinstance(weight, FourBitWeight):
+        return unpack(weight, like.dtype)
+    assert isinstance(weight, torch.Tensor), "both are quantized, or none"
+    return weight

@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
@@ -28,39 +28,11 @@ import torch.nn.functional as F
 from bulkrun import ops
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.fp8 import FP8
+from tests.benchmarks.gpu_case import BYTES, TINY, Case, Sizes
+from tests.benchmarks.gpu_expert_cases import expert_cases
 from tests.ops.prefix_groups import prefixes_of
 
 BLOCK_SIZE = 16
-BYTES = 2  # of a bf16 number
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """A model's and a step's; the defaults are Llama-3.1-8B's."""
-
-    num_heads: int = 32
-    num_kv_heads: int = 8
-    head_dim: int = 128
-    hidden_size: int = 4096
-    intermediate_size: int = 14336
-    vocab_size: int = 128_256
-    num_tokens: int = 4096
-    decode_seqs: int = 512
-    rows: tuple[int, ...] = (64, 512, 1024, 4096)
-    contexts: tuple[int, ...] = (256, 1024, 4096)
-    prompts: tuple[int, ...] = (512, 2048, 8192)
-    prefix_len: int = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One op over one shape."""
-
-    name: str
-    run: Callable[[], object]
-    num_bytes: float
-    flops: float = 0.0
-    rival: Callable[[], object] | None = None
 
 
 def elementwise_cases(sizes: Sizes, device: str) -> Iterator[Case]:
@@ -228,10 +200,6 @@ def _beside_reference(
     return Case(name, lambda: op(*args, **options), num_bytes, rival=lambda: reference(*args, **options))
 
 
-TINY = Sizes(
-    num_heads=4, num_kv_heads=2, head_dim=64, hidden_size=256, intermediate_size=512, vocab_size=512,
-    num_tokens=64, decode_seqs=4, rows=(4,), contexts=(64,), prompts=(32, 64), prefix_len=128,
-)  # fmt: skip
 CASES = {
     "products": product_cases,
     "elementwise": elementwise_cases,
@@ -239,6 +207,7 @@ CASES = {
     "decode": decode_cases,
     "prefill": prefill_cases,
     "fp8": fp8_cases,
+    "experts": expert_cases,
 }
 
 

@@ -35,11 +35,13 @@ def test_a_choice_that_float32_does_not_know_is_far_off_and_spoils_no_mean() -> 
     assert facts == expected
 
 
-def test_what_a_model_refuses_is_said_and_the_rest_measured(tmp_path: Path) -> None:
-    path = save_tiny_model(tmp_path, "mixtral")
+@pytest.mark.parametrize(("variant", "refused"), [("mixtral", False), ("gpt2", True)])
+def test_what_a_model_refuses_is_said_and_the_rest_measured(variant: str, refused: bool, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path, variant)
     rows = compare(path, [Text([5, 9, 30, 2, 77], 1)], "cpu")["precisions"]
-    assert "mixtures of experts" in rows["weights fp8"]["refused"]
-    assert rows["weights int8"]["far_off"] == rows["kv fp8"]["far_off"] == 0
+    for name in ("weights fp8", "weights int8", "both fp8"):
+        assert ("GPT2LMHeadModel" in rows[name]["refused"]) if refused else rows[name]["far_off"] == 0
+    assert rows["kv fp8"]["far_off"] == 0
 
 
 def test_perplexity_is_of_the_texts_own_tokens() -> None:

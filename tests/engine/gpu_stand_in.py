@@ -166,12 +166,18 @@ class GpuStandIn(TorchFunctionMode):
         devices = [torch.device(value) for value in given if isinstance(value, (str, torch.device))]
         devices += [value.device for value in given if isinstance(value, torch.Tensor)]
         if dtypes:
-            tensor = tensor.type(dtypes[0])
+            tensor = self._converted(tensor, dtypes[0])
         if not devices or (devices[0].type == "cuda") == is_on_device(tensor):
             return tensor
         if not is_on_device(tensor):
             return on_device(self._of_host(tensor).clone())
         return self._to_host(tensor, non_blocking=kwargs.get("non_blocking", False))
+
+    def _converted(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if not is_on_device(tensor):
+            return tensor.type(dtype)
+        converted: torch.Tensor = self._launch(lambda: on_device(tensor.type(dtype)), "type", [tensor])
+        return converted
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         if is_on_device(target):

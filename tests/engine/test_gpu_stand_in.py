@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from bulkrun import ops
 from bulkrun.engine.step import shared_prefixes
 from bulkrun.engine.step.cuda_graphs import StepGraphs
 from bulkrun.engine.step.step_shape import StepShape
-from bulkrun.ops.triton import partial_results
+from bulkrun.ops.fp8_linear import quantize_rows
+from bulkrun.ops.triton import fp8_experts, fp8_linear, partial_results
 from bulkrun.request import Request, SamplingParams
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.engine.gpu_stand_in import GpuStandIn, gpu_stand_in
 from tests.engine.step.test_token_masks import _grammar, steps_factory
 from tests.engine.test_forced_tokens import forcing_factory
+from tests.models.fake_quantized import assert_best, with_fake_quantized_projections
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
 pytestmark = [
@@ -37,6 +40,7 @@ DRAWN = [
     SamplingParams(max_tokens=5, temperature=0.8, min_p=0.05, ignore_eos=True),
     SamplingParams(max_tokens=5, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4, min_tokens=3),
 ]
+MIXTURES = ["mixtral", "qwen3_moe"]
 SMALL = {"max_num_batched_tokens": 36, "max_num_seqs": 4, "max_model_len": 64}
 
 
@@ -74,6 +78,27 @@ def test_captured_steps_give_the_tokens_of_transformers_and_the_references(make_
         assert tokens(engine, [*greedy_requests(), *drawn]) == expected
     assert gpu.num_replays > engine.stats().num_steps // 2  # the others copy the end of a shared prompt
     assert not gpu.waits
+
+
+@pytest.mark.parametrize("variant", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in MIXTURES)])
+def test_steps_with_experts_in_fp8_are_captured(
+    make_engine: EngineFactory, model_dir: Callable[[str], Path], variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are quantized by the references, for the interpreter does it wrong (tests/ops/triton/test_fp8.py)."""
+    model_dir(variant)  # see below
+    monkeypatch.setattr(ops, "quantize_rows", quantize_rows)
+    monkeypatch.setattr(fp8_linear, "quantize_rows", quantize_rows)
+    monkeypatch.setattr(fp8_experts, "quantize_rows", quantize_rows)
+    monkeypatch.setattr(fp8_linear, "_MULTIPLE", 7)  # torch's scaled product is a GPU's alone
+    model, asked = with_fake_quantized_projections(variant), greedy_requests()[1:]
+    with gpu_stand_in() as gpu:
+        engine = make_engine(variant, device="cuda", quantization="fp8", **SMALL)
+        gpu.waits.clear()
+        found = tokens(engine, asked)
+    assert gpu.num_replays > engine.stats().num_steps // 2
+    assert not gpu.waits
+    for request in asked:
+        assert_best(model, request.prompt_token_ids, found[request.request_id])
 
 
 def test_forced_tokens_reach_captured_steps(make_engine: EngineFactory) -> None:
@@ -188,7 +213,7 @@ class TestStandIn:
             numbers = torch.ones(2, device="cuda")
             target, graph = torch.zeros(2, device="cuda"), torch.cuda.CUDAGraph()
             graph.capture_begin()
-            doubled = numbers * 2
+            doubled = numbers.to(torch.float64) * 2
             target.copy_(doubled[:1])
             graph.capture_end()
             numbers.fill_(3.0)

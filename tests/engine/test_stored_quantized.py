@@ -13,6 +13,8 @@ from torch import nn
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
+from bulkrun.ops.fp8_linear import quantize_rows
+from bulkrun.ops.triton import fp8_experts
 from bulkrun.request import Request, SamplingParams
 from tests.benchmarks.quantized_checkpoint import write_quantized_checkpoint
 from tests.engine.conftest import run
@@ -92,6 +94,25 @@ def test_a_gpu_multiplies_the_stored_bytes(tmp_path: Path) -> None:
         engine = LLMEngine.from_model_dir(stored, **SMALL, device="cuda")
         completions = run(engine, requests())
     assert [list(completions[one.request_id].token_ids) for one in requests()] == of_transformers(model)
+
+
+@pytest.mark.usefixtures("watched_kernels")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU here, not interpreted")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered")
+@pytest.mark.parametrize("variant", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
+def test_a_gpu_multiplies_the_stored_bytes_of_experts(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8_experts, "quantize_rows", quantize_rows)  # the interpreter rounds wrong
+    odd = {"hidden_size": 72}  # dense products are the references' then
+    stored, plain = save_tiny_quantized(tmp_path, variant, "ct_channel", **odd)
+    model = reference(plain)
+    round_inputs(model, FORMATS["ct_channel"].left_out, fp8_oracle.fake_quantized)
+    with gpu_stand_in():
+        engine = LLMEngine.from_model_dir(stored, **SMALL, device="cuda")
+        completions = run(engine, requests())
+    for request in requests():
+        assert_best(model, request.prompt_token_ids, completions[request.request_id].token_ids)
 
 
 @needs_int8

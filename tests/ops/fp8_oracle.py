@@ -18,7 +18,7 @@ def all_numbers() -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """The nearest number of the format, in float64; of two the one of the even byte. Saturates; NaN stays."""
     numbers = all_numbers()
-    magnitude = x.double().abs().clamp(max=LARGEST)
+    magnitude = x.double().abs().clamp(max=LARGEST).contiguous()
     above = torch.searchsorted(numbers, magnitude.nan_to_num(0.0)).clamp(max=len(numbers) - 1)
     below = (above - 1).clamp(min=0)
     to_above, to_below = numbers[above] - magnitude, magnitude - numbers[below]
@@ -32,3 +32,8 @@ def fake_quantized(x: torch.Tensor) -> torch.Tensor:
     scale = x.float().abs().amax(-1, keepdim=True) / LARGEST
     scale = torch.where(scale == 0, 1.0, scale)
     return (rounded(x.float() / scale).float() * scale).to(x.dtype)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [T, I], quantized first, times a weight [O, I] that is already: float64 [T, O]."""
+    return fake_quantized(x.float()).double() @ weight.double().T

@@ -82,6 +82,16 @@ def test_tensors_on_the_cpu_take_the_compiled_twin_where_there_is_one(
     assert len(taken) == 1
 
 
+def test_experts_in_fp8_take_the_grouped_product_of_a_gpu(
+    taken: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x_TE, ids_Tk = torch.randn(2, 8), torch.zeros(2, 1, dtype=torch.int64)
+    monkeypatch.setattr(dispatch, "uses_triton", lambda tensor: tensor is x_TE)
+    weight = ops.Fp8Weight(torch.zeros(3, 8, 8).to(torch.float8_e4m3fn), torch.ones(3, 8, 1))
+    assert ops.fused_experts(x_TE, weight, weight, torch.ones(2, 1), ids_Tk) is x_TE
+    assert taken == [("bulkrun.ops.triton.fp8_experts", "fp8_experts")]
+
+
 def test_importing_and_calling_ops_on_a_cpu_needs_no_triton() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"

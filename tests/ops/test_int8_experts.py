@@ -4,51 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from bulkrun import ops
 from bulkrun.ops.cpu.fused_experts import can_pack_int8_experts
 from bulkrun.ops.int8_linear import Int8Weight, quantize_int8
 from tests.ops import int8_oracle
+from tests.ops.naive_experts import Weights, naive_experts, random_biases, random_weights, routed
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # of the largest number that comes out: of what rounds to a neighbour on the way, and of the dtype itself
 TOLERANCE = {torch.float32: 3e-3, torch.bfloat16: 1.5e-2, torch.float16: 1e-2}
 LAST_BIT = {torch.float32: 1e-6, torch.bfloat16: 2**-7}  # of a sum over a token's experts
-Weights = tuple[torch.Tensor, torch.Tensor]
-
-
-def naive_experts(
-    x_TE: torch.Tensor,
-    weights: Weights,
-    weights_Tk: torch.Tensor,
-    ids_Tk: torch.Tensor,
-    biases: Weights | None,
-    swiglu: ops.ClampedSwiglu | None,
-) -> torch.Tensor:
-    """Every product in whole numbers, what comes out of gates and ups rounded to x's dtype as an op would."""
-    gate_up_bias, down_bias = biases or (torch.zeros(weights[0].shape[:2]), torch.zeros(weights[1].shape[:2]))
-    out_TE = torch.zeros(x_TE.shape, dtype=torch.float64)
-    for token in range(x_TE.shape[0]):
-        for weight, expert in zip(weights_Tk[token].tolist(), ids_Tk[token].tolist(), strict=True):
-            both = int8_oracle.product(x_TE[token, None], weights[0][expert]) + gate_up_bias[expert].double()
-            gate, up = both.to(x_TE.dtype).double().chunk(2, dim=-1)
-            gated = F.silu(gate).to(x_TE.dtype).double() * up
-            if swiglu is not None:
-                gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
-                gated = gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
-            down = int8_oracle.product(gated.to(x_TE.dtype), weights[1][expert])[0] + down_bias[expert].double()
-            out_TE[token] += weight * down
-    return out_TE
-
-
-def random_weights(num_experts: int, sizes: tuple[int, int]) -> Weights:
-    hidden, inner = sizes
-    generator = torch.Generator().manual_seed(hidden)
-    shapes = (num_experts, 2 * inner, hidden), (num_experts, hidden, inner)
-    gate_up, down = (torch.randn(shape, generator=generator) / shape[2] ** 0.5 for shape in shapes)
-    return gate_up, down
 
 
 def quantized(weights: Weights) -> list[Int8Weight]:
@@ -60,12 +27,6 @@ def packed(weights: Weights) -> list[Int8Weight]:
     if not can_pack_int8_experts(64, 64):
         pytest.skip("panels of int8 need a compiler and AVX-512 VNNI")
     return [ops.pack_experts(weight, hidden, inner) for weight in quantized(weights)]
-
-
-def routed(num_tokens: int, num_experts: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    logits_TX = torch.randn(num_tokens, num_experts, generator=torch.Generator().manual_seed(num_tokens))
-    logits_TX[num_tokens // 2 :, 0] = 9.0  # one expert gets many
-    return ops.route_top_k(logits_TX, top_k, renormalize=True)
 
 
 def assert_near(ours: torch.Tensor, exact: torch.Tensor) -> None:
@@ -91,12 +52,11 @@ def test_experts_equal_the_naive_loop(
     weights = random_weights(num_experts, sizes)
     int8, generator = packed(weights) if in_panels else quantized(weights), torch.Generator().manual_seed(1)
     x_TE = torch.randn(num_tokens, sizes[0], generator=generator).to(dtype)
-    noise = [torch.randn(num_experts, size, generator=generator).to(dtype) for size in (2 * sizes[1], sizes[0])]
-    biases = (noise[0], noise[1]) if has_biases else None
+    biases = random_biases(num_experts, sizes, dtype) if has_biases else None
     weights_Tk, ids_Tk = routed(num_tokens, num_experts, top_k)
     ours = ops.fused_experts(x_TE, *int8, weights_Tk, ids_Tk, biases, swiglu)
     assert ours.dtype == dtype
-    assert_near(ours, naive_experts(x_TE, weights, weights_Tk, ids_Tk, biases, swiglu))
+    assert_near(ours, naive_experts(int8_oracle.product, x_TE, weights, weights_Tk, ids_Tk, biases, swiglu))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from bulkrun import ops
 from bulkrun.ops.cpu.panel_linear import can_pack_panels
+from bulkrun.ops.expert_pairs import ExpertPairs, sum_by_token
+from bulkrun.ops.triton.expert_pairs import sum_by_token as triton_sum
 
 
 def naive_experts(
@@ -66,6 +68,31 @@ def test_routing_keeps_the_likeliest_experts_and_their_probabilities(renormalize
     assert ids_Tk.tolist() == [[1, 3], [0, 2]]
     expected = torch.tensor([[0.4, 0.3], [0.7, 0.15]])
     torch.testing.assert_close(weights_Tk, expected / expected.sum(1, keepdim=True) if renormalize else expected)
+
+
+def test_experts_get_their_tokens_in_order() -> None:
+    pairs = ExpertPairs.of(torch.tensor([[3, 0], [1, 3], [0, 3]]), 5)
+    assert pairs.token_P.tolist() == [0, 2, 1, 0, 1, 2]
+    assert pairs.order_P.tolist() == [1, 4, 2, 0, 3, 5]
+    assert pairs.ends_X.tolist() == [2, 3, 3, 6, 6]
+
+
+@pytest.mark.parametrize("form", ["reference", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("num_tokens", "top_k", "size"), [(0, 2, 8), (1, 1, 5), (7, 3, 1024), (12, 8, 1100), (30, 4, 2880)]
+)
+def test_a_tokens_experts_are_summed(num_tokens: int, top_k: int, size: int, dtype: torch.dtype, form: str) -> None:
+    device = "cuda" if form == "triton" and torch.cuda.is_available() else "cpu"
+    order_P = ExpertPairs.of(torch.rand(num_tokens, 9).topk(top_k).indices, 9).order_P
+    by_token_TkE, weights_Tk = torch.randn(num_tokens, top_k, size).to(dtype), torch.rand(num_tokens, top_k)
+    out_PE = by_token_TkE.flatten(0, 1)[order_P]
+    given = (one.to(device) for one in (out_PE, order_P, weights_Tk))
+    ours = (triton_sum if form == "triton" else sum_by_token)(*given)
+    exact = (by_token_TkE.double() * weights_Tk.double()[..., None]).sum(1)
+    tolerance = {torch.float32: 1e-6, torch.float16: 2.0**-10}[dtype]  # of sums up to about 4, rounded once at the end
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours.double().cpu(), exact, atol=4 * tolerance, rtol=tolerance)
 
 
 def test_a_tokens_result_does_not_depend_on_its_neighbours() -> None:

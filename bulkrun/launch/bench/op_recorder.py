@@ -22,10 +22,8 @@ from bulkrun.launch.bench.op_costs import OpCall, OpCost, StepSequences, attenti
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.invariant import InvariantModel
-from bulkrun.ops.cpu.panel_matrix import panels_of
 from bulkrun.ops.dispatch import uses_triton
-from bulkrun.ops.four_bit_linear import FourBitWeight
-from bulkrun.ops.unpack_codes import CODES_PER_BYTE
+from bulkrun.ops.weight_kinds import numbers_per_item, values_of
 
 Function = Callable[..., Any]
 Price = Callable[..., OpCall]  # of a call's result, arguments and keyword arguments
@@ -167,8 +165,7 @@ def _product(name: str, module: torch.nn.Module) -> Price:
 def _experts(
     _: Any, x: torch.Tensor, gate_up: ops.ExpertWeights, down: ops.ExpertWeights, weights_Tk: torch.Tensor, *args: Any
 ) -> OpCall:
-    gates, downs = (panels_of(one) for one in (gate_up, down))
-    per_item = CODES_PER_BYTE if isinstance(down, FourBitWeight) else 1
+    gates, downs, per_item = values_of(gate_up), values_of(down), numbers_per_item(down)
     cost = experts_cost(
         x.shape[0],
         num_experts=gates.shape[0],

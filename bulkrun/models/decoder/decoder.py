@@ -14,7 +14,7 @@ from bulkrun import ops
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer, Rotary
-from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, empty_parameter
+from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, SparseMLP, empty_parameter
 from bulkrun.models.decoder.quantized_layers import QuantizedLinear
 from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
@@ -54,11 +54,9 @@ class Decoder(nn.Module):
 
     @property
     def is_capturable(self) -> bool:
-        """Experts' products wait for the device unless torch has a grouped kernel: in bf16, on compute capability 9.x
-        and 10.x (Hopper, and Blackwell's large ones)."""
-        if self.config.moe is None:
-            return True
-        return self.dtype == torch.bfloat16 and torch.cuda.get_device_capability(self.device)[0] in (9, 10)
+        """Whether no product of its waits for the device, which only experts' may."""
+        sparse = [module for module in self.modules() if isinstance(module, SparseMLP)]
+        return not any(ops.waits_for_gpu(module.gate_up_proj.experts, self.dtype) for module in sparse)
 
     def forward(
         self,

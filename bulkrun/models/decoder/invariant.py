@@ -25,7 +25,7 @@ from bulkrun.models.decoder.compiled_layers import compile_layers
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import Attention
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, SparseMLP
-from bulkrun.models.decoder.quantized_layers import FourBitExpertLinear, FourBitLinear, Int8ExpertLinear, Int8Linear
+from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8ExpertLinear, Int8Linear
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.layer_stack import LayerStack
@@ -73,12 +73,13 @@ class InvariantSparseMLP(nn.Module):
 
 
 def _products(
-    projection: ExpertLinear | Int8ExpertLinear | FourBitExpertLinear, workers: TileWorkers
+    projection: ExpertLinear | Int8ExpertLinear, workers: TileWorkers
 ) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     """The product with each expert's matrix, of whole tiles."""
     biases = [None] * len(projection.weight) if projection.bias is None else list(projection.bias)
-    if not isinstance(projection, ExpertLinear):
-        return [partial(ops.product_of_expert(projection.experts, i), bias=bias) for i, bias in enumerate(biases)]
+    if isinstance(projection, Int8ExpertLinear):
+        matrices = [ops.of_expert(projection.int8_weight, expert) for expert in range(len(biases))]
+        return [partial(ops.int8_linear, weight=one, bias=bias) for one, bias in zip(matrices, biases, strict=True)]
     panels = [ops.make_panels(weight, in_place=True) for weight in projection.weight.data]
     return [
         partial(ops.invariant_linear, panels=one, bias=bias, workers=workers)

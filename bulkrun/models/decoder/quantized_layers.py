@@ -55,6 +55,18 @@ class Fp8Linear(QuantizedLinear):
         return ops.fp8_linear(x, self.weight, self.weight_scale, self.bias)
 
 
+class Fp8ExpertLinear(QuantizedLinear):
+    """A matrix of each expert in fp8."""
+
+    def __init__(self, plain: ExpertLinear) -> None:
+        super().__init__(plain, FP8)
+
+    @property
+    def experts(self) -> ops.ExpertWeights:
+        """What `ops.fused_experts` takes."""
+        return ops.Fp8Weight(self.weight.data, self.weight_scale)
+
+
 class Int8Weights(QuantizedLinear):
     """In int8, plain or in panels."""
 

@@ -64,7 +64,7 @@ def kept_projections(config: DecoderConfig, weights: AnyWeights) -> Callable[[in
 def fast_quantization(config: DecoderConfig, device: torch.device) -> Quantization | None:
     """The type of 8 bits that the device multiplies such projections fast in; the first call may compile."""
     if device.type != "cpu":
-        return "fp8" if can_multiply_fp8(device) and config.moe is None else None
+        return "fp8" if can_multiply_fp8(device) else None
     hidden, q_size, kv_size = (
         config.hidden_size,
         config.num_heads * config.head_dim,

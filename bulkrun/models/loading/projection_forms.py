@@ -50,8 +50,7 @@ def form_projections(model: Decoder, forms: Forms) -> bool:
         quantize_projections(model, kept, is_stored_so)
     if config.stored_quantization is not None:
         _say_how_weights_run(config, forms, kept, in_four_bits=in_four_bits)
-    is_plain = quantization is None and kept is None and not in_four_bits
-    return is_plain and (config.moe is None or device.type == "cpu")
+    return quantization is None and kept is None and not in_four_bits
 
 
 def _keep_four_bits(model: Decoder, forms: Forms, is_stored_so: Callable[[int, str], bool]) -> bool:

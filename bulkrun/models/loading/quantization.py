@@ -19,6 +19,7 @@ from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.models.decoder.quantized_layers import (
+    Fp8ExpertLinear,
     Fp8Linear,
     Int8ExpertLinear,
     Int8Linear,
@@ -32,6 +33,7 @@ from bulkrun.settings import Quantization
 
 _LAYERS: Mapping[tuple[Quantization, type], Callable[..., QuantizedLinear]] = {
     ("fp8", Linear): Fp8Linear,
+    ("fp8", ExpertLinear): Fp8ExpertLinear,
     ("int8", Linear): Int8Linear,
     ("int8", ExpertLinear): Int8ExpertLinear,
 }
@@ -97,11 +99,6 @@ def refuse_quantization(config: ModelConfig, device: torch.device, quantization:
         raise ModelError(
             f"engine.quantization: {quantization} is for the architectures that `bulkrun models` calls fast, and "
             f"{config.architecture} runs through transformers' own code; leave the key out"
-        )
-    if config.moe is not None and quantization == "fp8":
-        raise ModelError(
-            f"engine.quantization: fp8 is not there for mixtures of experts ({config.architecture}); leave the key "
-            "out, or on a CPU set int8"
         )
 
 

@@ -18,10 +18,11 @@ from bulkrun.ops.cpu.dtypes import name
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits, pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels, pack_panels_
-from bulkrun.ops.cpu.panel_matrix import Matrix, PanelWeight, num_inputs, panel_matrix, panels_of
+from bulkrun.ops.cpu.panel_matrix import Matrix, PanelWeight, num_inputs, panel_matrix
 from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.four_bit_linear import FourBitWeight
 from bulkrun.ops.int8_linear import Int8Weight
+from bulkrun.ops.weight_kinds import values_of
 
 _ROWS = 16  # of a tile: each expert's rows begin at a multiple
 _POINTERS = ("x", "weights", "ids", "gathered", "gated", "rows", "bytes", "row_scales", "out")
@@ -101,7 +102,7 @@ def fused_experts(
         biases = biases and (biases[0].float(), biases[1].float())
         return fused_experts(x_TE.float(), gate_up, down, weights_Tk, ids_Tk, biases, swiglu).to(x_TE.dtype)
     (num_tokens, size), top_k = x_TE.shape, ids_Tk.shape[1]
-    num_experts, inner = panels_of(down).shape[0], num_inputs(down)
+    num_experts, inner = values_of(down).shape[0], num_inputs(down)
     biases = biases and (biases[0].contiguous(), biases[1].contiguous())
     both = zip((gate_up, down), biases or (None, None), strict=True)
     matrices = [panel_matrix(weight, bias) for weight, bias in both]

@@ -23,6 +23,7 @@ from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
 from bulkrun.ops.cpu.panel_matrix import PanelWeight
+from bulkrun.ops.weight_kinds import values_of
 
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 _THREAD_ROWS = 256  # of panels.h, at most: scratch rows of one thread; those per token grow by as many
@@ -222,7 +223,7 @@ class LayerStack:
 
 
 def _is_packed(matrix: Matrix) -> bool:
-    return panel_matrix.panels_of(matrix.weight).ndim == 4
+    return values_of(matrix.weight).ndim == 4
 
 
 def _padded_halves(gate_up: Matrix, size: int) -> Matrix:

@@ -9,7 +9,7 @@ import torch
 
 from bulkrun.ops.four_bit_linear import FourBitWeight
 from bulkrun.ops.int8_linear import Int8Weight
-from bulkrun.ops.unpack_codes import CODES_PER_BYTE
+from bulkrun.ops.weight_kinds import numbers_per_item, values_of
 
 PanelWeight = torch.Tensor | Int8Weight | FourBitWeight  # in panels
 
@@ -47,17 +47,10 @@ def tensors_of(weight: PanelWeight) -> list[torch.Tensor]:
     return [part for part in (*weight, *rest) if isinstance(part, torch.Tensor)]
 
 
-def panels_of(weight: PanelWeight) -> torch.Tensor:
-    """Its numbers: [O / 32, words, 32, numbers to a word], or of experts [X, ...]."""
-    if isinstance(weight, Int8Weight):
-        return weight.values
-    return weight.codes if isinstance(weight, FourBitWeight) else weight
-
-
 def num_inputs(weight: PanelWeight) -> int:
     """How many numbers a row has."""
-    *_, words, _, per_word = panels_of(weight).shape
-    return words * per_word * (CODES_PER_BYTE if isinstance(weight, FourBitWeight) else 1)
+    *_, words, _, per_word = values_of(weight).shape
+    return words * per_word * numbers_per_item(weight)
 
 
 def _at(tensor: torch.Tensor | None) -> int | None:

@@ -2,7 +2,8 @@
 
 Nothing here is imported where tensors are not on a CUDA device (or a test asks for the interpreter): see
 `bulkrun.ops.dispatch`. Block sizes come from shapes and dtypes alone, never from the batch and never from timing, so a
-row's result does not depend on the rows beside it.
+row's result does not depend on the rows beside it. Products in fp8 are the exception, the dense one too, which is
+torch's: their tiles go by the number of rows.
 """
 
 import os

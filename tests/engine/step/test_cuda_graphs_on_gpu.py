@@ -81,12 +81,15 @@ def test_captured_float32_tokens_are_transformers(
     assert (len(replayed) > 5) == is_captured
 
 
-@pytest.mark.parametrize("variant", FAST)
+@pytest.mark.parametrize(
+    ("variant", "quantization"), [*((name, None) for name in FAST), ("gpt_oss", "fp8"), ("qwen3_moe", "fp8")]
+)
 def test_captured_bfloat16_tokens_are_those_of_the_same_steps_uncaptured(
-    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, variant: str
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, variant: str, quantization: str | None
 ) -> None:
     """To the bit: the same kernels over the same shapes, experts included."""
     settings = SIZES | {"dtype": "bfloat16", "max_num_batched_tokens": 256, "enable_prefix_caching": False}
+    settings |= {"quantization": quantization}
     captured, plain = make_engine(variant, **settings), uncaptured(make_engine(variant, **settings))
     if not captured.model_runner.model.is_capturable:
         pytest.skip("torch has no grouped product for this GPU")

@@ -57,7 +57,7 @@ def test_products_read_their_weights_once_and_experts_only_those_that_are_needed
 WORK = [Work([5 + n, 6, 7, 8, 9], length) for n, length in enumerate([1, 9, 12, 7, 11])]
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8"])
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "mixtral"])
 def test_the_ops_of_a_run_add_up_to_the_flops_of_its_ceiling(
     variant: str, quantization: str | None, tmp_path: Path
@@ -93,6 +93,19 @@ def test_packed_experts_are_an_op_of_their_own(quantization: str | None, determi
     assert len(experts) == layers * len(steps)
     sizes, top_k = WHOLE["hidden_size"] * WHOLE["intermediate_size"], 2
     assert all(call.cost.flops == 2 * 3 * sizes * top_k * call.rows for call in experts)
+
+
+def test_experts_of_eight_bits_are_an_op_that_reads_a_byte_a_weight(tmp_path: Path) -> None:
+    engine = _engine(save_tiny_model(tmp_path, "mixtral"), quantization="fp8")
+    recorder = OpRecorder(engine)
+    with recorder.steps_and_ops():
+        run_workload(engine, WORK)
+    experts = [call for call in recorder.calls if call.name == "experts"]
+    assert len(experts) == 3 * recorder._num_steps
+    num_weights, num_experts, top_k = 3 * 48 * 72, 5, 2
+    for call in experts:
+        assert call.cost.flops == 2 * num_weights * top_k * call.rows
+        assert call.cost.num_bytes == min(top_k * call.rows, num_experts) * num_weights
 
 
 def _mlp_weights(config: DecoderConfig) -> int:

@@ -4,8 +4,8 @@
 
 The interpreter runs kernels, but proves nothing about the compiler: types of tensor-core products, shared memory,
 registers. Here the launchers are called on small CPU tensors and each launch ends after compiling. One JSON line per
-kernel: shared memory and stack (spilled registers) in bytes, registers, how many wide matrix instructions, and for
-attention the query heads of a key head.
+kernel: shared memory and stack (spilled registers) in bytes, registers, how many wide matrix instructions, for
+attention the query heads of a key head, and the rows of a tile where it has such.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
     buffers = ops.StepBuffers.allocate(8, 4, 8, torch.device("cpu"))
     ops.step_inputs(tables_RM, tables_RM, index.repeat(3, 1), buffers, block_size=16)
     ops.gelu_mul(rows)
+    ops.sum_by_token(rows, index, torch.ones(2, 2))
     ops.gated(rows, ops.ClampedSwiglu(1.702, 7.0))
     qkv_TND, angles = torch.zeros(4, 12, head_dim, dtype=dtype), torch.zeros(4, 1, head_dim, dtype=dtype)
     k_cache, v_cache = torch.zeros(2, 3, 16, 2, head_dim, dtype=dtype)
@@ -72,6 +73,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
     if has_fp8:
         ops.norm_rotary_store(qkv_TND, None, 1e-6, angles, angles, k_cache.to(FP8), v_cache.to(FP8), index)
         ops.quantize_rows(rows)
+        fp8_experts(dtype)
     for num_outputs in (4096, 14336):
         ops.invariant_linear(rows, [torch.zeros(num_outputs, 4096, dtype=dtype)], None, None)
     logits_SV = torch.zeros(4, 128_256)
@@ -107,6 +109,16 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool) -> None:
             ops.paged_attention(chunk.q_THD, k_cache, v_cache, chunk.meta, scale=0.1, sliding_window=None)
 
 
+def fp8_experts(dtype: torch.dtype) -> None:
+    """In each kind of tile; of the width of gpt-oss's, which fills none."""
+    width, shapes = 2880, ((2, 5760, 2880), (2, 2880, 2880))
+    both = [ops.Fp8Weight(torch.zeros(shape, dtype=FP8), torch.zeros(*shape[:2], 1)) for shape in shapes]
+    biases = torch.zeros(2, 2 * width, dtype=dtype), torch.zeros(2, width, dtype=dtype)
+    for num_tokens in (3, 100, 400):
+        routed = torch.zeros(num_tokens, 1), torch.zeros(num_tokens, 1, dtype=torch.int64)
+        ops.fused_experts(torch.zeros(num_tokens, width, dtype=dtype), *both, *routed, biases)
+
+
 def needs(kernel: Any) -> dict[str, object]:
     """What a compiled kernel takes of a multiprocessor."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -118,6 +130,7 @@ def needs(kernel: Any) -> dict[str, object]:
     return {
         "kernel": kernel.metadata.name,
         "group": _constant(kernel, "GROUP"),
+        "block_m": _constant(kernel, "BLOCK_M"),
         "shared": kernel.metadata.shared,
         "warps": kernel.metadata.num_warps,
         "registers": int(registers),

@@ -25,6 +25,9 @@ def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, tmp_path: Path
     }
     for name in ("_prefill_kernel", "_shared_prefix_kernel"):
         assert {k["group"] for k in kernels if k["kernel"] == name} == {4, 5}  # with rows of a tile left over, and none
+    experts = [k for k in kernels if k["kernel"] == "_grouped_linear_kernel"]
+    assert {k["block_m"] for k in experts} == {16, 64, 128}
+    assert all(k["wgmma"] for k in experts if k["block_m"] >= 64)
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_BYTES, kernel
         assert kernel["stack"] == 0, kernel

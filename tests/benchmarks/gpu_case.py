@@ -1,0 +1,45 @@
+"""What `gpu_ops` measures: an op over one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+BYTES = 2  # of a bf16 number
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A model's and a step's; the defaults are Llama-3.1-8B's, but for experts."""
+
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    hidden_size: int = 4096
+    intermediate_size: int = 14336
+    vocab_size: int = 128_256
+    num_tokens: int = 4096
+    decode_seqs: int = 512
+    rows: tuple[int, ...] = (64, 512, 1024, 4096)
+    contexts: tuple[int, ...] = (256, 1024, 4096)
+    prompts: tuple[int, ...] = (512, 2048, 8192)
+    prefix_len: int = 1024
+    experts: tuple[int, int, int] = (32, 4, 2880)  # how many, how many of them a token's, their width: gpt-oss-20b's
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One op over one shape."""
+
+    name: str
+    run: Callable[[], object]
+    num_bytes: float
+    flops: float = 0.0
+    rival: Callable[[], object] | None = None
+
+
+TINY = Sizes(
+    num_heads=4, num_kv_heads=2, head_dim=64, hidden_size=256, intermediate_size=512, vocab_size=512,
+    num_tokens=64, decode_seqs=4, rows=(4,), contexts=(64,), prompts=(32, 64), prefix_len=128,
+    experts=(4, 2, 64),
+)  # fmt: skip

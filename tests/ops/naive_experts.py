@@ -1,0 +1,60 @@
+"""Experts whose weights and inputs are rounded to 8 bits: a naive loop over tokens, and what it is asked over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from bulkrun import ops
+
+Weights = tuple[torch.Tensor, torch.Tensor]  # gates and ups [X, 2 I, E], downs [X, E, I]; or their biases
+
+
+def naive_experts(
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    x_TE: torch.Tensor,
+    weights: Weights,
+    weights_Tk: torch.Tensor,
+    ids_Tk: torch.Tensor,
+    biases: Weights | None,
+    swiglu: ops.ClampedSwiglu | None,
+) -> torch.Tensor:
+    """float64 [T, E]. `product` rounds rows and weight and gives float64; gates and ups are rounded as an op would."""
+    gate_up_bias, down_bias = biases or (torch.zeros(weights[0].shape[:2]), torch.zeros(weights[1].shape[:2]))
+    out_TE = torch.zeros(x_TE.shape, dtype=torch.float64)
+    for token in range(x_TE.shape[0]):
+        for weight, expert in zip(weights_Tk[token].tolist(), ids_Tk[token].tolist(), strict=True):
+            both = product(x_TE[token, None], weights[0][expert]) + gate_up_bias[expert].double()
+            gate, up = both.to(x_TE.dtype).double().chunk(2, dim=-1)
+            gated = F.silu(gate).to(x_TE.dtype).double() * up
+            if swiglu is not None:
+                gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
+                gated = gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
+            down = product(gated.to(x_TE.dtype), weights[1][expert])[0] + down_bias[expert].double()
+            out_TE[token] += weight * down
+    return out_TE
+
+
+def random_weights(num_experts: int, sizes: tuple[int, int]) -> Weights:
+    """Of experts of these hidden and intermediate sizes."""
+    hidden, inner = sizes
+    generator = torch.Generator().manual_seed(hidden)
+    shapes = (num_experts, 2 * inner, hidden), (num_experts, hidden, inner)
+    gate_up, down = (torch.randn(shape, generator=generator) / shape[2] ** 0.5 for shape in shapes)
+    return gate_up, down
+
+
+def random_biases(num_experts: int, sizes: tuple[int, int], dtype: torch.dtype) -> Weights:
+    """Of the same."""
+    generator = torch.Generator().manual_seed(1)
+    gate_up, down = (torch.randn(num_experts, n, generator=generator).to(dtype) for n in (2 * sizes[1], sizes[0]))
+    return gate_up, down
+
+
+def routed(num_tokens: int, num_experts: int, top_k: int) -> Weights:
+    """Weights float32 and ids of each token's experts."""
+    logits_TX = torch.randn(num_tokens, num_experts, generator=torch.Generator().manual_seed(num_tokens))
+    logits_TX[num_tokens // 2 :, 0] = 9.0  # one expert gets many
+    return ops.route_top_k(logits_TX, top_k, renormalize=True)
