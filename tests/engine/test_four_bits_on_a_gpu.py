@@ -17,6 +17,7 @@ from bulkrun.models.loading import kept_four_bits
 from tests.engine.conftest import run
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.engine.test_stored_quantized import SMALL, of_transformers, reference, requests
+from tests.models.tiny_mxfp4 import save_tiny_mxfp4
 from tests.models.tiny_packed import save_tiny_packed
 
 pytestmark = [
@@ -47,6 +48,14 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> OnAGpu:
 def test_a_model_that_would_leave_no_memory_stays_in_four_bits(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
     stored, plain = save_tiny_packed(tmp_path, "qwen2", "gptq")
     assert on_a_gpu(stored) == (of_transformers(reference(plain)), 4 * 3)
+
+
+@pytest.mark.slow
+def test_experts_are_unpacked_for_the_grouped_product(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
+    stored, plain = save_tiny_packed(tmp_path / "gptq", "qwen3_moe", "gptq")
+    assert on_a_gpu(stored) == (of_transformers(reference(plain)), 4 * 3)
+    stored, plain = save_tiny_mxfp4(tmp_path / "mxfp4", "gpt_oss_whole_panels")
+    assert on_a_gpu(stored) == (of_transformers(reference(plain)), 2 * 3)
 
 
 @pytest.mark.slow
