@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "fp8.h"
 #include "tiles.h"
-#include "vector.h"
 
 inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
@@ -17,9 +17,30 @@ inline u32x16 load_words(const uint32_t* p) {
     return x;
 }
 
+// Sixteen words of memory, from number `first` of a vector of `size` on; zeros behind its end.
+template <class C>
+inline u32x16 load_line(const C* p, long first, long size) {
+    const long left = (size - first) * (long)sizeof(C);
+    if (left >= (long)sizeof(u32x16)) return load_words((const uint32_t*)(p + first));
+    u32x16 x = {};
+    if (left > 0) memcpy(&x, p + first, left);
+    return x;
+}
+
+// How many words the numbers are that one word of memory holds.
+template <class W, class C>
+constexpr int UNPACKED = sizeof(uint32_t) / (W::per_word * sizeof(C));
+
 // One float per word: exact products, on any processor.
 struct FloatWords {
     static constexpr int per_word = 1;
+
+    // What UNPACKED words hold of sixteen words of memory, in the order of the numbers.
+    static void unpack(const float*, u32x16 x, u32x16* words) { words[0] = x; }
+    static void unpack(const bf16*, u32x16 x, u32x16* words) { words[0] = x << 16, words[1] = x & 0xffff0000; }
+    static void unpack(const fp8*, u32x16 x, u32x16* words) {
+        for (int i = 0; i < 4; i++) words[i] = (u32x16)numbers_of(x >> 8 * i & 0xff);
+    }
 
     // Sixteen words of a vector of `size` numbers, from word `first`; zeros behind its end.
     template <class T>
@@ -48,12 +69,13 @@ struct FloatWords {
 struct PairWords {
     static constexpr int per_word = 2;
 
-    static u32x16 words(const bf16* p, long first, long size) {
-        const long left = size - 2 * first;
-        if (left >= 2 * LANES) return load_words((const uint32_t*)(p + 2 * first));
-        u32x16 x = {};
-        if (left > 0) memcpy(&x, p + 2 * first, left * sizeof(bf16));
-        return x;
+    static u32x16 words(const bf16* p, long first, long size) { return load_line(p, 2 * first, size); }
+
+    static void unpack(const bf16*, u32x16 x, u32x16* words) { words[0] = x; }
+    static void unpack(const fp8*, u32x16 x, u32x16* words) {
+        // of each four vectors: their first pairs, then their second ones
+        const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+        to_bf16(_mm512_shuffle_epi8((__m512i)x, _mm512_broadcast_i32x4(order)), words[0], words[1]);
     }
 
     static void mix(const bf16* const* vectors, long first, long size, u32x16& front, u32x16& back) {
@@ -69,9 +91,25 @@ struct PairWords {
         return (f32x16)_mm512_dpbf16_ps((__m512)c, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
     }
 
+    static void mix(const fp8* const* vectors, long first, long size, u32x16& front, u32x16& back) {
+        const __m512i a = (__m512i)numbers(vectors[0], first, size), b = (__m512i)numbers(vectors[1], first, size);
+        // four numbers of the front and four of the back, of either vector; then those of both side by side
+        const i32x16 fours = {0, 4, 16, 20, 1, 5, 17, 21, 2, 6, 18, 22, 3, 7, 19, 23};
+        const __m128i order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+        const __m512i both = _mm512_permutex2var_epi32(a, (__m512i)fours, b);
+        to_bf16(_mm512_shuffle_epi8(both, _mm512_broadcast_i32x4(order)), front, back);
+    }
+
   private:
-    static u32x16 numbers(const bf16* p, long first, long size) {
-        return p ? words(p, first / 2, size) : u32x16{};
+    static u32x16 numbers(const bf16* p, long first, long size) { return p ? load_line(p, first, size) : u32x16{}; }
+
+    // Half of the words: no more is used, nor may more be there.
+    static u32x16 numbers(const fp8* p, long first, long size) {
+        constexpr long count = 2 * LANES;
+        u32x16 x = {};
+        if (p && first + count <= size) memcpy(&x, p + first, count);
+        else if (p && first < size) memcpy(&x, p + first, size - first);
+        return x;
     }
 };
 #endif
