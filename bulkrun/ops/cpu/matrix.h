@@ -105,11 +105,9 @@ struct PairWords {
 
     // Half of the words: no more is used, nor may more be there.
     static u32x16 numbers(const fp8* p, long first, long size) {
-        constexpr long count = 2 * LANES;
-        u32x16 x = {};
-        if (p && first + count <= size) memcpy(&x, p + first, count);
-        else if (p && first < size) memcpy(&x, p + first, size - first);
-        return x;
+        const long left = p ? std::min<long>(size - first, 2 * LANES) : 0;
+        const __mmask32 there = left > 0 ? ~0u >> (2 * LANES - left) : 0;
+        return (u32x16)_mm512_castsi256_si512(_mm256_maskz_loadu_epi8(there, p + first));
     }
 };
 #endif
