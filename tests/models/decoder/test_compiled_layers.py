@@ -143,9 +143,7 @@ def test_two_threads_give_the_bits_of_one(
     assert torch.equal(*logits)
 
 
-def decode_step(
-    model: Decoder, poison: float, kv_dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, KVCache]:
+def decode_step(model: Decoder, poison: float, kv_dtype: torch.dtype | None = None) -> tuple[torch.Tensor, KVCache]:
     """Two sequences of 13 and 21 tokens decode one more; what is in no block of theirs holds `poison`."""
     generator = torch.Generator().manual_seed(0)
     cache = KVCache.allocate(model.config, 9, BLOCK_SIZE, kv_dtype or model.dtype, "cpu")

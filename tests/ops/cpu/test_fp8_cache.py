@@ -19,7 +19,17 @@ from tests.ops.test_paged_attention import make_step
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
 DTYPES = [torch.float32, torch.bfloat16]
 BLOCK_SIZE = 16
-HEADS = [(4, 4, 64), (6, 3, 80), (6, 2, 96), (4, 1, 128), (5, 1, 256), (6, 1, 48), (14, 2, 64), (8, 1, 20), (40, 2, 128)]
+HEADS = [
+    (4, 4, 64),
+    (6, 3, 80),
+    (6, 2, 96),
+    (4, 1, 128),
+    (5, 1, 256),
+    (6, 1, 48),
+    (14, 2, 64),
+    (8, 1, 20),
+    (40, 2, 128),
+]
 
 
 def number_of_each_byte() -> torch.Tensor:
@@ -53,7 +63,9 @@ def test_every_byte_is_read_as_its_number(dtype: torch.dtype, group: int, num_qu
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("window", "soft_cap", "has_sinks"), [(None, None, False), (50, None, True), (None, 5.0, False)])
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "has_sinks"), [(None, None, False), (50, None, True), (None, 5.0, False)]
+)
 @pytest.mark.parametrize("block_size", [5, 16])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_an_fp8_cache_gives_the_bits_of_one_that_holds_the_same_numbers(
@@ -103,7 +115,9 @@ def test_every_number_is_written_as_the_format_rounds_it(dtype: torch.dtype, see
         numbers = number_of_each_byte().float()
         ties = (numbers[:-1] + numbers[1:]) / 2
         near = torch.cat((numbers, ties))
-        x = torch.cat((near, near.nextafter(near - 1), near.nextafter(near + 1), torch.tensor([math.inf, 464.0, 465.0])))
+        x = torch.cat(
+            (near, near.nextafter(near - 1), near.nextafter(near + 1), torch.tensor([math.inf, 464.0, 465.0]))
+        )
         x = torch.nn.functional.pad(x, (0, -len(x) % 64))
     else:
         x = torch.arange(-(2**15), 2**15).short().view(getattr(torch, seen))
