@@ -90,7 +90,7 @@ def test_shared_prefixes_and_preemption_change_no_token(
 ) -> None:
     start = list(range(3, 30))
     may_stop = SamplingParams(max_tokens=17, temperature=0.0)
-    asked = [Request(str(i), start[: 27 - i % 3] + [40 + i], may_stop) for i in range(8)]
+    asked = [Request(str(i), [*start[: 27 - i % 3], 40 + i], may_stop) for i in range(8)]
     block_bytes = bytes_per_block(ModelConfig.from_dir(model_dir(variant)), 4, FP8)
     engine = make_engine(
         variant, kv_cache_dtype="fp8", kv_cache_memory_bytes=24 * block_bytes, max_model_len=60,

@@ -71,7 +71,8 @@ inline __m512i look_up(const uint8_t* table, __m512i index) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
 }
 
-// 64 bytes as pairs of bf16: each sixteen of them are eight for `front`, then eight for `back`.
+// 64 bytes as pairs of bf16: each sixteen of them are eight for `front`, then eight for `back`. Tables of what the lower
+// and the upper byte becomes take a quarter of the time of arithmetic on 16 bits.
 inline void to_bf16(__m512i bytes, u32x16& front, u32x16& back) {
     const __m512i low = look_up(BF16_BYTES.low, bytes), unsigned_high = look_up(BF16_BYTES.high, bytes);
     const __m512i high = (__m512i)((u32x16)unsigned_high | ((u32x16)bytes & 0x80808080));
@@ -79,7 +80,31 @@ inline void to_bf16(__m512i bytes, u32x16& front, u32x16& back) {
     back = (u32x16)_mm512_unpackhi_epi8(low, high);
 }
 
+struct MixedOrder {
+    alignas(64) uint8_t at[64] = {};
+
+    constexpr MixedOrder() {
+        for (int i = 0; i < 64; i++) at[i] = i / 16 * 4 + i % 8 / 2 + i % 16 / 8 * 16 + i % 2 * 64;
+    }
+};
+
+inline constexpr MixedOrder MIXED_ORDER;
+
+// 32 bytes of each of two vectors as pairs of both, in the order of `to_bf16`: bytes 0 to 15 go to the front.
+inline __m512i mixed(u32x16 a, u32x16 b) {
+    return _mm512_permutex2var_epi8((__m512i)a, _mm512_load_si512(MIXED_ORDER.at), (__m512i)b);
+}
+
 #else
+
+// 32 bytes of each of two vectors as pairs of both, in the order of `to_bf16`: bytes 0 to 15 go to the front.
+inline __m512i mixed(u32x16 a, u32x16 b) {
+    // four numbers of the front and four of the back, of either vector; then those of both side by side
+    const i32x16 fours = {0, 4, 16, 20, 1, 5, 17, 21, 2, 6, 18, 22, 3, 7, 19, 23};
+    const __m128i order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    const __m512i both = _mm512_permutex2var_epi32((__m512i)a, (__m512i)fours, (__m512i)b);
+    return _mm512_shuffle_epi8(both, _mm512_broadcast_i32x4(order));
+}
 
 typedef uint16_t u16x32 __attribute__((vector_size(64)));
 

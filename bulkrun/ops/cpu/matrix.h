@@ -92,22 +92,18 @@ struct PairWords {
     }
 
     static void mix(const fp8* const* vectors, long first, long size, u32x16& front, u32x16& back) {
-        const __m512i a = (__m512i)numbers(vectors[0], first, size), b = (__m512i)numbers(vectors[1], first, size);
-        // four numbers of the front and four of the back, of either vector; then those of both side by side
-        const i32x16 fours = {0, 4, 16, 20, 1, 5, 17, 21, 2, 6, 18, 22, 3, 7, 19, 23};
-        const __m128i order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-        const __m512i both = _mm512_permutex2var_epi32(a, (__m512i)fours, b);
-        to_bf16(_mm512_shuffle_epi8(both, _mm512_broadcast_i32x4(order)), front, back);
+        to_bf16(mixed(numbers(vectors[0], first, size), numbers(vectors[1], first, size)), front, back);
     }
 
   private:
     static u32x16 numbers(const bf16* p, long first, long size) { return p ? load_line(p, first, size) : u32x16{}; }
 
-    // Half of the words: no more is used, nor may more be there.
+    // Half of a line: no more is used, nor may more be there.
     static u32x16 numbers(const fp8* p, long first, long size) {
-        const long left = p ? std::min<long>(size - first, 2 * LANES) : 0;
-        const __mmask32 there = left > 0 ? ~0u >> (2 * LANES - left) : 0;
-        return (u32x16)_mm512_castsi256_si512(_mm256_maskz_loadu_epi8(there, p + first));
+        const long left = p ? size - first : 0;
+        if (left >= 2 * LANES) return (u32x16)_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(p + first)));
+        if (left <= 0) return u32x16{};  // where nothing may be read, a masked load takes as long as a fault
+        return (u32x16)_mm512_castsi256_si512(_mm256_maskz_loadu_epi8(~0u >> (2 * LANES - left), p + first));
     }
 };
 #endif

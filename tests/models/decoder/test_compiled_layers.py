@@ -175,8 +175,8 @@ def test_slots_are_copied_before_anybody_attends(kv_dtype: torch.dtype | None, t
     with op_by_op(model):
         reference, cache = decode_step(model, 0.0, kv_dtype)
     torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-5)
-    for one, other in zip((*our_cache.k, *our_cache.v), (*cache.k, *cache.v), strict=True):
-        one, other = raw_bytes(one), raw_bytes(other)  # noqa: PLW2901
+    caches = [map(raw_bytes, (*of.k, *of.v)) for of in (our_cache, cache)]
+    for one, other in zip(*caches, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
         assert torch.equal(one[5, 0], one[1, 0]) and torch.equal(one[7, 1], one[1, 1])
 
