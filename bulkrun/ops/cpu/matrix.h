@@ -35,7 +35,7 @@ constexpr int UNPACKED = sizeof(uint32_t) / (W::per_word * sizeof(C));
 struct FloatWords {
     static constexpr int per_word = 1;
 
-    // What UNPACKED words hold of sixteen words of memory, in the order of the numbers.
+    // UNPACKED vectors of words: the first numbers of sixteen words of memory, then the next ones.
     static void unpack(const float*, u32x16 x, u32x16* words) { words[0] = x; }
     static void unpack(const bf16*, u32x16 x, u32x16* words) { words[0] = x << 16, words[1] = x & 0xffff0000; }
     static void unpack(const fp8*, u32x16 x, u32x16* words) {
@@ -85,14 +85,14 @@ struct PairWords {
         back = (u32x16)_mm512_permutex2var_epi16(a, (__m512i)(IOTA + 16 | (IOTA + 48) << 16), b);
     }
 
+    static void mix(const fp8* const* vectors, long first, long size, u32x16& front, u32x16& back) {
+        to_bf16(mixed(numbers(vectors[0], first, size), numbers(vectors[1], first, size)), front, back);
+    }
+
     static void store_numbers(uint32_t* p, long first, f32x16 x) { store((bf16*)p + first, x); }
 
     static f32x16 multiply_add(uint32_t a, u32x16 b, f32x16 c) {
         return (f32x16)_mm512_dpbf16_ps((__m512)c, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
-    }
-
-    static void mix(const fp8* const* vectors, long first, long size, u32x16& front, u32x16& back) {
-        to_bf16(mixed(numbers(vectors[0], first, size), numbers(vectors[1], first, size)), front, back);
     }
 
   private:

@@ -131,6 +131,18 @@ def test_every_number_is_written_as_the_format_rounds_it(dtype: torch.dtype, see
         torch.testing.assert_close(written.double(), rounded(x), atol=0, rtol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_small_numbers_stay_where_denormals_are_flushed(dtype: torch.dtype) -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor flushes none")
+    try:
+        test_every_byte_is_read_as_its_number(dtype, 2, 1)
+        test_every_byte_is_read_as_its_number(dtype, 8, 40)
+        test_every_number_is_written_as_the_format_rounds_it(dtype, "float16")
+    finally:
+        torch.set_flush_denormal(False)
+
+
 @pytest.mark.parametrize("weight_dtype", [None, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (80, 32), (20, 12), (256, 256), (96, 0)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
