@@ -72,7 +72,7 @@ inline __m512i look_up(const uint8_t* table, __m512i index) {
 }
 
 // 64 bytes as pairs of bf16: each sixteen of them are eight for `front`, then eight for `back`. Tables of what the lower
-// and the upper byte becomes take a quarter of the time of arithmetic on 16 bits.
+// and the upper byte become: with arithmetic on 16 bits few rows took 1.4 times as long for keys, twice for values.
 inline void to_bf16(__m512i bytes, u32x16& front, u32x16& back) {
     const __m512i low = look_up(BF16_BYTES.low, bytes), unsigned_high = look_up(BF16_BYTES.high, bytes);
     const __m512i high = (__m512i)((u32x16)unsigned_high | ((u32x16)bytes & 0x80808080));
