@@ -8,7 +8,7 @@ Four bits: products with codes beside those with the same weights dequantized be
 Experts: over weights in panels, beside torch's grouped product over plain ones, in ms; and of int8, beside the same
 panels. Log-probabilities: those of a
 step of 64 sequences, beside torch's softmax and top-k. Attention: one decoding token for each of some sequences, over
-several layers' caches; GB/s of keys and values. Prints one JSON line.
+several layers' caches; GB/s of keys and values. The same over caches in fp8, in turns with those. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_  # noqa: E402
 from bulkrun.ops.cpu.int8_linear import pack_int8_  # noqa: E402
 from bulkrun.ops.cpu.panel_linear import pack_panels, panel_linear  # noqa: E402
 from bulkrun.ops.four_bit_linear import FourBitWeight, unpack, with_int8  # noqa: E402
+from bulkrun.ops.fp8 import FP8  # noqa: E402
 from bulkrun.ops.int8_linear import Int8Weight, quantize_int8  # noqa: E402
 from bulkrun.ops.linear import linear, pack_for_onednn  # noqa: E402
 from bulkrun.ops.token_logprobs import token_logprobs  # noqa: E402
@@ -47,6 +48,7 @@ EXPERTS = ((32, 4, 1024, 512), (64, 8, 2048, 1024))  # experts, chosen ones, hid
 VOCAB_SIZE, NUM_SAMPLING = 151_936, 64
 ATTENTION = ((6, 2, 64), (16, 8, 128), (32, 8, 128))  # query heads, key heads, head dim
 SEQUENCES, CONTEXT, LAYERS, BLOCK_SIZE = (4, 64), 200, 8, 16
+LONG = (16, 2000)  # sequences, context: where keys and values are most of what a step reads
 ROUNDS, COPIED_BYTES, ROUND_FLOP, GROUP_SIZE = 7, 200e6, 2e9, 128
 Ways = dict[str, tuple[Callable[..., torch.Tensor], list[Any]]]  # an op, and its weights
 
@@ -70,6 +72,11 @@ def main() -> None:
         "int8_experts": [compare_int8_experts(sizes, dtype) for sizes in EXPERTS],
         "token_logprobs": compare_logprobs(dtype),
         "attention": [measure_attention(heads, num, dtype) for heads in ATTENTION for num in SEQUENCES],
+        "fp8_attention": [
+            compare_fp8_attention(heads, num, context, dtype)
+            for heads in ATTENTION
+            for num, context in (*((num, CONTEXT) for num in SEQUENCES), LONG)
+        ],
         "machine": before,
     }
     print(json.dumps(result))
@@ -190,24 +197,55 @@ def beside(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 def measure_attention(heads: tuple[int, int, int], num_seqs: int, dtype: torch.dtype) -> dict[str, object]:
     """GB/s of keys and values, read by one token of each sequence; blocks lie in any order."""
-    num_heads, num_kv_heads, head_dim = heads
-    blocks = -(-CONTEXT // BLOCK_SIZE)
-    tables = (torch.randperm(num_seqs * blocks) + 1).view(num_seqs, blocks).tolist()
-    cache = KVCache.allocate(_config(heads), 1 + num_seqs * blocks, BLOCK_SIZE, dtype, "cpu")
-    for layer in (*cache.k, *cache.v):
-        layer.normal_()
-    meta = make_metadata([(CONTEXT - 1, CONTEXT)] * num_seqs, tables, BLOCK_SIZE, num_seqs)
-    q = torch.randn(num_seqs, num_heads, head_dim).to(dtype)
-
-    def attend(i: int) -> torch.Tensor:
-        k, v = cache.k[i % LAYERS], cache.v[i % LAYERS]
-        return ops.paged_attention(q, k, v, meta, scale=head_dim**-0.5, sliding_window=None)
-
+    attend = decoding(heads, num_seqs, CONTEXT, dtype, (dtype,))[0]
     taken = [seconds(attend, 4 * LAYERS) for _ in range(ROUNDS)]
-    num_bytes = 2 * num_seqs * CONTEXT * num_kv_heads * head_dim * dtype.itemsize
+    num_bytes = 2 * num_seqs * CONTEXT * heads[1] * heads[2] * dtype.itemsize
     middle = statistics.median(taken)
     speeds = {"ms": round(1e3 * middle, 3), "gb_s": round(num_bytes / middle / 1e9, 1)}
     return {"heads": heads, "sequences": num_seqs, "context": CONTEXT, **speeds}
+
+
+def compare_fp8_attention(
+    heads: tuple[int, int, int], num_seqs: int, context: int, dtype: torch.dtype
+) -> dict[str, object]:
+    """Both times of a layer in ms, and how many times as fast fp8 is."""
+    fp8, own = (partial(each_layer, call) for call in decoding(heads, num_seqs, context, dtype, (FP8, dtype)))
+    result = beside({"fp8": fp8, "own": own})
+    times = {way: round(result[way] / LAYERS, 3) for way in ("fp8", "own")}
+    return {"heads": heads, "sequences": num_seqs, "context": context, **result, **times}
+
+
+def each_layer(call: Callable[[int], object]) -> None:
+    """In order: what one has read is in no cache when its turn comes again."""
+    for layer in range(LAYERS):
+        call(layer)
+
+
+def decoding(
+    heads: tuple[int, int, int],
+    num_seqs: int,
+    context: int,
+    dtype: torch.dtype,
+    cache_dtypes: tuple[torch.dtype, ...],
+) -> list[Callable[[int], torch.Tensor]]:
+    """Attention of one token of each sequence in layer `i % LAYERS`, over caches of each of these dtypes."""
+    blocks = -(-context // BLOCK_SIZE)
+    tables = (torch.randperm(num_seqs * blocks) + 1).view(num_seqs, blocks).tolist()
+    meta = make_metadata([(context - 1, context)] * num_seqs, tables, BLOCK_SIZE, num_seqs)
+    q = torch.randn(num_seqs, heads[0], heads[2]).to(dtype)
+
+    def attend(cache: KVCache, i: int) -> torch.Tensor:
+        k, v = cache.k[i % LAYERS], cache.v[i % LAYERS]
+        return ops.paged_attention(q, k, v, meta, scale=heads[2] ** -0.5, sliding_window=None)
+
+    return [partial(attend, _filled_cache(heads, 1 + num_seqs * blocks, of)) for of in cache_dtypes]
+
+
+def _filled_cache(heads: tuple[int, int, int], num_blocks: int, dtype: torch.dtype) -> KVCache:
+    cache = KVCache.allocate(_config(heads), num_blocks, BLOCK_SIZE, dtype, "cpu")
+    for layer in (*cache.k, *cache.v):
+        layer.copy_(torch.randn(layer.shape).to(dtype))
+    return cache
 
 
 def _config(heads: tuple[int, int, int]) -> ModelConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,26 @@ from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.kv_cache import bytes_per_block
 from bulkrun.ops import fp8
+from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.fp8 import FP8
 from bulkrun.request import Request, SamplingParams
 from bulkrun.settings import EngineArgs
-from tests.engine.conftest import EngineFactory, run
+from tests.engine.conftest import EngineFactory, expect_short_outputs, run
 from tests.models.fake_quantized import generate, round_keys_and_values, with_fake_quantized_projections
 from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model
 
 GREEDY = SamplingParams(max_tokens=17, temperature=0.0, ignore_eos=True)
 FAMILIES = ["llama_biases", "mistral_sliding", "qwen3", "phi3", "gemma2", "olmo2", "granite"]
 MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss"]
+
+
+@pytest.fixture
+def without_compiled_ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The torch references, where a compiler is there."""
+    monkeypatch.setenv("BULKRUN_CPU_OPS", "reference")
+    compiled_ops.cache_clear()
+    yield
+    compiled_ops.cache_clear()
 
 
 def requests() -> list[Request]:
@@ -57,6 +67,44 @@ def test_fp8_keys_and_values_give_the_tokens_of_attention_over_rounded_ones(
     model = make_tiny_model(variant)
     round_keys_and_values(monkeypatch, model)
     assert ours == [generate(model, request.prompt_token_ids, 17) for request in requests()]
+
+
+def test_the_references_give_them_too(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, without_compiled_ops: None
+) -> None:
+    engine = make_engine("qwen3", kv_cache_dtype="fp8", max_num_batched_tokens=29, max_num_seqs=4)
+    ours = tokens(engine)
+    assert engine.model_runner.model.layer_stack is None
+    model = make_tiny_model("qwen3")
+    round_keys_and_values(monkeypatch, model)
+    assert ours == [generate(model, request.prompt_token_ids, 17) for request in requests()]
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.parametrize("variant", ["llama", "mistral_sliding"])
+def test_shared_prefixes_and_preemption_change_no_token(
+    make_engine: EngineFactory,
+    model_dir: Callable[[str], Path],
+    variant: str,
+    deterministic: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = list(range(3, 30))
+    may_stop = SamplingParams(max_tokens=17, temperature=0.0)
+    asked = [Request(str(i), [*start[: 27 - i % 3], 40 + i], may_stop) for i in range(8)]
+    block_bytes = bytes_per_block(ModelConfig.from_dir(model_dir(variant)), 4, FP8)
+    engine = make_engine(
+        variant, kv_cache_dtype="fp8", kv_cache_memory_bytes=24 * block_bytes, max_model_len=60,
+        deterministic=deterministic,
+    )  # fmt: skip
+    engine._sequences.eos_token_ids = frozenset([VOCAB_SIZE])  # could stop, so admission dares more; never does
+    expect_short_outputs(engine.scheduler)
+    ours = run(engine, asked)
+    assert engine.stats().num_preemptions > 0 and engine.stats().num_cached_tokens > 0
+    model = make_tiny_model(variant)
+    round_keys_and_values(monkeypatch, model)
+    for request in asked:
+        assert list(ours[request.request_id].token_ids) == generate(model, request.prompt_token_ids, 17)
 
 
 def test_both_together(make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch) -> None:

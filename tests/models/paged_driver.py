@@ -49,13 +49,18 @@ def forced_logits(
     *,
     seed: int = 0,
     block_size: int = 8,
+    kv_dtype: torch.dtype | None = None,
 ) -> list[torch.Tensor]:
-    """Logits [len, V] at every position of each sequence, prompts in random chunks, the rest token by token."""
+    """Logits [len, V] at every position of each sequence, prompts in random chunks, the rest token by token.
+
+    kv_dtype: what the cache holds; None: the model's dtype.
+    """
     rng = random.Random(seed)
     blocks = list(range(1, 1 + sum(len(s) // block_size + 1 for s in sequences)))
     rng.shuffle(blocks)
     tables = [[blocks.pop() for _ in range(len(s) // block_size + 1)] for s in sequences]
-    cache = KVCache.allocate(model.config, 1 + sum(map(len, tables)), block_size, model.dtype, model.device)
+    num_blocks = 1 + sum(map(len, tables))
+    cache = KVCache.allocate(model.config, num_blocks, block_size, kv_dtype or model.dtype, model.device)
     done = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     while any(d < len(s) for d, s in zip(done, sequences, strict=True)):

@@ -109,7 +109,8 @@ def test_sinks_are_right_and_leave_each_query_its_bits(
         assert torch.equal(part, expected[first:end]), (first, end)
 
 
-def test_reads_an_fp8_cache_and_leaves_padded_rows_zero() -> None:
+@pytest.mark.parametrize("attend", KINDS, ids=["reference", "compiled"])
+def test_reads_an_fp8_cache_and_leaves_padded_rows_zero(attend: Attend) -> None:
     case = make_case([1, 4], [20, 9], (4, 2, 16), device="cpu")
     exact = exact_attention(replace(case, k_cache=case.k_cache.to(FP8), v_cache=case.v_cache.to(FP8)), 0.3, None, None)
     padded = replace(
@@ -119,7 +120,7 @@ def test_reads_an_fp8_cache_and_leaves_padded_rows_zero() -> None:
         v_cache=case.v_cache.to(FP8),
         meta=replace(case.meta, slot_mapping_T=torch.cat((case.meta.slot_mapping_T, torch.full((3,), -1)))),
     )
-    out = _attend(reference, padded, None, None)
+    out = _attend(attend, padded, None, None)
     torch.testing.assert_close(out[:5].double(), exact, atol=2e-5, rtol=2e-5)
     assert not out[5:].any()
 

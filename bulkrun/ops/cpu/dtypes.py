@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from bulkrun.ops.fp8 import FP8
+
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SUFFIXES = {
     (x, weight): f"{_NAMES[x]}_{_NAMES[weight]}" for x in _NAMES for weight in _NAMES if weight.itemsize >= x.itemsize
@@ -18,3 +20,8 @@ def name(dtype: torch.dtype) -> str | None:
 def suffix(dtype: torch.dtype, weight_dtype: torch.dtype) -> str | None:
     """The suffix for functions compiled per pair of dtypes, None if there is none; weights are never the narrower."""
     return _SUFFIXES.get((dtype, weight_dtype))
+
+
+def is_cache_dtype(cache_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether the ops over activations of `dtype` that are compiled for it also read and write such a KV cache."""
+    return cache_dtype in (dtype, FP8)

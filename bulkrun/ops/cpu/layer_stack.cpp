@@ -38,7 +38,7 @@ struct Stack {
     int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
     int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
     float eps, scale, soft_cap, residual_multiplier;
-    int32_t is_gelu, num_threads;
+    int32_t is_gelu, has_fp8_cache, num_threads;  // has_fp8_cache 0: it holds what goes through the layers
 };
 
 constexpr int PAD = 32;  // numbers
@@ -101,7 +101,7 @@ struct LayerStack {
         return {s.q, layer.k_cache, layer.v_cache, s.attended, s.block_tables, s.context_lens, s.cu_seqlens_q,
                 nullptr, s.num_heads * s.head_dim, round_up(s.num_heads * s.head_dim, PAD), s.num_tokens, s.num_seqs,
                 s.table_width, s.num_heads, s.num_kv_heads, s.head_dim, s.block_size, layer.window, s.scale,
-                s.soft_cap, s.num_threads};
+                s.soft_cap, s.has_fp8_cache, s.num_threads};
     }
 
     void first_norm(const Block& block) const {
@@ -126,7 +126,8 @@ struct LayerStack {
         const Rotary none = {}, &rotary = layer.rotary < 0 ? none : s.rotaries[layer.rotary];
         const Projection projection = {
             qkv - block.first * columns, layer.qk_norm, rotary.cos, rotary.sin, s.q, layer.k_cache, layer.v_cache,
-            s.slots, columns, s.num_tokens, s.num_heads, s.num_kv_heads, s.head_dim, rotary.dim, s.eps, s.num_threads};
+            s.slots, columns, s.num_tokens, s.num_heads, s.num_kv_heads, s.head_dim, rotary.dim, s.eps,
+            s.has_fp8_cache, s.num_threads};
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             if (layer.q_norm) norm_projection(layer, qkv + row * columns);
             store_token<T, N>(projection, block.first + row);
@@ -143,12 +144,11 @@ struct LayerStack {
     // Slots that others begin with, after this step's are stored and before anybody attends.
     void copy_kv(const Layer& layer) const {
         if (s.num_copies == 0) return;
-        const long row = s.num_kv_heads * s.head_dim;
+        const long row = s.num_kv_heads * s.head_dim * (s.has_fp8_cache ? sizeof(fp8) : sizeof(T));
 #pragma omp for schedule(static)
         for (long i = 0; i < s.num_copies; i++)
             for (void* cache : {layer.k_cache, layer.v_cache})
-                memcpy((T*)cache + s.kv_copies[s.num_copies + i] * row, (T*)cache + s.kv_copies[i] * row,
-                       row * sizeof(T));
+                memcpy((char*)cache + s.kv_copies[s.num_copies + i] * row, (char*)cache + s.kv_copies[i] * row, row);
     }
 
     void attend(const Layer& layer, const std::vector<Item>& items, const Rows<W>& rows) const {

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix, structs
-from bulkrun.ops.cpu.dtypes import suffix
+from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
 from bulkrun.ops.cpu.panel_matrix import PanelWeight
+from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.weight_kinds import values_of
 
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
@@ -99,7 +100,7 @@ class _Stack(ctypes.Structure):
         *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies", "num_kept")],
         *[(x, c_int64) for x in (*_CONSTANTS, "block_size")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
-        *[(x, c_int32) for x in ("is_gelu", "num_threads")],
+        *[(x, c_int32) for x in ("is_gelu", "has_fp8_cache", "num_threads")],
     )
 
 
@@ -140,7 +141,7 @@ class LayerStack:
     def takes(self, residual_TE: torch.Tensor, kv_dtype: torch.dtype) -> bool:
         """Whether it can do a step with such embeddings over such a cache, as fast as the ops one by one."""
         fits = self._max_tokens is None or residual_TE.shape[0] <= self._max_tokens
-        return fits and residual_TE.dtype == kv_dtype
+        return fits and is_cache_dtype(kv_dtype, residual_TE.dtype)
 
     def __call__(
         self,
@@ -154,8 +155,8 @@ class LayerStack:
         """Hidden states [T, E] after the last norm; writes the tokens' keys and values to the caches.
 
         residual_TE: contiguous embeddings, changed in place. rotaries: cosines and sines [T, 1, R], see `apply_rotary`.
-        k_caches, v_caches: [N, B, K, D] contiguous, one per layer, of the layers' dtype. kept: int64 [S], ascending:
-        only these tokens go on after the last layer's keys and values, and come out, [S, E].
+        k_caches, v_caches: [N, B, K, D] contiguous, one per layer, all of the layers' dtype or all of fp8. kept: int64
+        [S], ascending: only these tokens go on after the last layer's keys and values, and come out, [S, E].
         """
         assert residual_TE.is_contiguous() and self.takes(residual_TE, k_caches[0].dtype)
         hidden_TE = torch.empty_like(residual_TE if kept is None else residual_TE[: len(kept)])
@@ -166,6 +167,7 @@ class LayerStack:
         stack = self._stack
         stack.residual, stack.hidden, stack.num_tokens = residual_TE.data_ptr(), hidden_TE.data_ptr(), len(residual_TE)
         stack.block_size, stack.num_threads = k_caches[0].shape[1], torch.get_num_threads()
+        stack.has_fp8_cache = k_caches[0].dtype == FP8
         self._make_room(len(residual_TE))
         self._set_step(meta)
         stack.kept, stack.num_kept = (None, len(residual_TE)) if kept is None else (kept.data_ptr(), len(kept))

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "fp8.h"
 #include "tiles.h"
-#include "vector.h"
 
 inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
@@ -17,9 +17,30 @@ inline u32x16 load_words(const uint32_t* p) {
     return x;
 }
 
+// Sixteen words of memory, from number `first` of a vector of `size` on; zeros behind its end.
+template <class C>
+inline u32x16 load_line(const C* p, long first, long size) {
+    const long left = (size - first) * (long)sizeof(C);
+    if (left >= (long)sizeof(u32x16)) return load_words((const uint32_t*)(p + first));
+    u32x16 x = {};
+    if (left > 0) memcpy(&x, p + first, left);
+    return x;
+}
+
+// How many words the numbers are that one word of memory holds.
+template <class W, class C>
+constexpr int UNPACKED = sizeof(uint32_t) / (W::per_word * sizeof(C));
+
 // One float per word: exact products, on any processor.
 struct FloatWords {
     static constexpr int per_word = 1;
+
+    // UNPACKED vectors of words: the first numbers of sixteen words of memory, then the next ones.
+    static void unpack(const float*, u32x16 x, u32x16* words) { words[0] = x; }
+    static void unpack(const bf16*, u32x16 x, u32x16* words) { words[0] = x << 16, words[1] = x & 0xffff0000; }
+    static void unpack(const fp8*, u32x16 x, u32x16* words) {
+        for (int i = 0; i < 4; i++) words[i] = (u32x16)numbers_of(x >> 8 * i & 0xff);
+    }
 
     // Sixteen words of a vector of `size` numbers, from word `first`; zeros behind its end.
     template <class T>
@@ -51,12 +72,13 @@ struct FloatWords {
 struct PairWords {
     static constexpr int per_word = 2;
 
-    static u32x16 words(const bf16* p, long first, long size) {
-        const long left = size - 2 * first;
-        if (left >= 2 * LANES) return load_words((const uint32_t*)(p + 2 * first));
-        u32x16 x = {};
-        if (left > 0) memcpy(&x, p + 2 * first, left * sizeof(bf16));
-        return x;
+    static u32x16 words(const bf16* p, long first, long size) { return load_line(p, 2 * first, size); }
+
+    static void unpack(const bf16*, u32x16 x, u32x16* words) { words[0] = x; }
+    static void unpack(const fp8*, u32x16 x, u32x16* words) {
+        // of each four vectors: their first pairs, then their second ones
+        const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+        to_bf16(_mm512_shuffle_epi8((__m512i)x, _mm512_broadcast_i32x4(order)), words[0], words[1]);
     }
 
     static void mix(const bf16* const* vectors, long first, long size, u32x16& front, u32x16& back) {
@@ -64,6 +86,10 @@ struct PairWords {
         // numbers i of both, side by side: the second vector's are 32 to 63 in a permutation of two
         front = (u32x16)_mm512_permutex2var_epi16(a, (__m512i)(IOTA | (IOTA + 32) << 16), b);
         back = (u32x16)_mm512_permutex2var_epi16(a, (__m512i)(IOTA + 16 | (IOTA + 48) << 16), b);
+    }
+
+    static void mix(const fp8* const* vectors, long first, long size, u32x16& front, u32x16& back) {
+        to_bf16(mixed(numbers(vectors[0], first, size), numbers(vectors[1], first, size)), front, back);
     }
 
     static void store_numbers(uint32_t* p, long first, f32x16 x) { store((bf16*)p + first, x); }
@@ -78,8 +104,14 @@ struct PairWords {
     }
 
   private:
-    static u32x16 numbers(const bf16* p, long first, long size) {
-        return p ? words(p, first / 2, size) : u32x16{};
+    static u32x16 numbers(const bf16* p, long first, long size) { return p ? load_line(p, first, size) : u32x16{}; }
+
+    // Half of a line: no more is used, nor may more be there.
+    static u32x16 numbers(const fp8* p, long first, long size) {
+        const long left = p ? size - first : 0;
+        if (left >= 2 * LANES) return (u32x16)_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(p + first)));
+        if (left <= 0) return u32x16{};  // where nothing may be read, a masked load takes as long as a fault
+        return (u32x16)_mm512_castsi256_si512(_mm256_maskz_loadu_epi8(~0u >> (2 * LANES - left), p + first));
     }
 };
 #endif

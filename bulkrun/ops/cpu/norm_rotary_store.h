@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
-#include "vector.h"
+#include "fp8.h"
 
 struct Projection {
     const void *qkv, *weight, *cos, *sin;  // weight, cos, sin: null where heads are not normalized, not turned
@@ -14,6 +15,7 @@ struct Projection {
     const int64_t* slots;
     int64_t qkv_stride, num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
     float eps;
+    int32_t has_fp8_cache;  // 0: it holds what the projection is
     int32_t num_threads;
 };
 
@@ -33,39 +35,56 @@ inline void normalize(const T* head, const W* weight, float* out, long size, flo
     }
 }
 
+// Numbers of T to where numbers of C are kept.
+template <class T, class C>
+inline void keep(C* to, f32x16 numbers, long count) {
+    if constexpr (std::is_same_v<T, C>) store(to, numbers, count);
+    else store(to, rounded<T>(numbers), count);
+}
+
 // A head turned and rounded. Dimension i turns with dimension i + half; the second half of the sines has their own
 // sign; what comes after both halves stays. cos: null where nothing turns.
-template <class S, class T>
-inline void turn(const S* head, const T* cos, const T* sin, long half, T* to, long dim) {
+template <class T, class S, class C>
+inline void turn(const S* head, const T* cos, const T* sin, long half, C* to, long dim) {
     if (!cos) half = 0;
     for (long i = 0; i < half; i += LANES) {
         const long left = half - i;
         f32x16 first = load(head + i, left), second = load(head + half + i, left);
         f32x16 c = load(cos + half + i, left), s = load(sin + half + i, left);
-        store(to + i, first * c - second * s, left);
-        store(to + half + i, second * c + first * s, left);
+        keep<T>(to + i, first * c - second * s, left);
+        keep<T>(to + half + i, second * c + first * s, left);
     }
-    for (long i = 2 * half; i < dim; i += LANES) store(to + i, load(head + i, dim - i), dim - i);
+    for (long i = 2 * half; i < dim; i += LANES) keep<T>(to + i, load(head + i, dim - i), dim - i);
+}
+
+template <class T, class C>
+inline void copy(const T* from, C* to, long count) {
+    if constexpr (std::is_same_v<T, C>) memcpy(to, from, count * sizeof(T));
+    else
+        for (long i = 0; i < count; i += LANES) store(to + i, load(from + i, count - i), count - i);
+}
+
+template <class T, class W, class C>
+inline void store_token(const Projection& p, long token) {
+    const long dim = p.head_dim, num_turning = p.num_heads + p.num_kv_heads, half = p.rotary_dim / 2;
+    const T* heads = (const T*)p.qkv + token * p.qkv_stride;
+    const long row = std::max<int64_t>(p.slots[token], 0) * p.num_kv_heads * dim;
+    const T* cos = p.cos ? (const T*)p.cos + token * p.rotary_dim : nullptr;
+    const T* sin = (const T*)p.sin + token * p.rotary_dim;
+    auto turn_head = [&](long n, auto* to) {
+        const T* head = heads + n * dim;
+        if (!p.weight) return turn(head, cos, sin, half, to, dim);
+        float normed[MAX_DIM];
+        normalize<T>(head, (const W*)p.weight + n * dim, normed, dim, p.eps);
+        turn(normed, cos, sin, half, to, dim);
+    };
+    for (long n = 0; n < p.num_heads; n++) turn_head(n, (T*)p.queries + (token * p.num_heads + n) * dim);
+    for (long n = p.num_heads; n < num_turning; n++) turn_head(n, (C*)p.k_cache + row + (n - p.num_heads) * dim);
+    copy(heads + num_turning * dim, (C*)p.v_cache + row, p.num_kv_heads * dim);
 }
 
 template <class T, class W>
 inline void store_token(const Projection& p, long token) {
-    const long dim = p.head_dim, turning = p.num_heads + p.num_kv_heads, half = p.rotary_dim / 2;
-    const T* heads = (const T*)p.qkv + token * p.qkv_stride;
-    T* queries = (T*)p.queries + token * p.num_heads * dim;
-    const long row = std::max<int64_t>(p.slots[token], 0) * p.num_kv_heads * dim;
-    const T* cos = p.cos ? (const T*)p.cos + token * p.rotary_dim : nullptr;
-    const T* sin = (const T*)p.sin + token * p.rotary_dim;
-    for (long n = 0; n < turning; n++) {
-        const T* head = heads + n * dim;
-        T* to = n < p.num_heads ? queries + n * dim : (T*)p.k_cache + row + (n - p.num_heads) * dim;
-        if (p.weight) {
-            float normed[MAX_DIM];
-            normalize<T>(head, (const W*)p.weight + n * dim, normed, dim, p.eps);
-            turn(normed, cos, sin, half, to, dim);
-        } else {
-            turn(head, cos, sin, half, to, dim);
-        }
-    }
-    memcpy((T*)p.v_cache + row, heads + turning * dim, p.num_kv_heads * dim * sizeof(T));
+    if (p.has_fp8_cache) store_token<T, W, fp8>(p, token);
+    else store_token<T, W, T>(p, token);
 }

@@ -9,9 +9,10 @@ from functools import cache
 
 import torch
 
-from bulkrun.ops.cpu.dtypes import suffix
+from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
 from bulkrun.ops.cpu.library import c_number
 from bulkrun.ops.cpu.structs import struct_function
+from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as reference
 
 
@@ -25,6 +26,7 @@ class _Projection(ctypes.Structure):
             for name in ("qkv_stride", "num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")
         ],
         ("eps", c_float),
+        ("has_fp8_cache", c_int32),
         ("num_threads", c_int32),
     )
 
@@ -39,11 +41,11 @@ def norm_rotary_store(
     v_cache: torch.Tensor,
     slot_mapping_T: torch.Tensor,
 ) -> torch.Tensor:
-    """As the reference; the turn is rounded once, and the queries are a new contiguous tensor."""
+    """As the reference; the turn is rounded once to qkv's dtype, and the queries are a new contiguous tensor."""
     num_tokens, num_heads, head_dim = qkv_TND.shape
     names = suffix(qkv_TND.dtype, qkv_TND.dtype if qk_norm_weight is None else qk_norm_weight.dtype)
-    one_dtype = qkv_TND.dtype == k_cache.dtype and (cos is None or cos.dtype == qkv_TND.dtype)
-    if names is None or not one_dtype or head_dim > c_number("max_head_dim") or qkv_TND.stride()[1:] != (head_dim, 1):
+    is_known = is_cache_dtype(k_cache.dtype, qkv_TND.dtype) and (cos is None or cos.dtype == qkv_TND.dtype)
+    if names is None or not is_known or head_dim > c_number("max_head_dim") or qkv_TND.stride()[1:] != (head_dim, 1):
         return reference(qkv_TND, qk_norm_weight, eps, cos, sin, k_cache, v_cache, slot_mapping_T)
     num_kv_heads = k_cache.shape[2]
     q_THD = qkv_TND.new_empty(num_tokens, num_heads - 2 * num_kv_heads, head_dim)
@@ -51,7 +53,7 @@ def norm_rotary_store(
         qkv_TND.data_ptr(), _pointer(qk_norm_weight), _pointer(cos), _pointer(sin), q_THD.data_ptr(),
         k_cache.data_ptr(), v_cache.data_ptr(), slot_mapping_T.data_ptr(), qkv_TND.stride(0), num_tokens,
         num_heads - 2 * num_kv_heads, num_kv_heads, head_dim, 0 if cos is None else cos.shape[-1],
-        eps, torch.get_num_threads(),
+        eps, k_cache.dtype == FP8, torch.get_num_threads(),
     )  # fmt: skip
     _function(names)(ctypes.byref(projection))
     return q_THD

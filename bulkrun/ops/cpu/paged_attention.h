@@ -28,6 +28,7 @@ struct Step {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window;  // 0: none
     float scale, soft_cap;  // soft_cap 0: none
+    int32_t has_fp8_cache;  // 0: it holds what the queries are
     int32_t num_threads;
 };
 
@@ -40,8 +41,8 @@ struct Keys {
     long first, end;
 };
 
-// One work item.
-template <class T>
+// One work item over queries of T and a cache of C.
+template <class T, class C>
 struct Attention {
     using W = typename WordOf<T>::type;
     const Step& step;
@@ -70,14 +71,14 @@ struct Attention {
         each_head([&](const Rows<W>& rows, long head) { begin(rows, head); });
         for (long tile = keys.first / TILE * TILE; tile < keys.end; tile += TILE) {
             const long num_keys = round_up(std::min<long>(TILE, keys.end - tile), LANES * W::per_word);
-            each_part((const T*)step.k_cache, tile, num_keys, [&](const Rows<W>& rows, const Part<T>& part, long head) {
+            each_part((const C*)step.k_cache, tile, num_keys, [&](const Rows<W>& rows, const Part<C>& part, long head) {
                 if (reads_in_place()) score_in_place(rows, part, head);
                 else score(rows, part, head);
             });
             each_head([&](const Rows<W>& rows, long) {
                 for (long row = 0; row < count; row++) weigh(rows, row, tile, num_keys);
             });
-            each_part((const T*)step.v_cache, tile, num_keys, [&](const Rows<W>& rows, const Part<T>& part, long head) {
+            each_part((const C*)step.v_cache, tile, num_keys, [&](const Rows<W>& rows, const Part<C>& part, long head) {
                 add_values(rows, part, head);
             });
         }
@@ -94,19 +95,20 @@ struct Attention {
 
     // Parts of a tile of keys, or of their values, with all key heads of the item.
     template <class F>
-    void each_part(const T* cache, long tile, long num_keys, const F& use) const {
+    void each_part(const C* cache, long tile, long num_keys, const F& use) const {
         const long size = is_few ? HALF : TILE;
         for (long first = 0; first < num_keys; first += size) {
-            Part<T> part = {first, std::min(size, num_keys - first)};
+            Part<C> part = {first, std::min(size, num_keys - first)};
             find(cache, tile + first, part.count, part.at);
             find_next(cache, tile + first + part.count, part.count, part.next);
             each_head([&](const Rows<W>& rows, long head) { use(rows, part, (head - item.kv_head) * step.head_dim); });
         }
     }
 
-    // Keys as they lie are what the tile unit multiplies from the left, if sixteen of them are always one block's.
+    // Keys as they lie are what the tile unit multiplies from the left, if they lie there as words and sixteen of them
+    // are always one block's.
     bool reads_in_place() const {
-        return is_few && W::per_word == 2 && has_tiles() && step.head_dim % (2 * LANES) == 0 &&
+        return is_few && W::per_word == 2 && UNPACKED<W, C> == 1 && has_tiles() && step.head_dim % (2 * LANES) == 0 &&
                step.block_size % LANES == 0;
     }
 
@@ -132,12 +134,12 @@ struct Attention {
         memset(rows.out, 0, count * rows.width * sizeof(float));
     }
 
-    void score_in_place(const Rows<W>& rows, const Part<T>& part, long head) const {
+    void score_in_place(const Rows<W>& rows, const Part<C>& part, long head) const {
         const long stride = step.num_kv_heads * step.head_dim / W::per_word;
         alignas(64) float scores[LANES * LANES];
         for (long key = 0; key < part.count; key += LANES) {
             if (!part.at[key]) continue;
-            const T *here = part.at[key] + head, *ahead = part.next[key] ? part.next[key] + head : here;
+            const C *here = part.at[key] + head, *ahead = part.next[key] ? part.next[key] + head : here;
             multiply_keys((const uint32_t*)here, stride, rows.query, scores, rows.words, count, (const uint32_t*)ahead);
             for (long row = 0; row < count; row++)
                 store(rows.scores + row * TILE + part.first + key, load_apart(scores + row, count));
@@ -145,30 +147,28 @@ struct Attention {
     }
 
     // Keys are laid out as columns of words first, except for few rows.
-    void score(const Rows<W>& rows, const Part<T>& part, long head) const {
+    void score(const Rows<W>& rows, const Part<C>& part, long head) const {
         if (multiplies_few())
-            return FewRows<W, T>::score(count, rows.query, rows.words, part, head, step.head_dim,
+            return FewRows<W, C>::score(count, rows.query, rows.words, part, head, step.head_dim,
                                         rows.scores + part.first);
         for (long key = 0; key < part.count; key += LANES)
-            for (long word = 0; word < rows.words; word += LANES) {
-                u32x16 square[LANES];
-                load_columns<W>(part, key, head, word, step.head_dim, square);
-                for (int i = 0; i < LANES; i++) store_words(rows.keys + (word + i) * TILE + key, square[i]);
-            }
+            each_column<W>(part, key, head, rows.words, step.head_dim, [&](long word, u32x16 column) {
+                store_words(rows.keys + word * TILE + key, column);
+            });
         multiply<W>(rows.query, rows.words, rows.keys, TILE, rows.scores + part.first, TILE, count, rows.words,
                     part.count, false);
     }
 
     // Values as rows of words, by the weights of their keys.
-    void add_values(const Rows<W>& rows, const Part<T>& part, long head) const {
+    void add_values(const Rows<W>& rows, const Part<C>& part, long head) const {
         if (multiplies_few())
-            return FewRows<W, T>::add_values(count, rows.weights + part.first / W::per_word, part, head, step.head_dim,
+            return FewRows<W, C>::add_values(count, rows.weights + part.first / W::per_word, part, head, step.head_dim,
                                              rows.out, rows.width);
         for (long key = 0; key < part.count; key += W::per_word) {
-            const T* vectors[W::per_word];
+            const C* vectors[W::per_word];
             for (long i = 0; i < W::per_word; i++) {
                 vectors[i] = part.at[key + i] ? part.at[key + i] + head : nullptr;
-                for (long dim = 0; dim < step.head_dim; dim += 64 / sizeof(T))
+                for (long dim = 0; dim < step.head_dim; dim += 64 / sizeof(C))
                     __builtin_prefetch(part.next[key + i] + head + dim, 0, 2);
             }
             interleave<W>(vectors, step.head_dim, rows.values + key / W::per_word * rows.width);
@@ -177,7 +177,7 @@ struct Attention {
                     rows.width, count, part.count / W::per_word, rows.width, true);
     }
 
-    void find_next(const T* cache, long from, long size, const T** at) const {
+    void find_next(const C* cache, long from, long size, const C** at) const {
         if (from < keys.end || !following) return find(cache, from, size, at);
         const Attention next(step, *following, nullptr, scratch);
         next.find(cache, next.keys.first, size, at);
@@ -185,19 +185,19 @@ struct Attention {
 
     // Where each of some keys lies in a cache, from the item's first head on; null beside `keys`. The tile unit reads
     // sixteen keys in place or none of them, so those of a block before the first one are there too.
-    void find(const T* cache, long from, long size, const T** at) const {
+    void find(const C* cache, long from, long size, const C** at) const {
         const long stride = step.num_kv_heads * step.head_dim, end = std::min(keys.end, from + size);
         const bool in_place = cache == step.k_cache && reads_in_place();
         const long first = in_place ? keys.first / LANES * LANES : keys.first;
         std::fill(at, at + size, nullptr);
         for (long position = std::max(first, from); position < end;) {
             const long together = std::min(step.block_size - position % step.block_size, end - position);
-            const T* here = place(cache, position);
+            const C* here = place(cache, position);
             for (long i = 0; i < together; i++, here += stride) at[position++ - from] = here;
         }
     }
 
-    const T* place(const T* cache, long position) const {
+    const C* place(const C* cache, long position) const {
         const int32_t* table = step.block_tables + item.seq * step.table_width;
         const int64_t slot = (int64_t)table[position / step.block_size] * step.block_size + position % step.block_size;
         return cache + (slot * step.num_kv_heads + item.kv_head) * step.head_dim;

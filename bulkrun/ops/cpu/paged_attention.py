@@ -10,9 +10,10 @@ from functools import cache
 import torch
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
-from bulkrun.ops.cpu.dtypes import name
+from bulkrun.ops.cpu.dtypes import is_cache_dtype, name
 from bulkrun.ops.cpu.library import c_number
 from bulkrun.ops.cpu.structs import struct_function
+from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.paged_attention import paged_attention as reference
 
 _POINTERS = ("q", "k_cache", "v_cache", "out", "block_tables", "context_lens", "cu_seqlens_q", "sinks")
@@ -30,6 +31,7 @@ class _Step(ctypes.Structure):
         *[(x, c_int64) for x in _INTEGERS],
         ("scale", c_float),
         ("soft_cap", c_float),
+        ("has_fp8_cache", c_int32),
         ("num_threads", c_int32),
     )
 
@@ -57,6 +59,7 @@ def paged_attention(
         q_THD = q_THD.contiguous()
     tables, context_lens, cu_seqlens_q = meta.block_tables_SM, meta.context_lens_S, meta.cu_seqlens_q
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and tables.stride(1) == 1
+    assert v_cache.dtype == k_cache.dtype
     assert tables.dtype == context_lens.dtype == cu_seqlens_q.dtype == torch.int32
     assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
     out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
@@ -65,7 +68,7 @@ def paged_attention(
         context_lens.data_ptr(), cu_seqlens_q.data_ptr(), None if sinks_H is None else sinks_H.data_ptr(),
         q_THD.stride(0), out_THD.stride(0), num_tokens,
         context_lens.numel(), tables.stride(0), num_heads, num_kv_heads, head_dim, k_cache.shape[1],
-        sliding_window or 0, scale, soft_cap or 0.0, torch.get_num_threads(),
+        sliding_window or 0, scale, soft_cap or 0.0, k_cache.dtype == FP8, torch.get_num_threads(),
     )  # fmt: skip
     _function(dtype)(ctypes.byref(step))
     return out_THD
@@ -74,7 +77,7 @@ def paged_attention(
 def can_attend(q_THD: torch.Tensor, k_cache: torch.Tensor) -> bool:
     """Whether it is compiled for such tensors."""
     heads_per_kv_head = q_THD.shape[1] // k_cache.shape[2]
-    is_known = name(q_THD.dtype) is not None and k_cache.dtype == q_THD.dtype
+    is_known = name(q_THD.dtype) is not None and is_cache_dtype(k_cache.dtype, q_THD.dtype)
     return is_known and heads_per_kv_head <= c_number("max_heads_per_kv_head")
 
 

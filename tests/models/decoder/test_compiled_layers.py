@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.loading.loader import load_model
 from bulkrun.ops.cpu.layer_stack import MAX_COPIED_TOKENS, LayerStack
 from bulkrun.ops.cpu.library import compiled_ops
+from bulkrun.ops.fp8 import FP8, raw_bytes
 from tests.models.paged_driver import assert_same_tokens, forced_logits, make_metadata
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE, make_tiny_model, save_tiny_model
 
@@ -54,9 +55,9 @@ def random_tokens(length: int, seed: int) -> list[int]:
 
 
 @torch.inference_mode()
-def prompt_logits(model: Decoder, tokens: list[int]) -> torch.Tensor:
+def prompt_logits(model: Decoder, tokens: list[int], kv_dtype: torch.dtype | None = None) -> torch.Tensor:
     table = list(range(1, 2 + len(tokens) // BLOCK_SIZE))
-    cache = KVCache.allocate(model.config, len(table) + 1, BLOCK_SIZE, model.dtype, "cpu")
+    cache = KVCache.allocate(model.config, len(table) + 1, BLOCK_SIZE, kv_dtype or model.dtype, "cpu")
     meta = make_metadata([(0, len(tokens))], [table], BLOCK_SIZE, num_decode_seqs=0)
     return model.compute_logits(model(torch.tensor(tokens), torch.arange(len(tokens)), cache, meta))
 
@@ -78,6 +79,23 @@ def test_mixed_steps_are_as_good_as_op_by_op(variant: str, dtype: torch.dtype, t
         assert_same_tokens(ours, exact)
     else:
         assert (ours - exact).abs().mean() < 1.1 * (reference - exact).abs().mean()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("variant", STACKED)
+def test_an_fp8_cache_gives_what_op_by_op_gives_over_one(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Keys and values are equal or neighbours in the format, where sums in another order meet a tie."""
+    model, outputs = load(tmp_path, variant, dtype), []
+    assert model.layer_stack is not None and model.layer_stack.takes(model.embed_weight[:3], FP8)
+    prompt_lens, lens = [41, 1, 17, 9], [52, 20, 17, 30]
+    sequences = [random_tokens(length, seed) for seed, length in enumerate(lens)]
+    for context in (nullcontext(), op_by_op(model)):
+        with context:
+            outputs.append(torch.cat(forced_logits(model, sequences, prompt_lens, kv_dtype=FP8)))
+    exact = torch.cat(forced_logits(model, sequences, prompt_lens))
+    ours, reference = outputs
+    assert (ours - reference).abs().mean() < 0.5 * (reference - exact).abs().mean()
+    assert (ours - exact).abs().mean() < 1.1 * (reference - exact).abs().mean()
 
 
 @pytest.mark.parametrize("sizes", [(64, 48), (64, 80), (64, 40), (48, 64), (48, 80), (96, 96)], ids=str)
@@ -110,47 +128,55 @@ def test_any_number_of_tokens_and_threads_equals_transformers(num_threads: int, 
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("kv_dtype", [None, FP8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3", "olmo2"])
-def test_two_threads_give_the_bits_of_one(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_two_threads_give_the_bits_of_one(
+    variant: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
+) -> None:
     model, tokens, before = load(tmp_path, variant, dtype), random_tokens(77, seed=1), torch.get_num_threads()
     logits = []
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
-        logits.append(prompt_logits(model, tokens))
+        logits.append(prompt_logits(model, tokens, kv_dtype))
     torch.set_num_threads(before)
     assert torch.equal(*logits)
 
 
-def decode_step(model: Decoder, poison: float) -> tuple[torch.Tensor, KVCache]:
+def decode_step(model: Decoder, poison: float, kv_dtype: torch.dtype | None = None) -> tuple[torch.Tensor, KVCache]:
     """Two sequences of 13 and 21 tokens decode one more; what is in no block of theirs holds `poison`."""
     generator = torch.Generator().manual_seed(0)
-    cache = KVCache.allocate(model.config, 9, BLOCK_SIZE, model.dtype, "cpu")
+    cache = KVCache.allocate(model.config, 9, BLOCK_SIZE, kv_dtype or model.dtype, "cpu")
     meta = make_metadata([(13, 14), (21, 22)], [[1, 2], [5, 3, 4]], BLOCK_SIZE, num_decode_seqs=2)
     for layer in (*cache.k, *cache.v):
         layer.copy_(torch.randn(layer.shape, generator=generator))
         for block, first in ((2, 14 - BLOCK_SIZE), (4, 22 - 2 * BLOCK_SIZE), (6, 0), (8, 0)):
-            layer[block, first:] = poison
+            raw_bytes(layer)[block, first:] = raw_bytes(torch.full((), poison).to(layer.dtype))
     meta = replace(meta, kv_copies=torch.tensor([[8, 9], [5 * BLOCK_SIZE, 7 * BLOCK_SIZE + 1]]))
     with torch.inference_mode():
         hidden = model(torch.tensor([7, 8]), torch.tensor([13, 21]), cache, meta)
     return hidden, cache
 
 
+@pytest.mark.parametrize("kv_dtype", [None, FP8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_stands_in_unused_slots_does_not_matter(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_what_stands_in_unused_slots_does_not_matter(
+    dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
+) -> None:
     model = load(tmp_path, "smollm3_sliding", dtype)
-    (clean, _), (poisoned, _) = decode_step(model, 0.0), decode_step(model, torch.nan)
+    (clean, _), (poisoned, _) = (decode_step(model, poison, kv_dtype) for poison in (0.0, torch.nan))
     assert torch.equal(clean, poisoned) and not clean.isnan().any()
 
 
-def test_slots_are_copied_before_anybody_attends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", [None, FP8], ids=str)
+def test_slots_are_copied_before_anybody_attends(kv_dtype: torch.dtype | None, tmp_path: Path) -> None:
     model = load(tmp_path, "llama", torch.float32)
-    ours, our_cache = decode_step(model, 0.0)
+    ours, our_cache = decode_step(model, 0.0, kv_dtype)
     with op_by_op(model):
-        reference, cache = decode_step(model, 0.0)
+        reference, cache = decode_step(model, 0.0, kv_dtype)
     torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-5)
-    for one, other in zip((*our_cache.k, *our_cache.v), (*cache.k, *cache.v), strict=True):
+    caches = [map(raw_bytes, (*of.k, *of.v)) for of in (our_cache, cache)]
+    for one, other in zip(*caches, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
         assert torch.equal(one[5, 0], one[1, 0]) and torch.equal(one[7, 1], one[1, 1])
 
@@ -159,7 +185,7 @@ def test_a_cache_of_another_dtype_goes_op_by_op(tmp_path: Path) -> None:
     model = load(tmp_path, "llama", torch.float32)
     assert model.layer_stack is not None
     embeds_TE = torch.zeros(3, model.config.hidden_size)
-    assert model.layer_stack.takes(embeds_TE, torch.float32)
+    assert model.layer_stack.takes(embeds_TE, torch.float32) and model.layer_stack.takes(embeds_TE, FP8)
     assert not model.layer_stack.takes(embeds_TE, torch.bfloat16)
 
 

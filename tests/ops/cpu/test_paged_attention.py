@@ -10,6 +10,7 @@ import torch
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.cpu.library import compiled_ops
 from bulkrun.ops.cpu.paged_attention import paged_attention
+from bulkrun.ops.fp8 import FP8, raw_bytes
 from tests.ops.test_paged_attention import check_against_oracle, make_step
 
 pytestmark = pytest.mark.skipif(compiled_ops().library is None, reason="no compiled ops on this machine")
@@ -49,6 +50,7 @@ def part(meta: AttentionMetadata, seq: int) -> tuple[AttentionMetadata, slice]:
     return alone, slice(start, end)
 
 
+@pytest.mark.parametrize("is_fp8", [False, True], ids=["own", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize(
@@ -58,13 +60,14 @@ def part(meta: AttentionMetadata, seq: int) -> tuple[AttentionMetadata, slice]:
 )
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_a_row_has_the_same_bits_whatever_else_is_in_the_step(
-    dtype: torch.dtype, window: int | None, heads: tuple[int, int, int], block_size: int
+    dtype: torch.dtype, window: int | None, heads: tuple[int, int, int], block_size: int, is_fp8: bool
 ) -> None:
     num_heads, num_kv_heads, head_dim = heads
     meta, slots = make_step([1, 1, 70, 130], [90, 300, 70, 200], block_size, seed=0)
     generator = torch.Generator().manual_seed(0)
     num_blocks = int(meta.block_tables_SM.max()) + 1
-    caches = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim, generator=generator).to(dtype)
+    caches = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim, generator=generator)
+    caches = caches.to(FP8 if is_fp8 else dtype)
     q_THD = torch.randn(202, num_heads, head_dim, generator=generator).to(dtype)
     together = paged_attention(q_THD, *caches, meta, scale=0.125, sliding_window=window)
     for seq in range(4):
@@ -85,15 +88,17 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_step(
     assert torch.equal(decoded, together[-1:])
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, FP8], ids=str)
 @pytest.mark.parametrize("context_len", [17, 31, 33, 64, 100, 129])
-def test_what_a_decoding_token_does_not_see_may_be_anything(context_len: int) -> None:
+def test_what_a_decoding_token_does_not_see_may_be_anything(context_len: int, cache_dtype: torch.dtype) -> None:
     meta, slots = make_step([1], [context_len], BLOCK_SIZE, seed=0)
-    caches = torch.randn(2, int(meta.block_tables_SM.max()) + 2, BLOCK_SIZE, 2, 64).bfloat16()
+    caches = torch.randn(2, int(meta.block_tables_SM.max()) + 2, BLOCK_SIZE, 2, 64).to(cache_dtype)
     q_THD, window = torch.randn(1, 4, 64).bfloat16(), 21
     clean = paged_attention(q_THD, *caches, meta, scale=0.2, sliding_window=window)
     seen = set(slots[0][-window:])
     unseen = [slot for slot in range(caches.shape[1] * BLOCK_SIZE) if slot not in seen]
-    caches.flatten(1, 2)[:, unseen] = float("nan")
+    nan = torch.full((), torch.nan).to(cache_dtype)
+    raw_bytes(caches).flatten(1, 2)[:, unseen] = raw_bytes(nan)
     assert torch.equal(paged_attention(q_THD, *caches, meta, scale=0.2, sliding_window=window), clean)
 
 
