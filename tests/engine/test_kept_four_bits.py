@@ -155,7 +155,8 @@ def test_the_log_says_what_they_are_multiplied_as(
 ) -> None:
     stored, _ = save_tiny_packed(tmp_path, "llama", "gptq", **SIZES)
     how = "they stay so in memory, and are unpacked to float32 as they are multiplied"
-    assert said(stored, caplog).endswith(f"stored in 4 bits (gptq, groups of 24); {how}")
+    faster = "(engine.quantization: int8 is faster, at some loss of quality)"
+    assert said(stored, caplog).endswith(f"stored in 4 bits (gptq, groups of 24); {how} {faster}")
     monkeypatch.setattr(kept_four_bits, "available_ram_bytes", lambda: 0)
     assert said(stored, caplog, quantization="int8").endswith("unpacked to int8 as they are multiplied")
     monkeypatch.setattr(kept_four_bits, "available_ram_bytes", lambda: 2**50)

@@ -69,6 +69,8 @@ def _say_how_weights_run(config: DecoderConfig, forms: Forms, kept: Quantization
     if in_four_bits:
         to = forms.quantization or str(forms.dtype).removeprefix("torch.")
         how = f"they stay so in memory, and are unpacked to {to} as they are multiplied"
+        if forms.quantization is None and fast_quantization(config, forms.device) == "int8":
+            how += " (engine.quantization: int8 is faster, at some loss of quality)"
     elif kept is not None or _are_kept_rows(stored, forms.quantization):
         how = "they are multiplied in 8 bits as they are"
     elif forms.quantization is not None:
