@@ -17,6 +17,7 @@ from bulkrun.models.loading import kept_four_bits
 from tests.engine.conftest import run
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.engine.test_stored_quantized import SMALL, of_transformers, reference, requests
+from tests.models.loading.test_stored_quantized import weights_on_a_gpu
 from tests.models.tiny_mxfp4 import save_tiny_mxfp4
 from tests.models.tiny_packed import save_tiny_packed
 
@@ -64,6 +65,17 @@ def test_captured_steps_unpack_too(name: str, variant: str, tmp_path: Path, on_a
     stored, plain = save_tiny_packed(tmp_path, variant, name)
     left_out = name == "ct_group"
     assert on_a_gpu(stored, enforce_eager=False) == (of_transformers(reference(plain)), 4 * 3 - left_out)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_runs_have_no_unpacked_products(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go through the device's own, whose sums depend on the batch."""
+    monkeypatch.setattr(kept_four_bits, "_free_bytes", lambda device: 0)
+    stored, _ = save_tiny_packed(tmp_path, "llama", "gptq")
+    weights = weights_on_a_gpu(stored, deterministic=deterministic)
+    assert any(one.dtype == torch.uint8 for one in weights.values()) == (not deterministic)
 
 
 def test_others_are_dequantized_or_quantized_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
