@@ -34,7 +34,8 @@ class Mxfp4Scale(NamedTuple):
     def store(self, blocks: torch.Tensor, target: Target) -> None:
         """Dequantize a weight, given its blocks, to where it belongs, or keep it as it is where that is its place."""
         if target.takes_codes:
-            target.store_codes(blocks, self._scales(), None)
+            target.view.copy_(blocks.view(target.view.shape))
+            target.store_scales(self._scales(), None)
             return
         device = target.view.device
         stored = blocks.to(device, non_blocking=True), self.exponents.to(device)

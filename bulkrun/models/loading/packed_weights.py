@@ -61,10 +61,11 @@ class PackedScale(NamedTuple):
         store_dequantized(self._dequantized(words.to(target.view.device, non_blocking=True)), target)
 
     def _store_codes(self, words: torch.Tensor, target: Target) -> None:
-        num_rows, num_columns = self.shape
-        codes = codes_of_rows(words, slice(0, num_rows), self.packing.layout, self.packing.num_bits)
-        scales = self._scales(words.device).expand(num_rows, -1)
-        target.store_codes(codes[:, : num_columns // 2], scales, self._zeros(words.device).expand_as(scales))
+        for rows in self._pieces():
+            codes = codes_of_rows(words, rows, self.packing.layout, self.packing.num_bits)
+            target.view[rows].copy_(codes[:, : self.shape[1] // 2])
+        scales = self._scales(words.device).expand(self.shape[0], -1)
+        target.store_scales(scales, self._zeros(words.device).expand_as(scales))
 
     def _dequantized(self, words: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """The weight in float32, some rows at a time."""
@@ -72,9 +73,7 @@ class PackedScale(NamedTuple):
         scales = self._scales(words.device).expand(num_rows, -1)
         zeros = self._zeros(words.device).expand_as(scales)
         groups = None if self.groups is None else self.groups.to(words.device)
-        step = max(1, _PIECE_NUMBERS // (_ROWS * num_columns)) * _ROWS
-        for first in range(0, num_rows, step):
-            rows = slice(first, min(first + step, num_rows))
+        for rows in self._pieces():
             piece = numbers_of_rows(words, rows, self.packing.layout, self.packing.num_bits)[:, :num_columns].float()
             if groups is None:
                 grouped = piece.view(len(piece), scales.shape[1], -1)
@@ -82,6 +81,13 @@ class PackedScale(NamedTuple):
             else:
                 piece.sub_(zeros[rows][:, groups]).mul_(scales[rows][:, groups])
             yield rows, piece
+
+    def _pieces(self) -> Iterator[slice]:
+        """Rows that are worked on together."""
+        num_rows, num_columns = self.shape
+        step = max(1, _PIECE_NUMBERS // (_ROWS * num_columns)) * _ROWS
+        for first in range(0, num_rows, step):
+            yield slice(first, min(first + step, num_rows))
 
     def _scales(self, device: torch.device) -> torch.Tensor:
         """float32 [O, groups], or [1, 1]."""

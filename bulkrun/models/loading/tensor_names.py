@@ -35,10 +35,9 @@ class Target:
         """Whether the view is of codes of four bits, two to a byte, with scales of groups of inputs."""
         return self.view.dtype == torch.uint8
 
-    def store_codes(self, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> None:
-        """Put codes and what they are meant by there: as many numbers, in the view's order."""
+    def store_scales(self, scale: torch.Tensor, zero: torch.Tensor | None) -> None:
+        """Put what codes are meant by there: as many numbers, in the view's order."""
         assert self.scale is not None, "codes mean nothing without"
-        self.view.copy_(codes.reshape(self.view.shape))
         self.scale.copy_(scale.reshape(self.scale.shape))
         if self.zero is not None and zero is not None:
             self.zero.copy_(zero.reshape(self.zero.shape))
