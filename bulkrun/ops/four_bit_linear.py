@@ -7,6 +7,8 @@ what they are multiplied with, or to int8 with a scale per output channel, as if
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -37,6 +39,11 @@ class FourBitWeight(NamedTuple):
     codebook: torch.Tensor  # float32 [16]
     int8: Int8Rounding | None = None  # where products are to be in int8
 
+    def each(self, choose: Callable[[torch.Tensor], torch.Tensor]) -> FourBitWeight:
+        """With what is chosen of codes, scales and zero points."""
+        zero = None if self.zero is None else choose(self.zero)
+        return self._replace(codes=choose(self.codes), scale=choose(self.scale), zero=zero)
+
 
 def unpack(weight: FourBitWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The numbers of a plain weight: [..., O, I]."""
@@ -45,13 +52,9 @@ def unpack(weight: FourBitWeight, dtype: torch.dtype = torch.float32) -> torch.T
 
 def with_int8(weight: FourBitWeight) -> FourBitWeight:
     """A plain weight for products in int8. Its codes stay."""
-    codes, scale = weight.codes.flatten(0, -2), weight.scale.flatten(0, -2)
-    zero = None if weight.zero is None else weight.zero.flatten(0, -2)
-    parts = []
-    for first in range(0, len(codes), _ROWS_AT_A_TIME):
-        rows = slice(first, first + _ROWS_AT_A_TIME)
-        piece = FourBitWeight(codes[rows], scale[rows], None if zero is None else zero[rows], weight.codebook)
-        parts.append(_rounding(unpack(piece)))
+    rows = weight.each(lambda part: part.flatten(0, -2))
+    pieces = [slice(first, first + _ROWS_AT_A_TIME) for first in range(0, len(rows.codes), _ROWS_AT_A_TIME)]
+    parts = [_rounding(unpack(rows.each(itemgetter(piece)))) for piece in pieces]
     outputs = weight.codes.shape[:-1]
     factor, scales, zeros = (torch.cat(part) for part in zip(*parts, strict=True))
     return weight._replace(
@@ -69,9 +72,8 @@ def four_bit_linear(x: torch.Tensor, weight: FourBitWeight, bias: torch.Tensor |
 
 def four_bits_of_expert(weight_XOI: FourBitWeight, expert: int) -> FourBitWeight:
     """An expert's matrix [O, I] of plain weights."""
-    codes, scale, zero, codebook, int8 = weight_XOI
-    rounding = None if int8 is None else Int8Rounding(*(part[expert] for part in int8))
-    return FourBitWeight(codes[expert], scale[expert], None if zero is None else zero[expert], codebook, rounding)
+    int8 = None if weight_XOI.int8 is None else Int8Rounding(*(part[expert] for part in weight_XOI.int8))
+    return weight_XOI.each(itemgetter(expert))._replace(int8=int8)
 
 
 def _rounding(numbers: torch.Tensor) -> Int8Rounding:

@@ -55,7 +55,7 @@ def pack_experts(weight: E, hidden_size: int, intermediate_size: int) -> E:
     """One of both weights of `fused_experts`, in the layout it is fastest with, or as it is where there is none.
 
     It may take the memory of the weight, which must not be used afterwards. Of four bits there are only weights that
-    can be packed (`cpu.fused_experts.can_pack_four_bit_experts`).
+    can be packed (`cpu.four_bit_linear.can_pack_four_bits`).
     """
     if are_packed(weight):
         return weight

@@ -125,6 +125,11 @@ def cloned(weight: FourBitWeight) -> FourBitWeight:
     return weight._replace(codes=weight.codes.clone())
 
 
+def multiply_one(multiply: Callable[..., torch.Tensor], x: torch.Tensor, weights: list[Any], turn: int) -> torch.Tensor:
+    """With each weight in turn."""
+    return multiply(x, weights[turn % len(weights)], None)
+
+
 def by_rows(ways: Ways, size: tuple[int, int], dtype: torch.dtype) -> dict[str, object]:
     """GFLOP/s of the best round of each, and how many times as fast the first is."""
     found: dict[str, object] = {}
@@ -134,8 +139,7 @@ def by_rows(ways: Ways, size: tuple[int, int], dtype: torch.dtype) -> dict[str, 
         for _ in range(ROUNDS):
             for way, (multiply, weights) in ways.items():
                 turns = max(len(weights), int(ROUND_FLOP / flop))
-                call = lambda i, multiply=multiply, w=weights, x=x: multiply(x, w[i % len(w)], None)  # noqa: E731
-                times[way].append(seconds(call, turns))
+                times[way].append(seconds(partial(multiply_one, multiply, x, weights), turns))
         first, second = times.values()
         ratio = statistics.median(b / a for a, b in zip(first, second, strict=True))
         gflops = {way: round(flop / min(taken) / 1e9) for way, taken in times.items()}

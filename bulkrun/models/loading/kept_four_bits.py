@@ -47,9 +47,10 @@ def keeping_pays(model: Decoder, dtype: torch.dtype, device: torch.device, quant
     if quantization == "fp8":
         return False
     itemsize = 1 if quantization == "int8" else dtype.itemsize
-    numbers = dict(model.named_parameters())
-    sizes = [one.numel() * itemsize if name.endswith("_proj.weight") else one.nbytes for name, one in numbers.items()]
-    return sum(sizes) > _free_bytes(device) // 2
+    num_bytes = 0
+    for name, weight in model.named_parameters():
+        num_bytes += weight.numel() * itemsize if name.endswith("_proj.weight") else weight.nbytes
+    return num_bytes > _free_bytes(device) // 2
 
 
 def keep_four_bits(

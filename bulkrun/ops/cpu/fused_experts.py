@@ -15,7 +15,7 @@ import torch
 
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.cpu.dtypes import name
-from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits, pack_four_bits_
+from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels, pack_panels_
 from bulkrun.ops.cpu.panel_matrix import Matrix, PanelWeight, num_inputs, panel_matrix
@@ -66,26 +66,10 @@ def pack_int8_experts_(weight: Int8Weight) -> Int8Weight:
     return Int8Weight(values.unflatten(0, (num_experts, -1)), weight.scale, zeros.view(num_experts, -1))
 
 
-def can_pack_four_bit_experts(
-    hidden_size: int, intermediate_size: int, group_sizes: tuple[int, int], dtype: torch.dtype, *, int8: bool
-) -> bool:
-    """The same for weights of four bits, with groups of these sizes in gates and ups, and in downs."""
-    return can_pack_four_bits(
-        2 * intermediate_size, hidden_size, group_sizes[0], dtype, int8=int8
-    ) and can_pack_four_bits(hidden_size, intermediate_size, group_sizes[1], dtype, int8=int8)
-
-
 def pack_four_bit_experts_(weight: FourBitWeight) -> FourBitWeight:
     """Experts' weights [X, O, I] in panels, in the memory of their codes: [X, O / 32, ...]."""
-    num_experts, zero = len(weight.codes), weight.zero
-    rows = weight._replace(
-        codes=weight.codes.flatten(0, 1),
-        scale=weight.scale.flatten(0, 1),
-        zero=zero if zero is None else zero.flatten(0, 1),
-    )
-    codes, scale, zero, *rest = pack_four_bits_(rows)
-    grids = [one if one is None else one.unflatten(0, (num_experts, -1)) for one in (codes, scale, zero)]
-    return FourBitWeight(*grids, *rest)
+    packed = pack_four_bits_(weight.each(lambda part: part.flatten(0, 1)))
+    return packed.each(lambda part: part.unflatten(0, (len(weight.codes), -1)))
 
 
 def fused_experts(

@@ -15,7 +15,7 @@ PanelWeight = torch.Tensor | Int8Weight | FourBitWeight  # in panels
 
 
 class Matrix(ctypes.Structure):
-    """`struct Matrix` of four_bits.h: addresses, or None."""
+    """`struct Matrix` of panel_matrix.h: addresses, or None."""
 
     _fields_ = (
         *[(x, c_void_p) for x in ("panels", "bias", "scales", "zeros")],

@@ -1,7 +1,6 @@
 // A few rows times a weight that was packed once, into panels of columns. Knows matrices and threads; knows no model.
 //
-// A panel is PANEL columns, word by word (see matrix.h), so that it is read from memory in one go. Whoever computes one
-// applies what comes after the product while the sums are in the cache.
+// Whoever computes a panel (panel_matrix.h) applies what comes after the product while the sums are in the cache.
 #pragma once
 
 #include <omp.h>
