@@ -108,6 +108,8 @@ class Completion:
     codes `runaway` (repetition), `timeout`, `grammar_failed`, `engine_error` and those of a refusal. What was generated
     before is kept in `token_ids`. `prompt_logprobs` has an entry per prompt token, None for the first. `progress` says
     where the text of a constrained output stands that its limit or a stop ended; None where the model itself ended it.
+    `embedding` is what an engine that embeds made of the prompt: float32 numbers, little-endian, one after another; such
+    an engine generates nothing (`token_ids` is empty, `finish_reason` "stop").
     """
 
     request_id: str
@@ -121,6 +123,7 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     error: RowError | None = None
     progress: Progress | None = None
+    embedding: bytes | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -16,6 +16,7 @@ KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["fp8", "int8"]
 Batching = Literal["continuous", "static", "dynamic"]
+Pooling = Literal["cls", "mean", "last"]
 
 # What None stands for, where neither model nor memory decide.
 DEFAULT_BLOCK_SIZE = 16
@@ -44,6 +45,15 @@ class EngineArgs:
     batching_window_s: float = 0.05
     enforce_eager: bool = False
     async_scheduling: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingArgs:
+    """How the hidden states of a text's tokens become one vector. None: as the model's own files say."""
+
+    pooling: Pooling | None = None  # the first token's, the mean over all tokens, the last token's
+    normalize: bool | None = None  # to a length of 1
+    dimensions: int | None = None  # the first so many, of models trained for that; cut before it is normalized
 
 
 DEFAULTS = EngineArgs()
