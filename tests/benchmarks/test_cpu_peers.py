@@ -17,7 +17,7 @@ from bulkrun.launch.bench.workload import read_dataset
 from tests.benchmarks.cpu_peers import peer, runner
 from tests.benchmarks.cpu_peers.__main__ import _without_workdir
 from tests.benchmarks.cpu_peers.agreement import agree
-from tests.benchmarks.cpu_peers.environments import Workplace, _once
+from tests.benchmarks.cpu_peers.environments import Workplace, make_once
 from tests.benchmarks.cpu_peers.results import ratios, summary, table
 from tests.benchmarks.cpu_peers.runner import Comparison, last_json_line, run_in_turn
 from tests.benchmarks.cpu_peers.workloads import make_workload
@@ -226,9 +226,9 @@ def test_what_was_left_half_made_is_made_again(tmp_path: Path) -> None:
         folder.mkdir()
 
     with pytest.raises(OSError):
-        _once(tmp_path / "venv", fails)
-    _once(tmp_path / "venv", works)
-    _once(tmp_path / "venv", works)
+        make_once(tmp_path / "venv", fails)
+    make_once(tmp_path / "venv", works)
+    make_once(tmp_path / "venv", works)
     assert made == [tmp_path / "venv"]
     assert [path.name for path in tmp_path.iterdir()] == ["venv"]
     assert not (tmp_path / "venv" / "half").exists()

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,20 +94,27 @@ def set_up(place: Workplace, shapes: tuple[str, ...], peers: tuple[str, ...]) ->
     from tests.benchmarks.cpu_peers.workloads import write_workloads
 
     for shape in shapes:
-        _once(place.root / "models" / shape, lambda folder, shape=shape: write_checkpoint(shape, folder))
+        make_once(place.root / "models" / shape, lambda folder, shape=shape: write_checkpoint(shape, folder))
         write_workloads(place.root / "models" / shape, place.root / "workloads" / shape)
         for kind in ("int8", "int4"):
-            _once(place.model("vllm", shape, kind), partial(_write_quantized, place.root / "models" / shape, kind))
+            make_once(place.model("vllm", shape, kind), partial(_write_quantized, place.root / "models" / shape, kind))
     if "openvino" in peers:
-        _once(place.root / "venvs/openvino", _install_openvino)
+        make_once(place.root / "venvs/openvino", _install_openvino)
         if set(shapes) & set(_EXPORTED_BY_OLDER):
-            _once(place.older_transformers, lambda folder: _install_beside(place.python("openvino"), folder))
+            make_once(place.older_transformers, lambda folder: _install_beside(place.python("openvino"), folder))
         for shape in shapes:
             for dtype in _EXPORT_WEIGHTS:
-                _once(place.model("openvino", shape, dtype), lambda out, s=shape, d=dtype: _export(place, s, d, out))
+                make_once(
+                    place.model("openvino", shape, dtype), lambda out, s=shape, d=dtype: _export(place, s, d, out)
+                )
     if "vllm" in peers:
-        _once(place.root / "venvs/vllm", _install_vllm)
-        _once(place.root / "lib", _fetch_tcmalloc)
+        set_up_vllm(place)
+
+
+def set_up_vllm(place: Workplace) -> None:
+    """vLLM's CPU build and the allocator that it is fastest with."""
+    make_once(place.root / "venvs/vllm", _install_vllm)
+    make_once(place.root / "lib", _fetch_tcmalloc)
 
 
 def _write_quantized(plain: Path, kind: str, folder: Path) -> None:
@@ -115,9 +123,8 @@ def _write_quantized(plain: Path, kind: str, folder: Path) -> None:
     write_quantized_checkpoint(plain, folder, kind)
 
 
-def _once(target: Path, make: object) -> None:
+def make_once(target: Path, make: Callable[[Path], object]) -> None:
     """Make `target` unless it is there. A half-made one is marked, and made again."""
-    assert callable(make)
     unfinished = target.with_name(f"{target.name}.unfinished")
     if target.exists() and not unfinished.exists():
         return
@@ -130,34 +137,34 @@ def _once(target: Path, make: object) -> None:
 
 
 def _install_openvino(folder: Path) -> None:
-    pip = _new_environment(folder)
-    _run([*pip, *OPENVINO])
-    _run([*pip, "--no-deps", *OPTIMUM])
+    pip = new_environment(folder)
+    run_command([*pip, *OPENVINO])
+    run_command([*pip, "--no-deps", *OPTIMUM])
 
 
 def _install_beside(python: str, folder: Path) -> None:
-    _run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *_OLDER_TRANSFORMERS])
+    run_command([python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *_OLDER_TRANSFORMERS])
 
 
 def _install_vllm(folder: Path) -> None:
-    pip = _new_environment(folder)
-    _run([*pip, "--no-deps", VLLM])
-    listed = _run([str(folder / "bin/python"), "-c", _LIST_REQUIREMENTS]).splitlines()
-    _run([*pip, *(one for one in listed if "extra ==" not in one and not one.startswith(_VLLM_NEVER_LOADS))])
+    pip = new_environment(folder)
+    run_command([*pip, "--no-deps", VLLM])
+    listed = run_command([str(folder / "bin/python"), "-c", _LIST_REQUIREMENTS]).splitlines()
+    run_command([*pip, *(one for one in listed if "extra ==" not in one and not one.startswith(_VLLM_NEVER_LOADS))])
 
 
-def _new_environment(folder: Path) -> list[str]:
+def new_environment(folder: Path) -> list[str]:
     """A fresh virtual environment; returns how to install into it."""
-    _run([sys.executable, "-m", "venv", str(folder)])
+    run_command([sys.executable, "-m", "venv", str(folder)])
     return [str(folder / "bin/python"), "-m", "pip", "install", "--quiet"]
 
 
 def _fetch_tcmalloc(folder: Path) -> None:
     """Debian's package, unpacked beside the rest: nothing is installed on the machine."""
     folder.mkdir(parents=True)
-    _run(["apt-get", "download", "libtcmalloc-minimal4"], folder)
+    run_command(["apt-get", "download", "libtcmalloc-minimal4"], folder)
     for package in folder.glob("*.deb"):
-        _run(["dpkg", "-x", str(package), str(folder)])
+        run_command(["dpkg", "-x", str(package), str(folder)])
 
 
 def _export(place: Workplace, shape: str, dtype: str, out: Path) -> None:
@@ -165,10 +172,10 @@ def _export(place: Workplace, shape: str, dtype: str, out: Path) -> None:
     task = ["--task", "text-generation-with-past", "--weight-format", _EXPORT_WEIGHTS[dtype]]
     task += _EXPORT_INT4 if dtype == "int4" else []
     older = {"PYTHONPATH": str(place.older_transformers)} if shape in _EXPORTED_BY_OLDER else {}
-    _run([*command, "--model", str(place.root / "models" / shape), *task, str(out)], variables=older)
+    run_command([*command, "--model", str(place.root / "models" / shape), *task, str(out)], variables=older)
 
 
-def _run(command: list[str], folder: Path | None = None, variables: dict[str, str] | None = None) -> str:
+def run_command(command: list[str], folder: Path | None = None, variables: dict[str, str] | None = None) -> str:
     """Its output. Exits with what it said where it fails."""
     environment = os.environ | (variables or {})
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
