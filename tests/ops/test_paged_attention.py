@@ -58,14 +58,15 @@ def naive_attention(
         for position in range(len(own) - query_len, len(own)):
             first = 0 if window is None else max(0, position - window + 1)
             seen = own[first : position + 1]
+            keys, values = k_slots[seen].unbind(1), v_slots[seen].unbind(1)  # of each head
             for head in range(num_heads):
                 kv_head = head * num_kv_heads // num_heads
-                scores = k_slots[seen, kv_head] @ q_THD[token, head].double() * scale
+                scores = keys[kv_head] @ q_THD[token, head].double() * scale
                 if soft_cap is not None:
                     scores = soft_cap * torch.tanh(scores / soft_cap)
                 sink = scores.new_full((1,), -math.inf) if sinks_H is None else sinks_H[head, None].double()
                 weights = torch.cat((scores, sink)).softmax(0)[:-1]
-                out.append(weights @ v_slots[seen, kv_head])
+                out.append(weights @ values[kv_head])
             token += 1
     return torch.stack(out).view(q_THD.shape)
 
