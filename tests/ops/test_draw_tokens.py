@@ -49,6 +49,7 @@ def seeds_and_positions(rows: int, device: str) -> tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 5, 17, 4096, 9001])
+@pytest.mark.pairs("filters", "dtype", "vocab_size")
 def test_draws_the_reference_s_tokens(
     op: Any, filters: dict[str, list[Any]], dtype: torch.dtype, vocab_size: int
 ) -> None:

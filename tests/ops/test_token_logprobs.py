@@ -34,6 +34,7 @@ def random_logits(rows: int, vocab_size: int, dtype: torch.dtype, device: str) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 17, 301, 4096, 4099, 20_001])
 @pytest.mark.parametrize("k", [0, 1, 20])
+@pytest.mark.pairs("dtype", "vocab_size", "k")
 def test_they_are_the_log_softmax_of_the_logits(op: Any, dtype: torch.dtype, vocab_size: int, k: int) -> None:
     k = min(k, vocab_size)
     logits_SV = random_logits(5, vocab_size, dtype, device_of(op))

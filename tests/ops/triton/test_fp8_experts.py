@@ -58,13 +58,13 @@ def check(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("sizes", [(40, 24), (129, 65), (8, 200), (256, 128)], ids=str)
-@pytest.mark.parametrize(
-    ("num_experts", "top_k", "num_tokens"), [(5, 2, 0), (5, 2, 1), (1, 1, 3), (3, 3, 13), (33, 8, 7)]
-)
+@pytest.mark.parametrize("experts", [(5, 2, 0), (5, 2, 1), (1, 1, 3), (3, 3, 13), (33, 8, 7)], ids=str)
+@pytest.mark.pairs("experts", "sizes", "dtype")
 def test_it_gives_what_the_reference_gives(
-    num_experts: int, top_k: int, num_tokens: int, sizes: tuple[int, int], dtype: torch.dtype, device: str
+    experts: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype, device: str
 ) -> None:
     """Sizes that fill no tiles, experts that get nothing, and one that gets half of all tokens."""
+    num_experts, top_k, num_tokens = experts
     check(num_experts, routed(num_tokens, num_experts, top_k), sizes, device, dtype)
 
 
