@@ -23,6 +23,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from bulkrun.engine import device as engine_device
 from bulkrun.engine.step.cuda_graphs import capture_stream
+from tests.ops.triton.sanitizer import quicker_interpreter
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -287,6 +288,6 @@ def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
             GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch_kernel(executor, args, kwargs)
         )
         capture_stream.cache_clear()
-        with gpu:
+        with quicker_interpreter(), gpu:
             yield gpu
         capture_stream.cache_clear()

@@ -151,7 +151,7 @@ def _builtins_of(package: Any) -> list[str]:
 
 
 @contextmanager
-def _quicker_interpreter() -> Iterator[None]:
+def quicker_interpreter() -> Iterator[None]:
     """It looks for the builtins of its packages at each launch, and at each call of a function by a kernel: a fifth of
     the time that tiny launches take. The same ones are found here, once."""
 
@@ -205,6 +205,6 @@ def watched_kernels() -> Iterator[list[str]]:
             own = getattr(builder, f"create_{name}")
             patches.enter_context(mock.patch.object(builder, f"create_{name}", functools.partial(replacement, own)))
         patches.enter_context(_older_interpreter())
-        patches.enter_context(_quicker_interpreter())
+        patches.enter_context(quicker_interpreter())
         patches.enter_context(mock.patch.object(interpreter.GridExecutor, "__call__", launch))
         yield seen
