@@ -41,7 +41,7 @@ DRAWN = [
     SamplingParams(max_tokens=5, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4, min_tokens=3),
 ]
 MIXTURES = ["mixtral", "qwen3_moe"]
-SMALL = {"max_num_batched_tokens": 36, "max_num_seqs": 4, "max_model_len": 64}
+SMALL = {"max_num_batched_tokens": 24, "max_num_seqs": 4, "max_model_len": 64}  # few sizes to capture
 
 
 def prompts() -> list[list[int]]:
