@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,19 @@ def watched_kernels() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    from tests.two_halves import TwoHalves
+
+    return TwoHalves(config, log)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        from tests.two_halves import shared_first
+
+        shared_first(items)
     if config.getoption("--slow"):
         return
     for item in items:
