@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bulkrun.models.decoder.quantized_layers import FourBitWeights
 from bulkrun.models.loading import kept_four_bits
 from tests.engine.conftest import run
 from tests.engine.gpu_stand_in import gpu_stand_in
-from tests.engine.test_stored_quantized import SMALL, of_transformers, reference, requests
+from tests.engine.test_stored_quantized import GREEDY, SMALL, of_transformers, reference, requests
 from tests.models.loading.test_stored_quantized import weights_on_a_gpu
 from tests.models.tiny_mxfp4 import save_tiny_mxfp4
 from tests.models.tiny_packed import save_tiny_packed
@@ -28,6 +29,7 @@ pytestmark = [
 ]
 
 
+NUM_TOKENS = 4  # kernels are interpreted
 OnAGpu = Callable[..., tuple[list[list[int]], int]]
 
 
@@ -37,7 +39,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> OnAGpu:
 
     def tokens(path: Path, **settings: Any) -> tuple[list[list[int]], int]:
         monkeypatch.setattr(kept_four_bits, "_free_bytes", lambda device: 0)
-        asked = requests()[:2]  # kernels are interpreted
+        params = replace(GREEDY, max_tokens=NUM_TOKENS)
+        asked = [replace(one, sampling=params) for one in requests()[:2]]
         with gpu_stand_in():
             engine = LLMEngine.from_model_dir(path, **(SMALL | {"device": "cuda"} | settings))
             completions = run(engine, asked)
@@ -47,17 +50,21 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> OnAGpu:
     return tokens
 
 
+def expected(plain: Path) -> list[list[int]]:
+    return [tokens[:NUM_TOKENS] for tokens in of_transformers(reference(plain))[:2]]
+
+
 def test_a_model_that_would_leave_no_memory_stays_in_four_bits(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
     stored, plain = save_tiny_packed(tmp_path, "qwen2", "gptq")
-    assert on_a_gpu(stored) == (of_transformers(reference(plain))[:2], 4 * 3)
+    assert on_a_gpu(stored) == (expected(plain), 4 * 3)
 
 
 @pytest.mark.slow
 def test_experts_are_unpacked_for_the_grouped_product(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
     stored, plain = save_tiny_packed(tmp_path / "gptq", "qwen3_moe", "gptq")
-    assert on_a_gpu(stored) == (of_transformers(reference(plain))[:2], 4 * 3)
+    assert on_a_gpu(stored) == (expected(plain), 4 * 3)
     stored, plain = save_tiny_mxfp4(tmp_path / "mxfp4", "gpt_oss_whole_panels")
-    assert on_a_gpu(stored) == (of_transformers(reference(plain))[:2], 2 * 3)
+    assert on_a_gpu(stored) == (expected(plain), 2 * 3)
 
 
 @pytest.mark.slow
@@ -65,7 +72,7 @@ def test_experts_are_unpacked_for_the_grouped_product(tmp_path: Path, on_a_gpu: 
 def test_captured_steps_unpack_too(name: str, variant: str, tmp_path: Path, on_a_gpu: OnAGpu) -> None:
     stored, plain = save_tiny_packed(tmp_path, variant, name)
     left_out = name == "ct_group"
-    assert on_a_gpu(stored, enforce_eager=False) == (of_transformers(reference(plain))[:2], 4 * 3 - left_out)
+    assert on_a_gpu(stored, enforce_eager=False) == (expected(plain), 4 * 3 - left_out)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
