@@ -7,18 +7,30 @@ others a run in two processes failed by chance.
 
 from __future__ import annotations
 
+import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScheduling
 
 _SHARED = [f"tests/{folder}/" for folder in ("data", "engine", "models", "ops", "text")]
+_SHARED_BUT_FOR_SOME = ["tests/job/", *(f"tests/launch/{folder}/" for folder in ("bench", "preparation", "runs"))]
+_IS_ABOUT_TIME = re.compile(r"^(import|from) (multiprocessing|signal|subprocess|threading|time)\b", re.MULTILINE)
 _MOST_AT_ONCE = 16  # slow tests lie together: who is given few of them at a time is not left with all
+
+
+@functools.cache
+def _is_shared_file(path: str) -> bool:
+    if path.startswith(tuple(_SHARED_BUT_FOR_SOME)):
+        return not _IS_ABOUT_TIME.search((Path(__file__).parents[1] / path).read_text())
+    return path.startswith(tuple(_SHARED))
 
 
 def is_shared(node_id: str) -> bool:
     """Whether this test may run beside others."""
-    return any(node_id.startswith(folder) for folder in _SHARED)
+    return _is_shared_file(node_id.partition("::")[0])
 
 
 def shared_first(items: list[pytest.Item]) -> None:
