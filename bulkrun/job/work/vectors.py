@@ -17,7 +17,7 @@ from bulkrun.data.results.schema import EMBEDDING
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.logprobs import Decode
-from bulkrun.request import RowError
+from bulkrun.request import Completion, RowError
 
 _FLOAT = np.dtype("<f4")
 F32 = npt.NDArray[np.float32]
@@ -37,12 +37,16 @@ def reader_of(decode: Decode, fields: Sequence[pa.Field]) -> AnswerReader | Vect
     return VectorReader() if embeds else AnswerReader(decode, fields)
 
 
+def vector_or_error(done: Completion) -> bytes | RowError:
+    """The numbers that an engine made of a text, or why there are none."""
+    if done.error is not None:
+        return done.error
+    return done.embedding or RowError("engine_error", "the engine made no vector of this row")
+
+
 def _record(answer: Answer) -> JournalRecord:
-    done, generation = answer.completion, answer.generation
-    error = done.error
-    if error is None and not done.embedding:
-        error = RowError("engine_error", "the engine made no vector of this row")
-    made = done.embedding if error is None else None
+    done, generation, made = answer.completion, answer.generation, vector_or_error(answer.completion)
+    error = made if isinstance(made, RowError) else None
     return JournalRecord(
         rows=generation.rows,
         sample=generation.sample,
@@ -50,7 +54,7 @@ def _record(answer: Answer) -> JournalRecord:
         prompt_tokens=done.num_prompt_tokens or len(generation.request.prompt_token_ids),
         error_code=error.code if error else None,
         error_message=error.message if error else None,
-        extra={EMBEDDING: base64.b64encode(made).decode()} if made else {},
+        extra={EMBEDDING: base64.b64encode(made).decode()} if isinstance(made, bytes) else {},
         cached_tokens=done.num_cached_tokens,
     )
 
