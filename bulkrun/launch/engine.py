@@ -10,6 +10,7 @@ from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config.model_dir import eos_token_ids
 from bulkrun.request import Engine
+from bulkrun.settings import EmbeddingArgs
 from bulkrun.text.tokenizer import Tokenizer
 
 
@@ -38,6 +39,14 @@ def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> En
         more_eos_token_ids=own,
         **engine.model_dump(exclude_none=True),
     )
+
+
+def load_embedding_engine(model_dir: Path, engine: EngineSpec, embedding: EmbeddingArgs) -> Engine:
+    """Load a model that embeds; this imports torch. Raises ModelError, and UsageError for settings that cannot work."""
+    bound_spinning()
+    from bulkrun.engine.embedding_engine import EmbeddingEngine
+
+    return EmbeddingEngine.from_model_dir(model_dir, embedding, **engine.model_dump(exclude_none=True))
 
 
 def check_device(engine: EngineSpec) -> None:

@@ -62,10 +62,12 @@ class EmbeddingConfig:
         return replace(self, pooling=pooling, normalize=self.normalize if args.normalize is None else args.normalize)
 
     def vector_size(self, args: EmbeddingArgs) -> int:
-        """How many numbers each vector has. Raises UsageError where `embedding.dimensions` asks for more than there are."""
+        """How many numbers each vector has. Raises UsageError where `embedding.dimensions` is more than there are."""
         asked = args.dimensions
         if asked is not None and not 0 < asked <= self.dimensions:
-            raise UsageError(f"embedding.dimensions: {asked} is not from 1 to the {self.dimensions} of the model's vectors")
+            raise UsageError(
+                f"embedding.dimensions: {asked} is not from 1 to the {self.dimensions} of the model's vectors"
+            )
         return asked or self.dimensions
 
     @classmethod

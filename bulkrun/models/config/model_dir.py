@@ -68,7 +68,8 @@ def resolve_model(name: str, *, bundled_root: Path, embeds: bool = False) -> Pat
     """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id.
 
     A model from the hub is one that generates, or one that `embeds`: which files are wanted, and what must be in
-    config.json before gigabytes are fetched, is not the same. Raises ModelError that says what was tried and what to do.
+    config.json before gigabytes are fetched, is not the same. Raises ModelError that says what was tried and what to
+    do.
     """
     if name.startswith(BUNDLED_PREFIX):
         return _bundled(name, bundled_root)

@@ -6,10 +6,10 @@ looks like one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.config_file import parsed, read_json, read_object
@@ -17,6 +17,8 @@ from bulkrun.settings import Pooling
 
 MODULES = "modules.json"
 Activation = Literal["Identity", "Tanh", "ReLU", "GELU", "Sigmoid"]
+_ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+_Config = TypeVar("_Config")
 _PACKAGE = "sentence_transformers."
 _ORDER = "Transformer, Pooling, any number of Dense, and perhaps Normalize is the order that is supported"
 _POOLING_KEYS: Mapping[str, str] = {  # key of older files -> the mode's name in newer ones
@@ -94,7 +96,8 @@ def _module(file: Path, entry: Any) -> tuple[str, str]:
     return name.rsplit(".", 1)[-1], folder
 
 
-def _read(folder: Path, parse: Any) -> Any:
+def _read(folder: Path, parse: Callable[[Mapping[str, Any], Path], _Config]) -> _Config:
+    """What `parse` makes of the config.json of a module's folder."""
     file = folder / "config.json"
     raw = read_object(file)
     if raw is None:
@@ -123,10 +126,11 @@ def _is_unknown_mode(key: str) -> bool:
 
 def _dense(raw: Mapping[str, Any], folder: Path) -> DenseConfig:
     name = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
-    if name not in get_args(Activation):
-        raise ModelError(f"activation_function {name} is not supported; these are: {', '.join(get_args(Activation))}")
+    activation = next((known for known in _ACTIVATIONS if known == name), None)
+    if activation is None:
+        raise ModelError(f"activation_function {name} is not supported; these are: {', '.join(_ACTIVATIONS)}")
     for key in ("module_input_name", "module_output_name"):
         if raw.get(key, "sentence_embedding") != "sentence_embedding":
             raise ModelError(f"{key} {raw[key]!r} is not supported; a Dense module works on sentence_embedding here")
     has_bias = bool(raw.get("bias", True))
-    return DenseConfig(folder, int(raw["in_features"]), int(raw["out_features"]), has_bias, name)
+    return DenseConfig(folder, int(raw["in_features"]), int(raw["out_features"]), has_bias, activation)
