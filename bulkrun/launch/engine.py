@@ -16,8 +16,10 @@ from bulkrun.text.tokenizer import Tokenizer
 
 def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
     """A function that loads the job's engine; loading is when torch is imported."""
-
-    return lambda: load_engine(prepared.model_dir, prepared.tokenizer, prepared.spec.engine)
+    spec, model_dir = prepared.spec, prepared.model_dir
+    if spec.embeds:
+        return lambda: load_embedding_engine(model_dir, spec.engine, spec.embedding.to_args())
+    return lambda: load_engine(model_dir, prepared.tokenizer, spec.engine)
 
 
 def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> Engine:
