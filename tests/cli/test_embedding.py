@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from openai.types import CreateEmbeddingResponse
 from rich.console import Console
 
 from bulkrun.cli import main
@@ -46,10 +47,10 @@ def embedder(prepared: PreparedJob) -> tuple[Any, Any]:
     return FakeEmbedder(), no_text
 
 
-def bulkrun(*arguments: str) -> Result:
+def bulkrun(*arguments: str, ends_with: int = 0) -> Result:
     with one_process(embedder):
         result = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == ends_with, result.output
     return result
 
 
@@ -65,6 +66,27 @@ def test_a_run_is_told_without_outputs(folder: Path) -> None:
     assert " in (committed)" in shown and query in shown
     assert json.loads(bulkrun("status", "out", "--json").stdout)["embeds"] is True
     assert bulkrun("verify", "out").exit_code == 0
+
+
+def test_a_batch_of_openais_embeddings_goes_in_and_comes_out(folder: Path) -> None:
+    bodies = [{"model": "m", "input": f"text {row}", "encoding_format": "base64"} for row in range(5)]
+    lines = [
+        {"custom_id": f"c{row}", "method": "POST", "url": "/v1/embeddings", "body": body}
+        for row, body in enumerate(bodies)
+    ]
+    lines.append({**lines[0], "custom_id": "chat", "url": "/v1/chat/completions"})
+    Path("batch.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    batch = ("--set", "input={path: batch.jsonl}")
+    assert "OpenAI batch lines" in bulkrun("plan", "job.yaml", *batch).stdout
+    bulkrun("submit", "job.yaml", *batch, ends_with=3)
+    bulkrun("export", "out", "--format", "openai", "-o", "answers.jsonl")
+    answers = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [f"c{row}" for row in range(5)]
+    for answer in answers:
+        body = CreateEmbeddingResponse.model_validate(answer["response"]["body"], strict=True)
+        assert len(body.data[0].embedding) == VECTOR_NUMBERS and body.model == "bundled:tiny"
+    [error] = map(json.loads, Path("answers.errors.jsonl").read_text().splitlines())
+    assert error["custom_id"] == "chat" and "task: generate" in error["error"]["message"]
 
 
 def test_a_plan_is_told_without_outputs_and_prefixes(folder: Path) -> None:

@@ -45,6 +45,17 @@ class Embedder:
     `model` is a hub id, a directory or `bundled:tiny`. The other settings are those of a job file's sections
     `embedding` and `engine`; what is not set is as the model's own files say. Raises ModelError for a model that cannot
     be used, UsageError for settings that cannot work.
+
+    >>> from bulkrun import Embedder
+    >>> embedder = Embedder("bundled:tiny", pooling="mean")
+    >>> [output] = embedder.embed(["Close the connection."])
+    >>> output.embedding.shape, output.error
+    ((256,), None)
+    >>> outputs = embedder.embed(f"text {i}" for i in range(1000))
+    >>> next(outputs).index  # an iterator of texts is read as it is needed
+    0
+    >>> [output.error.code for output in embedder.embed(["", None])]
+    ['empty_prompt', 'bad_input']
     """
 
     def __init__(

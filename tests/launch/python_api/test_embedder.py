@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import bulkrun
@@ -38,6 +41,29 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineSpec, EmbeddingA
 def vectors(texts: list[str]) -> list[np.ndarray[Any, Any]]:
     token_ids = Tokenizer.from_dir(BUNDLED_ROOT / "tiny").encode_batch(texts, add_special_tokens=True)
     return [np.frombuffer(expected_vector(ids), "<f4") for ids in token_ids]
+
+
+def test_the_docstrings_examples_are_true() -> None:
+    assert doctest.testmod(module) == doctest.TestResults(0, 7)
+
+
+def test_its_vectors_are_those_of_a_job(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    how: Any = {"pooling": "mean", "dimensions": 64, "prompt": "code: "}
+    job = {
+        "name": "vectors",
+        "task": "embed",
+        "model": "bundled:tiny",
+        "input": {"path": str(tmp_path / "in.jsonl")},
+        "embedding": how,
+        "engine": {"dtype": "float32"},
+        "output": {"path": str(tmp_path / "out")},
+    }
+    done = bulkrun.run_job(job)
+    made = [row["embedding"] for part in done.run.parts().values() for row in pq.read_table(part).to_pylist()]
+    outputs = bulkrun.Embedder("bundled:tiny", dtype="float32", **how).embed(TEXTS)
+    for output, vector in zip(outputs, made, strict=True):
+        assert output.embedding is not None and output.embedding.tolist() == pytest.approx(vector, abs=1e-5)
 
 
 def test_a_list_gives_a_list_of_its_own_vectors(loaded: Any) -> None:
