@@ -274,7 +274,7 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _of_one_task(self) -> JobSpec:
-        names = ("prompt", "sampling", "embedding", "run")
+        names = ("prompt", "sampling", "embedding", "engine", "run")
         if (problem := problem_of_task(self.task, {name: getattr(self, name) for name in names})) is not None:
             raise ValueError(problem)
         return self

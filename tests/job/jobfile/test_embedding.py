@@ -60,6 +60,8 @@ def test_a_job_that_generates_is_what_it_was() -> None:
         ("prompt: {chat_template_kwargs: {a: 1}}\n", "x.yaml:6:10: prompt.chat_template_kwargs: .* leave them out"),
         ("run: {max_tokens_per_row: 9}\n", "x.yaml:6:7: run.max_tokens_per_row: .* engine.max_model_len"),
         ("run: {row_timeout: 9}\n", "x.yaml:6:7: run.row_timeout: .* leave it out"),
+        ("engine: {kv_cache_dtype: fp8}\n", "x.yaml:6:10: engine.kv_cache_dtype: .* no KV cache; leave it out"),
+        ("engine: {batching: static}\n", "x.yaml:6:10: engine.batching: .* leave it out"),
         ("embedding: {prompt: a, prompt_name: b}\n", "x.yaml:6:24: embedding.prompt_name: .* keep one"),
         ("embedding: {dimensions: 0}\n", "x.yaml:6:13: embedding.dimensions: 0 is out of range: at least 1"),
         ("embedding: {pooling: max}\n", 'x.yaml:6:13: embedding.pooling: "max" is not one of cls, mean, last'),
