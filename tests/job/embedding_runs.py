@@ -57,7 +57,7 @@ def no_text(*_: Any, **__: Any) -> list[str]:
 
 def submit(spec: JobSpec, engine: FakeEmbedder | None = None, decode: Decode = no_text, **options: Any) -> RunOutcome:
     """Enter, plan and work as `bulkrun submit` does."""
-    out = Path(spec.output.path)
+    out = Path(spec.output.state or spec.output.path)
     run, record = small_runs.enter(out, spec)
     make_plan(out, spec)
     return small_runs.make_runner(run, record, spec, engine or FakeEmbedder(), decode=decode, **options).run()

@@ -11,22 +11,26 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from openai.types import CreateEmbeddingResponse
 
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
 from bulkrun.job.update.compact import compact
 from bulkrun.job.views.export import export_run
 from bulkrun.job.views.export_target import ExportOptions
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
+from bulkrun.job.work.delivery import deliver
 from bulkrun.request import Request
 from tests.job.embedding_runs import BEFORE, embedding_job, found, submit, texts, vector, wanted, write_texts
 from tests.job.fake_engine import VECTOR_NUMBERS, FakeEmbedder
 from tests.job.work.test_runner import StopAfter
+from tests.s3_server import Bucket
 
 COLUMNS = ["row", "sample", "embedding", "prompt_tokens", "error_code", "error_message"]
 
@@ -107,6 +111,19 @@ def test_parts_in_folders_become_few_and_keep_every_vector(tmp_path: Path) -> No
     assert done.worked and done.parts_after == 3
     assert found(run.root) == wanted(60) and verify_run(run).ok
     assert read_status(run).prompt_tokens == before
+
+
+def test_vectors_go_to_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
+    spec = embedding_job(
+        write_texts(tmp_path, 20),
+        tmp_path,
+        output={"path": bucket.url("out"), "state": str(tmp_path / "state"), "rows_per_file": 20},
+    )
+    submit(spec)
+    deliver(RunDir(tmp_path / "state"), read_record(RunDir(tmp_path / "state")))
+    [part] = [key for key in bucket.list("out/") if key.endswith(".parquet")]
+    made = pq.read_table(pa.BufferReader(bucket.get(part)))["embedding"].to_pylist()
+    assert list(map(bits, made)) == [vector for _, vector, _ in wanted(20)]
 
 
 def test_duckdb_compares_vectors(tmp_path: Path) -> None:
