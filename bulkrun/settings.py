@@ -22,7 +22,6 @@ Pooling = Literal["cls", "mean", "last"]
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 1024})
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 8192})
-DEFAULT_EMBEDDING_BATCHED_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 16384})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.models.embedding.embedder_loader import load_embedder
 from bulkrun.models.loading.dtypes import default_dtype
 from bulkrun.settings import (
-    DEFAULT_EMBEDDING_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
     DEFAULTS,
     EmbeddingArgs,
@@ -72,7 +72,7 @@ def _sizes(config: EmbeddingConfig, device: torch.device, args: EngineArgs) -> E
             raise UsageError(f"engine.{name}: {value} is below 1")
     return EmbeddingSizes(
         max_num_seqs=args.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.type],
-        max_num_batched_tokens=args.max_num_batched_tokens or DEFAULT_EMBEDDING_BATCHED_TOKENS[device.type],
+        max_num_batched_tokens=args.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[device.type],
         max_model_len=config.model_len(args.max_model_len),
         device=device,
         async_scheduling=device.type == "cuda" if args.async_scheduling is None else args.async_scheduling,

@@ -21,6 +21,7 @@ from bulkrun.settings import EmbeddingArgs, Pooling
 PROMPTS_FILE = "config_sentence_transformers.json"
 LENGTH_FILES = "sentence_*_config.json"  # sentence_bert_config.json, or with the name of another architecture
 _MAX_TOKENS = 10**9  # what tokenizers write that know no limit is above
+_OUTPUT = "last_hidden_state"  # of the transformer
 _HARMLESS_ARGS = ("trust_remote_code", "revision", "cache_dir", "torch_dtype", "dtype", "attn_implementation")
 
 
@@ -122,6 +123,9 @@ def _length_of(raw: Mapping[str, Any], path: Path) -> int | None:
     changed = sorted(set(raw.get("config_args") or {}) - {*_HARMLESS_ARGS})
     if changed:
         raise ModelError(f"config_args {', '.join(changed)}: not applied here; write them into config.json")
+    output = ((raw.get("modality_config") or {}).get("text") or {}).get("method_output_name") or _OUTPUT
+    if output != _OUTPUT:
+        raise ModelError(f"method_output_name {output!r} is not supported; {_OUTPUT} is")
     given = raw.get("max_seq_length")
     if given is not None and not (isinstance(given, int) and given > 0):
         raise ModelError(f"max_seq_length {given!r} is not a number of tokens; fix it")

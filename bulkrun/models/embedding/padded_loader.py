@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils import logging
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.model_config import ModelConfig
@@ -37,9 +39,10 @@ def load_padded_encoder(
     files = [] if load_format == "dummy" else weight_files(path)
     num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
     refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
-    disable_progress_bar()
+    logging.disable_progress_bar()
     try:
-        model = _stored_model(path, dtype) if files else _random_model(path, dtype)
+        with _no_reports():
+            model = _stored_model(path, dtype) if files else _random_model(path, dtype)
         model.config.use_cache = False
         encoder = PaddedEncoder(model.to(device).eval().requires_grad_(False), config)
         distance = _distance(encoder)
@@ -69,6 +72,17 @@ def _distance(encoder: PaddedEncoder) -> float:
     return float(((beside_TE - alone_TE).abs().mean(-1) / alone_TE.std(-1)).max())
 
 
+@contextmanager
+def _no_reports() -> Iterator[None]:
+    """transformers warns of each tensor that has no place; those that are missing are an error here."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
 def _stored_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     model, report = AutoModel.from_pretrained(
         path,
@@ -76,6 +90,7 @@ def _stored_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are named below
         output_loading_info=True,
     )
     for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
