@@ -51,9 +51,22 @@ def text_config(raw: Mapping[str, Any]) -> ModelConfig:
     refuse_quantized(raw)
     if raw.get("model_type") not in TRIED_ENCODERS:
         refuse_unknown(raw, _name(raw))
+    if raw.get("auto_map"):
+        _refuse_own_class(_name(raw))
     sizes = sizes_of({**raw, "architectures": [_name(raw)]})
     sizes["max_position_embeddings"] -= _unused_positions(raw)
     return ModelConfig(**sizes, **common_facts(raw))
+
+
+def _refuse_own_class(name: str) -> None:
+    """Raise ModelError where the class is the checkpoint's own: under a known type it may compute other things."""
+    import transformers  # slow to import (torch comes with it), and asked of few
+
+    if not hasattr(transformers, name):
+        raise ModelError(
+            f"architecture {name} is not supported: its code comes with the checkpoint (auto_map in config.json) and "
+            "is never run; take another model"
+        )
 
 
 def looks_both_ways(raw: Mapping[str, Any]) -> bool:

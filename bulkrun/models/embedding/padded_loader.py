@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -17,12 +17,13 @@ from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
+from bulkrun.models.general.in_float32 import in_float32
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
 _POOLER = "pooler."  # a head over the first token, which no vector is made with; many checkpoints lack it
 _CHECKED_LENS = (5, 12)
-# share of the hidden states' spread, of the worst token. Padding was seen to move right models by 1e-5 in float32 and
-# 0.02 in bfloat16, which is rounding; in one that mixes padding in, the last tokens are other ones altogether
+# share of the hidden states' spread, of the worst token. Padding was seen to move right models by 1e-6 in float32; one
+# that mixes in what stands beside a token, with random weights that are too small to do much, by 0.005
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1
 
 
@@ -39,27 +40,41 @@ def load_padded_encoder(
     files = [] if load_format == "dummy" else weight_files(path)
     num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
     refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
-    logging.disable_progress_bar()
-    try:
+    with _errors_named(f"{path}: {config.architecture} is not supported", device):
         with _no_reports():
             model = _stored_model(path, dtype) if files else _random_model(path, dtype)
         model.config.use_cache = False
         encoder = PaddedEncoder(model.to(device).eval().requires_grad_(False), config)
-        distance = _distance(encoder)
-    except torch.OutOfMemoryError as error:
-        raise ModelError(
-            f"{path}: the model does not fit on {device} ({_first_line(error)}); free what other processes hold, or "
-            "take a smaller one"
-        ) from None
-    except Exception as error:  # transformers has no errors of its own
-        reason = f"transformers cannot load or run it: {_first_line(error)}"
-        raise ModelError(f"{path}: {config.architecture} is not supported: {reason}") from None
-    if not distance < (_TOLERANCE if dtype == torch.float32 else _HALF_TOLERANCE):
+        distance, tolerance = _checked_distance(encoder)
+    if not distance < tolerance:
         raise ModelError(
             f"{path}: {config.architecture} is not supported: beside a longer text its hidden states are off by "
             f"{distance:.1%} of their spread; something in it looks at padding"
         )
     return encoder
+
+
+@contextmanager
+def _errors_named(what: str, device: torch.device) -> Iterator[None]:
+    """transformers has no errors of its own: each is a ModelError, and those of memory say so."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the model does not fit on {device} ({_first_line(error)}); free what other processes hold, or take a "
+            "smaller one"
+        ) from None
+    except Exception as error:
+        raise ModelError(f"{what}: transformers cannot load or run it: {_first_line(error)}") from None
+
+
+def _checked_distance(encoder: PaddedEncoder) -> tuple[float, float]:
+    """How far padding moves hidden states, and how far it may: in float32, where rounding hides nothing."""
+    if encoder.dtype != torch.float32:
+        # code that casts to a dtype of its own choice, and memory too small for a layer in float32, leave the other way
+        with suppress(RuntimeError), in_float32(encoder.model):
+            return _distance(encoder), _TOLERANCE
+    return _distance(encoder), _TOLERANCE if encoder.dtype == torch.float32 else _HALF_TOLERANCE
 
 
 @torch.inference_mode()
@@ -74,7 +89,8 @@ def _distance(encoder: PaddedEncoder) -> float:
 
 @contextmanager
 def _no_reports() -> Iterator[None]:
-    """transformers warns of each tensor that has no place; those that are missing are an error here."""
+    """No bars, and no warnings of tensors that have no place; those that are missing are an error here."""
+    logging.disable_progress_bar()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

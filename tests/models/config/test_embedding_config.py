@@ -264,6 +264,7 @@ def test_causal_decoders_of_the_families_are_fast(raw: dict[str, Any], tmp_path:
     [
         BERT | {"architectures": ["BertForMaskedLM"]},
         BERT | {"architectures": None},
+        BERT | {"auto_map": {"AutoModel": "modeling.BertModel"}},
         QWEN3
         | {"architectures": ["Gemma3TextModel"], "model_type": "gemma3_text", "use_bidirectional_attention": True},
         QWEN3 | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "is_causal": False},
@@ -282,6 +283,7 @@ def test_all_others_run_through_transformers(raw: dict[str, Any], tmp_path: Path
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with bitsandbytes"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized with fp8 are read for"),
         ({"architectures": ["NewModel"], "model_type": "new", "auto_map": {"AutoModel": "x.NewModel"}}, "never run"),
+        ({"architectures": ["JinaBertForMaskedLM"], "auto_map": {"AutoModel": "x.JinaBertModel"}}, "Jina.* never run"),
         ({"architectures": ["CLIPModel"], "model_type": "clip", "vision_config": {"a": 1}}, "vision or audio"),
         ({"num_attention_heads": None}, "none of num_attention_heads"),
     ],

@@ -14,7 +14,7 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.embedding.padded_encoder import FREE_PADDING, MAX_PADDING, PaddedEncoder, similar_lengths
 from bulkrun.models.embedding.padded_loader import load_padded_encoder
-from tests.models.tiny_encoders import save_tiny_encoder
+from tests.models.tiny_encoders import ENCODERS, save_tiny_encoder
 from tests.models.tiny_models import edit_weights
 
 
@@ -67,7 +67,8 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_model_that_looks_at_padding_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_looks_at_padding_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     """ConvBERT: its convolutions mix each token with those behind it, padding or not."""
     config = transformers.ConvBertConfig(
         vocab_size=131, hidden_size=48, embedding_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -77,7 +78,7 @@ def test_a_model_that_looks_at_padding_is_refused(tmp_path: Path) -> None:
         torch.manual_seed(0)
         transformers.ConvBertModel(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"ConvBertModel is not supported: beside a longer text .* looks at padding"):
-        load(tmp_path)
+        load(tmp_path, dtype)
 
 
 def test_a_model_that_takes_no_mask_is_refused(tmp_path: Path) -> None:
@@ -90,9 +91,11 @@ def test_a_model_that_takes_no_mask_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("variant", ["bert", "modernbert", "gemma3_both_ways"])
-def test_half_precision_is_near_enough_to_pass(variant: str, tmp_path: Path) -> None:
-    assert load(save_tiny_encoder(tmp_path, variant), torch.bfloat16).dtype == torch.bfloat16
+@pytest.mark.parametrize("variant", ENCODERS)
+def test_half_precision_passes_and_stays(variant: str, tmp_path: Path) -> None:
+    """It is looked at in float32, and has its own weights afterwards."""
+    encoder = load(save_tiny_encoder(tmp_path, variant), torch.bfloat16)
+    assert {parameter.dtype for parameter in encoder.model.parameters()} == {torch.bfloat16}
 
 
 def test_random_weights_leave_the_random_state_alone(tmp_path: Path) -> None:
