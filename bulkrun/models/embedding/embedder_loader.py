@@ -14,6 +14,7 @@ from bulkrun.models.embedding.dense import load_dense
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.loading.loader import load_model
+from bulkrun.models.loading.quantization import refuse_quantization_on
 from bulkrun.settings import DEFAULT_BLOCK_SIZE, EmbeddingArgs, EngineArgs
 
 
@@ -35,7 +36,7 @@ def load_embedder(
     config = config.with_args(embedding)
     assert config.pooling is not None, "`with_args` sees to it"
     dimensions = config.vector_size(embedding)
-    _refuse_settings(config, engine)
+    _refuse_settings(config, engine, device)
     return Embedder(
         _load_encoder(path, config, engine, dtype, device),
         pooling=config.pooling,
@@ -61,18 +62,25 @@ def _load_encoder(
         return CausalEncoder(model, block_size=engine.block_size or DEFAULT_BLOCK_SIZE)
     from bulkrun.models.embedding.padded_loader import load_padded_encoder  # transformers takes seconds to import
 
-    return load_padded_encoder(path, config.model, dtype=dtype, device=device, load_format=engine.load_format)
+    return load_padded_encoder(
+        path,
+        config.model,
+        dtype=dtype,
+        device=device,
+        load_format=engine.load_format,
+        quantization=engine.quantization,
+    )
 
 
-def _refuse_settings(config: EmbeddingConfig, engine: EngineArgs) -> None:
-    """Raise UsageError for keys that only the engine's own decoder can do something with."""
-    asked = {"quantization": engine.quantization, "deterministic": engine.deterministic}
-    for key, value in asked.items():
-        if value and not isinstance(config.model, DecoderConfig):
-            raise UsageError(
-                f"engine.{key}: {value} is for the decoders that `bulkrun models` calls fast, and "
-                f"{config.model.architecture} runs through transformers' own code; leave the key out"
-            )
+def _refuse_settings(config: EmbeddingConfig, engine: EngineArgs, device: torch.device) -> None:
+    """Raise UsageError for what this model or device cannot do."""
+    if engine.quantization is not None:
+        refuse_quantization_on(device, engine.quantization)
+    if engine.deterministic and not isinstance(config.model, DecoderConfig):
+        raise UsageError(
+            "engine.deterministic: true is for the decoders that `bulkrun models` calls fast, and "
+            f"{config.model.architecture} runs through transformers' own code; leave the key out"
+        )
     if engine.deterministic and config.dense:
         raise UsageError(
             "engine.deterministic: the sums of this model's Dense modules depend on the batch; leave the key out"

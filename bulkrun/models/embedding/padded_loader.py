@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,29 +13,32 @@ from transformers.utils import logging
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.own_products import use_own_products
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
-from bulkrun.models.general.in_float32 import in_float32
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
+from bulkrun.settings import Quantization
 
 _POOLER = "pooler."  # a head over the first token, which no vector is made with; many checkpoints lack it
-_CHECKED_LENS = (5, 12)
-# share of the hidden states' spread, of the worst token. Padding was seen to move right models by 1e-6 in float32; one
-# that mixes in what stands beside a token, with random weights that are too small to do much, by 0.005
-_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1
 
 
 def load_padded_encoder(
-    path: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, load_format: str
+    path: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str,
+    quantization: Quantization | None = None,
 ) -> PaddedEncoder:
-    """Load the model and check that padding changes nothing.
+    """Load the model, check that padding changes nothing, and exchange its products for the engine's.
 
-    `load_format` dummy: with transformers' own seeded initialization. Raises ModelError for an architecture that
-    transformers does not have, for missing or mis-shaped tensors, for weights beyond the memory that is left, and for a
-    model in which a text's hidden states depend on padding. Tensors that the architecture has no place for, such as
-    heads, are left alone, as transformers leaves them.
+    `load_format` dummy: with transformers' own seeded initialization. `quantization`: of its `nn.Linear` modules.
+    Raises ModelError for an architecture that transformers does not have, for missing or mis-shaped tensors, for
+    weights beyond the memory that is left, and for a model in which a text's hidden states depend on padding. Tensors
+    that the architecture has no place for, such as heads, are left alone, as transformers leaves them.
     """
     files = [] if load_format == "dummy" else weight_files(path)
     num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
@@ -45,11 +48,12 @@ def load_padded_encoder(
             model = _stored_model(path, dtype) if files else _random_model(path, dtype)
         model.config.use_cache = False
         encoder = PaddedEncoder(model.to(device).eval().requires_grad_(False), config)
-        distance, tolerance = _checked_distance(encoder)
-    if not distance < tolerance:
+        moved, may_move = moved_by_padding(encoder)
+        use_own_products(encoder, quantization)
+    if not moved < may_move:
         raise ModelError(
             f"{path}: {config.architecture} is not supported: beside a longer text its hidden states are off by "
-            f"{distance:.1%} of their spread; something in it looks at padding"
+            f"{moved:.1%} of their spread; something in it looks at padding"
         )
     return encoder
 
@@ -59,6 +63,8 @@ def _errors_named(what: str, device: torch.device) -> Iterator[None]:
     """transformers has no errors of its own: each is a ModelError, and those of memory say so."""
     try:
         yield
+    except ModelError as error:
+        raise ModelError(f"{what}: {error}") from None
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"the model does not fit on {device} ({_first_line(error)}); free what other processes hold, or take a "
@@ -66,25 +72,6 @@ def _errors_named(what: str, device: torch.device) -> Iterator[None]:
         ) from None
     except Exception as error:
         raise ModelError(f"{what}: transformers cannot load or run it: {_first_line(error)}") from None
-
-
-def _checked_distance(encoder: PaddedEncoder) -> tuple[float, float]:
-    """How far padding moves hidden states, and how far it may: in float32, where rounding hides nothing."""
-    if encoder.dtype != torch.float32:
-        # code that casts to a dtype of its own choice, and memory too small for a layer in float32, leave the other way
-        with suppress(RuntimeError), in_float32(encoder.model):
-            return _distance(encoder), _TOLERANCE
-    return _distance(encoder), _TOLERANCE if encoder.dtype == torch.float32 else _HALF_TOLERANCE
-
-
-@torch.inference_mode()
-def _distance(encoder: PaddedEncoder) -> float:
-    """How far a text's hidden states beside a longer one are from those it has alone."""
-    limit = min(encoder.config.vocab_size, 1000)
-    texts = [[(7 + 13 * place) % limit for place in range(length)] for length in _CHECKED_LENS]
-    beside_TE = encoder(PackedTexts.of(texts, encoder.device))[: _CHECKED_LENS[0]].float()
-    alone_TE = encoder(PackedTexts.of(texts[:1], encoder.device)).float()
-    return float(((beside_TE - alone_TE).abs().mean(-1) / alone_TE.std(-1)).max())
 
 
 @contextmanager
