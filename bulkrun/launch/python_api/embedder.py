@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
+from bulkrun.job.prompts.fit import OnTooLong, PromptFitter, PromptFrame
 from bulkrun.job.work.vectors import vector_or_error
 from bulkrun.launch.engine import load_embedding_engine
 from bulkrun.launch.preparation.embedding import find_embedding_model, with_embedding
@@ -43,8 +44,9 @@ class Embedder:
     """A model that makes vectors of texts. Several threads may call it and share its steps.
 
     `model` is a hub id, a directory or `bundled:tiny`. The other settings are those of a job file's sections
-    `embedding` and `engine`; what is not set is as the model's own files say. Raises ModelError for a model that cannot
-    be used, UsageError for settings that cannot work.
+    `embedding` and `engine`; what is not set is as the model's own files say. `on_too_long`: a text of more tokens than
+    `max_model_len` is an output with an error, or loses its start (truncate_left) or end (truncate_right). Raises
+    ModelError for a model that cannot be used, UsageError for settings that cannot work.
 
     >>> from bulkrun import Embedder
     >>> embedder = Embedder("bundled:tiny", pooling="mean")
@@ -67,19 +69,22 @@ class Embedder:
         dimensions: int | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        on_too_long: OnTooLong = "error",
         **engine: Unpack[EngineSettings],
     ) -> None:
         name = fspath(model) if isinstance(model, PathLike) else model
         embedding = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
         prompts = {"prompt_name": prompt_name, "prompt": prompt}
         job = {"name": "python", "model": name, "task": "embed", "input": {"path": "-"}, "output": {"path": "-"}}
-        asked = job_of({**job, "embedding": {**embedding, **prompts}, "engine": dict(engine)})
+        run = {"on_too_long": on_too_long}
+        asked = job_of({**job, "embedding": {**embedding, **prompts}, "engine": dict(engine), "run": run})
         model_dir, config = find_embedding_model(name, BUNDLED_ROOT)
         spec = with_embedding(asked, config)
         self._sampling = spec.sampled.to_params()
         self._before = spec.embedding.prompt or ""
         self._tokenizer = Tokenizer.from_dir(model_dir)
         self._shared = SharedEngine(load_embedding_engine(model_dir, spec.engine, spec.embedding.to_args()))
+        self._fitter = PromptFitter(self.max_model_len, spec.run.on_too_long)
 
     @property
     def max_model_len(self) -> int:
@@ -114,7 +119,19 @@ class Embedder:
         return list(outputs) if isinstance(given, list) else outputs
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
+        return [self._fitted(ids) for ids in self._tokens(texts)]
+
+    def _tokens(self, texts: list[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch(texts, add_special_tokens=True)
+
+    def _fitted(self, token_ids: list[int]) -> list[int]:
+        """The ids, cut if that was asked for; those that are too long go on to the engine, which refuses them."""
+        fitted = self._fitter.fit(token_ids, 0, self._frame)
+        return token_ids if isinstance(fitted, RowError) else fitted
+
+    def _frame(self) -> PromptFrame:
+        """What is around every text, and stays: the model's special tokens, and the text before it."""
+        return PromptFrame.between(*self._tokens([self._before + text for text in "ab"]))
 
     def _ask(self, text: Any) -> Asked:
         plain = as_python(text)

@@ -12,6 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer as Tokens
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
 import bulkrun
 from bulkrun.errors import JobFileError, UsageError
@@ -21,7 +25,9 @@ from bulkrun.launch.python_api import embedder as module
 from bulkrun.settings import EmbeddingArgs
 from bulkrun.text.tokenizer import Tokenizer
 from tests.job.fake_engine import VECTOR_NUMBERS, FakeEmbedder, expected_vector
+from tests.models.tiny_encoders import save_tiny_encoder
 
+_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghx")
 TEXTS = [f"def f{number}(x):" for number in range(30)]
 
 
@@ -41,6 +47,18 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineSpec, EmbeddingA
 def vectors(texts: list[str]) -> list[np.ndarray[Any, Any]]:
     token_ids = Tokenizer.from_dir(BUNDLED_ROOT / "tiny").encode_batch(texts, add_special_tokens=True)
     return [np.frombuffer(expected_vector(ids), "<f4") for ids in token_ids]
+
+
+def save_text_encoder(path: Path) -> Path:
+    """A tiny BERT whose tokenizer knows some letters and puts [CLS] and [SEP] around them."""
+    save_tiny_encoder(path, "bert")
+    words = Tokens(WordLevel({word: number for number, word in enumerate(_WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(word, _WORDS.index(word)) for word in ("[CLS]", "[SEP]")]
+    )
+    words.save(str(path / "tokenizer.json"))
+    return path
 
 
 def test_the_docstrings_examples_are_true() -> None:
@@ -111,6 +129,25 @@ def test_settings_are_those_of_a_job_file(loaded: list[tuple[EngineSpec, Embeddi
     [output] = made.embed("text")
     assert output.prompt == "q: text" and output.embedding is not None
     assert output.embedding.tobytes() == vectors(["q: text"])[0].tobytes()
+
+
+def test_a_text_that_is_too_long_can_lose_an_end_and_keeps_what_is_around_it(tmp_path: Path) -> None:
+    """Two texts that differ only where they are cut have one vector, and no longer one that differs before."""
+    model = save_text_encoder(tmp_path)
+    cut, same, other = "a b c d e f g h", "a b c d e f g x", "x b c d e f g h"
+    lens: dict[str, list[int]] = {}
+    for how, kept in (("truncate_right", [cut, same]), ("truncate_left", [cut, other])):
+        embedder = bulkrun.Embedder(model, pooling="mean", on_too_long=how, max_model_len=6)  # type: ignore[arg-type]
+        one, another = embedder.embed(kept)
+        assert one.embedding is not None and another.embedding is not None
+        assert one.embedding.tobytes() == another.embedding.tobytes()
+        lens[how] = [one.num_prompt_tokens, another.num_prompt_tokens]
+        [whole] = embedder.embed(["a b c d" if how == "truncate_right" else "e f g h"])
+        assert whole.embedding is not None
+        np.testing.assert_allclose(whole.embedding, one.embedding, atol=1e-6)
+    assert lens == {"truncate_right": [6, 6], "truncate_left": [6, 6]}
+    [refused] = bulkrun.Embedder(model, pooling="mean", max_model_len=6).embed([cut])
+    assert refused.error is not None and refused.error.code == "too_long"
 
 
 @pytest.mark.parametrize(
