@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bulkrun.cli.output import cell_text, count, counted, json_option, note, print_facts, print_json, print_table
+from bulkrun.cli.foresight import print_plan, print_row
+from bulkrun.cli.output import json_option, note, print_facts, print_json
 from bulkrun.cli.run_path import RunPath
-from bulkrun.cli.summary import RANDOM_WEIGHTS, counted_changes, print_summary, warn_of_undeclared
+from bulkrun.cli.summary import RANDOM_WEIGHTS, counted_changes, print_summary
 from bulkrun.errors import UsageError
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
-    from bulkrun.job.plan.report import PlanReport
     from bulkrun.job.store.run_dir import RunDir
     from bulkrun.launch.runs.queue import Queued
     from bulkrun.launch.runs.run import Submitted, View
 
 _Command = Callable[..., Any]
-_HISTOGRAM_WIDTH = 40
 
 
 def _job_options(command: _Command) -> _Command:
@@ -235,36 +234,7 @@ def plan(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         note(f"warning: {RANDOM_WEIGHTS}")
     if changes is not None:
         print_facts({"since the last run": counted_changes(changes)})
-    _print_plan(report)
-
-
-def _print_plan(report: PlanReport) -> None:
-    counters = report.counters
-    prompts = max(1, counters.rows - sum(counters.errors.values()))
-    facts = {
-        "prompt": report.prompt,
-        "rows": f"{count(counters.rows)} ({count(report.samples)} output rows)",
-        "prompt tokens": f"{count(counters.prompt_tokens)} (mean {counters.prompt_tokens / prompts:.0f}, "
-        f"longest {count(counters.max_prompt_tokens)})",
-        "identical prompts": f"{count(counters.duplicate_prompts)} run once with another row: "
-        f"{count(counters.prompt_tokens - counters.unique_prompt_tokens)} prompt tokens saved",
-        "shared prefixes": f"{count(counters.shared_prefix_tokens)} prompt tokens saved",
-        "output tokens": f"at most {count(counters.expected_output_tokens)}",
-        "duplicate ids": count(report.duplicate_ids.get("count", 0)),
-        "too long": f"{count(counters.too_long)} error rows, {count(counters.truncated)} truncated",
-        "error rows": ", ".join(f"{code} {count(rows)}" for code, rows in counters.errors.items()) or "none",
-        "shards": f"{count(counters.shards)} in {counted(report.windows, 'window')}",
-    }
-    print_facts(facts)
-    warn_of_undeclared(counters.undeclared_columns)
-    histogram = report.histogram()
-    top = max((rows for _, _, rows in histogram), default=0)
-    if top:
-        click.echo("\nprompt tokens")
-    for low, high, rows in histogram:
-        bar = "█" * round(_HISTOGRAM_WIDTH * rows / top) or ("▏" if rows else "")
-        name = f"{low:,}-{high - 1:,}" if high else f"{low:,}+"
-        click.echo(f"{name:>17} {count(rows):>11}  {bar}")
+    print_plan(report, spec)
 
 
 @click.command()
@@ -281,7 +251,4 @@ def preview(job: Path, overrides: tuple[str, ...], rows: int, as_json: bool) -> 
         print_json({"rows": [row._asdict() for row in shown]})
         return
     for row in shown:
-        click.secho(f"row {cell_text(row.row_id)}", bold=True)
-        thoughts = [("reasoning", row.reasoning)] if row.reasoning is not None else []
-        answer = [("response", row.response), ("ended by", row.ended_by)]
-        print_table(["", ""], [("prompt", row.prompt), *thoughts, *answer])
+        print_row(row)

@@ -57,12 +57,13 @@ def status(run: RunDir, as_json: bool) -> None:
 def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
     shards = found.shards_total if found.shards_total is not None else "?"
     total = count(found.rows_total) if found.rows_total is not None else "? (still planning)"
+    out = "" if found.embeds else f", {count(found.completion_tokens)} out"
     facts = {
         "run": f"{found.root} ({found.name})",
         "state": found.state + (f": {found.message}" if found.message else ""),
         "rows": f"{count(found.rows_done)} of {total}, {count(found.error_rows)} with errors",
         "shards": f"{found.shards_committed} of {shards} committed",
-        "tokens": f"{count(found.prompt_tokens)} in, {count(found.completion_tokens)} out (committed)",
+        "tokens": f"{count(found.prompt_tokens)} in{out} (committed)",
     }
     if found.random_weights:
         facts["model"] = RANDOM_WEIGHTS

@@ -22,6 +22,7 @@ def print_summary(done: Submitted, anew: str) -> None:
     `anew` says how this command runs a finished run again, where it can.
     """
     from bulkrun.job.store.run_record import read_record
+    from bulkrun.job.views.status import first_look
 
     if done.changes:
         note(_changes(done.changes))
@@ -29,13 +30,14 @@ def print_summary(done: Submitted, anew: str) -> None:
         _print_idle(done, anew)
         return
     totals, record, root = done.totals, read_record(done.run), shlex.quote(str(done.run.root))
-    tokens = f"{count(totals.prompt_tokens)} tokens in, {count(totals.completion_tokens)} out"
+    tokens = f"{count(totals.prompt_tokens)} tokens in"
+    tokens += "" if record.embeds else f", {count(totals.completion_tokens)} out"
     rows = counted(totals.rows, "row") + (f" x {totals.samples} samples" if totals.samples > 1 else "")
     note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
     _print_remarks(done, record, root)
     deep = "" if all(path.parent == done.run.root for path in done.run.parts().values()) else "**/"
     note(f"results  {shlex.quote(_results_place(done, record))}/{deep}*.parquet ({counted(totals.parts, 'part')})")
-    note(f'next     bulkrun query {root} "SELECT * FROM results LIMIT 5"')
+    note(f"next     {first_look(root, record)}")
 
 
 def _print_idle(done: Submitted, anew: str) -> None:
@@ -60,7 +62,7 @@ def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
         note("  the input has no rows")
     if record.has_random_weights:
         note(f"  warning: {RANDOM_WEIGHTS}")
-    if what := saved(totals):
+    if what := saved(totals, "vector" if record.embeds else "generation"):
         note(f"  {what}")
     if totals.cut:
         was = "was" if totals.cut == 1 else "were"
@@ -123,10 +125,10 @@ def _results_place(done: Submitted, record: RunRecord) -> str:
     return path if path.startswith("s3://") else str(done.run.root)
 
 
-def saved(totals: RunTotals) -> str:
-    """What the run did not have to compute, in words; empty when there is nothing to say."""
+def saved(totals: RunTotals, made: str = "generation") -> str:
+    """What the run did not have to compute, in words; empty when there is nothing to say. `made` is what a row gets."""
     parts = {
-        ("generation", "shared with another row"): totals.saved_generations,
+        (made, "shared with another row"): totals.saved_generations,
         ("prompt token", "found in the prefix cache"): totals.cached_tokens,
         ("output", "stopped early (repetition, timeout)"): totals.stopped,
     }

@@ -10,13 +10,16 @@ from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config.model_dir import eos_token_ids
 from bulkrun.request import Engine
+from bulkrun.settings import EmbeddingArgs
 from bulkrun.text.tokenizer import Tokenizer
 
 
 def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
     """A function that loads the job's engine; loading is when torch is imported."""
-
-    return lambda: load_engine(prepared.model_dir, prepared.tokenizer, prepared.spec.engine)
+    spec, model_dir = prepared.spec, prepared.model_dir
+    if spec.embeds:
+        return lambda: load_embedding_engine(model_dir, spec.engine, spec.embedding.to_args())
+    return lambda: load_engine(model_dir, prepared.tokenizer, spec.engine)
 
 
 def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> Engine:
@@ -38,6 +41,14 @@ def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> En
         more_eos_token_ids=own,
         **engine.model_dump(exclude_none=True),
     )
+
+
+def load_embedding_engine(model_dir: Path, engine: EngineSpec, embedding: EmbeddingArgs) -> Engine:
+    """Load a model that embeds; this imports torch. Raises ModelError, and UsageError for settings that cannot work."""
+    bound_spinning()
+    from bulkrun.engine.embedding_engine import EmbeddingEngine
+
+    return EmbeddingEngine.from_model_dir(model_dir, embedding, **engine.model_dump(exclude_none=True))
 
 
 def check_device(engine: EngineSpec) -> None:

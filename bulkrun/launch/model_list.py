@@ -1,18 +1,24 @@
 """Which models can be run, as data. Torch-free: reads configs, never weights.
 
-Three levels. fast: the engine's own decoder. general: transformers' code around the engine's attention and cache, right
-but slower. unsupported: refused by name.
+Levels of models that generate: fast, the engine's own decoder; general, transformers' code around the engine's
+attention and cache, right but slower. embed: encoders, for jobs of vectors, which decoders of both levels can do as
+well. unsupported: refused by name.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from bulkrun.errors import ModelError
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
+from bulkrun.models.config.embedding_config import EmbeddingConfig
+from bulkrun.models.config.encoder_config import TRIED_ENCODERS
 from bulkrun.models.config.families import FAMILIES
 from bulkrun.models.config.general_config import TRIED, UNSUPPORTED
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
 from bulkrun.models.config.model_dir import BUNDLED_PREFIX, generation_defaults, model_fingerprint, resolve_model
+from bulkrun.models.config.sentence_modules import MODULES
 
 _COLUMNS = ("level", "architecture", "family", "notes")
 
@@ -22,6 +28,10 @@ def supported_models() -> dict[str, Any]:
     rows = [("fast", name, family.models, family.notes) for name, family in FAMILIES.items()]
     rows += [("general", name, models, "compared with transformers in the tests") for name, models in TRIED.items()]
     rows += [("general", "any other decoder of transformers", "-", "compared with its own attention when it is loaded")]
+    rows += [
+        ("embed", kind, models, "vectors; as transformers' in the tests") for kind, models in TRIED_ENCODERS.items()
+    ]
+    rows += [("embed", "any other encoder of transformers", "-", "checked for what padding does when it is loaded")]
     rows += [("unsupported", names, kind, why) for kind, (names, why) in UNSUPPORTED.items()]
     return {
         "architectures": [dict(zip(_COLUMNS, row, strict=True)) for row in rows],
@@ -30,22 +40,51 @@ def supported_models() -> dict[str, Any]:
 
 
 def describe_model(name: str) -> dict[str, Any]:
-    """What a model is. Raises ModelError when it cannot be found or cannot be run."""
-    path = resolve_model(name, bundled_root=BUNDLED_ROOT)
-    config = ModelConfig.from_dir(path)
+    """What a model is. Raises ModelError when it cannot be found, or can neither generate nor embed."""
+    path = resolve_model(name, bundled_root=BUNDLED_ROOT, embeds=True)
+    config, embedding = _configs(path)
     stored = config.stored_quantization if isinstance(config, DecoderConfig) else None
     return {
         "model": name,
         "directory": str(path),
         "architecture": config.architecture,
-        "level": "fast" if isinstance(config, DecoderConfig) else "general",
+        "level": _level(config, embedding),
         "layers": config.num_layers,
         "hidden size": config.hidden_size,
         "heads": f"{config.num_heads} query, {config.num_kv_heads} key/value of {config.head_dim}",
         "vocabulary": config.vocab_size,
-        "max_model_len": config.max_position_embeddings,
+        "max_model_len": config.max_position_embeddings if embedding is None else embedding.max_model_len,
         "dtype": config.dtype,
         **({} if stored is None else {"weights": stored.summary}),
+        **({} if embedding is None else {"vectors": _vectors(embedding)}),
         "sampling defaults": generation_defaults(path),
         "fingerprint": model_fingerprint(path),
     }
+
+
+def _configs(path: Path) -> tuple[ModelConfig, EmbeddingConfig | None]:
+    """What the model is, and as what it embeds; None where it was not made for that."""
+    try:
+        config = ModelConfig.from_dir(path)
+    except ModelError as error:
+        try:
+            embedding = EmbeddingConfig.from_dir(path)
+        except ModelError:
+            raise error from None
+        return embedding.model, embedding
+    return config, EmbeddingConfig.from_dir(path) if (path / MODULES).is_file() else None
+
+
+def _level(config: ModelConfig, embedding: EmbeddingConfig | None) -> str:
+    if isinstance(config, DecoderConfig):
+        return "fast"
+    return "general" if embedding is None else "embed"
+
+
+def _vectors(embedding: EmbeddingConfig) -> str:
+    """What a text becomes by the model's own files."""
+    pooling = f"{embedding.pooling} pooling" if embedding.pooling else "the job has to set embedding.pooling"
+    facts = [f"{embedding.dimensions} numbers", pooling]
+    facts += ["normalized"] if embedding.normalize else []
+    facts += [f"prompts {', '.join(embedding.prompts)}"] if embedding.prompts else []
+    return ", ".join(facts)

@@ -159,6 +159,7 @@ def _converted_by_transformers(path: Path, now: Callable[[], datetime]) -> Token
     if backend is None:
         raise ModelError(f"{path}: {type(slow).__name__} has no fast tokenizer; save one as tokenizer.json")
     tokens = dict(slow.special_tokens_map)
+    _refuse_without_words(path, backend, tokens)
     template, unusable = _chat_template_source(path, _read_json(path / "tokenizer_config.json"))
     begin = backend.token_to_id(_TEKKEN_TOKENS["bos_token"])
     if (path / _TEKKEN).is_file() and begin is not None:  # which gives what begins and ends a text no names
@@ -166,6 +167,12 @@ def _converted_by_transformers(path: Path, now: Callable[[], datetime]) -> Token
         tokens = _TEKKEN_TOKENS | tokens
         backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
     return Tokenizer(backend, tokens, template, unusable_template=unusable, now=now)
+
+
+def _refuse_without_words(path: Path, backend: tokenizers.Tokenizer, tokens: Mapping[str, Any]) -> None:
+    """Raise ModelError where there is no file of words: for a BERT transformers makes a tokenizer that knows none."""
+    if set(backend.get_vocab(with_added_tokens=True)) <= {str(token) for token in tokens.values()}:
+        raise ModelError(f"{path}: no tokenizer.json, and no vocab.txt or other file to make one of; copy it there")
 
 
 def _refuse_shared_ids(backend: tokenizers.Tokenizer, file: Path) -> None:

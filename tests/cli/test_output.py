@@ -70,6 +70,7 @@ class Shown(NamedTuple):
     prompt: str = HOSTILE
     response: str = HOSTILE
     reasoning: str | None = None
+    embedding: list[float] | None = None
     ended_by: str = "stop"
 
 

@@ -6,6 +6,7 @@ The rule (`expected_tokens`) is the oracle of the job tests: they never compare 
 from __future__ import annotations
 
 import random
+import struct
 import time
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -13,6 +14,7 @@ from hashlib import blake2b
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request, RowError, TokenLogprob
 
 MAX_MODEL_LEN = 512
+VECTOR_NUMBERS = 8
 
 
 def expected_tokens(request: Request) -> tuple[int, ...]:
@@ -118,3 +120,27 @@ class FakeEngine:
             num_prompt_tokens=self._prompt_tokens,
             num_output_tokens=self._output_tokens,
         )
+
+
+def expected_vector(token_ids: Sequence[int]) -> bytes:
+    """What the fake model that embeds makes of a text: noise of its tokens alone, as float32 of any size and sign."""
+    noise = blake2b(f"{list(token_ids)}".encode(), digest_size=4 * VECTOR_NUMBERS).digest()
+    numbers = struct.unpack(f"<{VECTOR_NUMBERS}i", noise)
+    return struct.pack(f"<{VECTOR_NUMBERS}f", *(number / 3e7 for number in numbers))
+
+
+class FakeEmbedder(FakeEngine):
+    """Embeds whatever is running in one step; everything else as `FakeEngine`."""
+
+    def _generate(self) -> list[Completion]:
+        ended = [self._embedded(request) for request, _ in self._running.values()]
+        self._running.clear()
+        self._shuffle(ended)
+        return ended
+
+    def _embedded(self, request: Request) -> Completion:
+        assert not request.output_token_ids and request.sampling.greedy
+        prompt, made = len(request.prompt_token_ids), expected_vector(request.prompt_token_ids)
+        if self._refuse(request):
+            return Completion(request.request_id, (), "error", None, prompt, error=RowError("engine_error", "no"))
+        return Completion(request.request_id, (), "stop", num_prompt_tokens=prompt, embedding=made)

@@ -1,4 +1,4 @@
-"""What `bulkrun models` says: three levels, and the level of one model."""
+"""What `bulkrun models` says: the levels, and the level of one model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from bulkrun.errors import ModelError
 from bulkrun.launch.model_list import describe_model, supported_models
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.models.config.families import FAMILIES
+from tests.models.tiny_encoders import save_tiny_encoder, write_modules
 from tests.models.tiny_packed import PACKED, quantization_config
 from tests.models.tiny_quantized import FORMATS
+
+LEVELS = ("fast", "general", "embed", "unsupported")
 
 
 def test_every_family_is_listed_and_every_level_says_why() -> None:
     rows = supported_models()["architectures"]
-    by_level = {level: [row for row in rows if row["level"] == level] for level in ("fast", "general", "unsupported")}
+    by_level = {level: [row for row in rows if row["level"] == level] for level in LEVELS}
     assert sum(map(len, by_level.values())) == len(rows)
     assert [row["architecture"] for row in by_level["fast"]] == list(FAMILIES)
     assert "GPT2LMHeadModel" in [row["architecture"] for row in by_level["general"]]
@@ -33,6 +36,18 @@ def test_a_model_is_described_with_its_level(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
     facts = describe_model(str(tmp_path))
     assert (facts["level"], facts["max_model_len"], facts["dtype"]) == ("general", 99, "float16")
+
+
+def test_an_encoder_is_described_with_its_vectors(tmp_path: Path) -> None:
+    save_tiny_encoder(tmp_path, "bert")
+    facts = describe_model(str(tmp_path))
+    assert (facts["level"], facts["vectors"]) == (
+        "embed", "48 numbers, the job has to set embedding.pooling, normalized",
+    )  # fmt: skip
+    write_modules(tmp_path, {"pooling_mode": "cls"}, normalize=False)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "Q: "}}))
+    assert describe_model(str(tmp_path))["vectors"] == "48 numbers, cls pooling, prompts query"
+    assert "vectors" not in describe_model("bundled:tiny")
 
 
 def test_an_unsupported_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from itertools import pairwise
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def run(job: str, folder: Path, *more: str, documented: bool) -> list[dict[str, 
     return found
 
 
+def query_in(job: str, folder: Path) -> str:
+    """The query in a job's comments, over the results of `run`."""
+    query = re.search(r'bulkrun query out/\w+ "(.*)"', (ROOT / "jobs" / job).read_text())
+    assert query is not None
+    return re.sub(r"\b(FROM|JOIN) results\b", rf"\1 '{folder}/out/*.parquet'", query[1])
+
+
 def test_samples_are_the_best_of_six_with_their_probabilities(tmp_path: Path) -> None:
     rows = run("samples.yaml", tmp_path, documented=False)
     assert [(row["row"], row["sample"]) for row in rows] == [(row, sample) for row in range(3) for sample in range(3)]
@@ -84,10 +92,7 @@ def test_scores_are_the_models_own_probabilities_of_the_text(tmp_path: Path) -> 
         assert row["prompt_logprobs"][0] is None and row["docstring"].endswith("".join(tokens))
         got = [entry["logprob"] for entry in row["prompt_logprobs"][1:]]
         assert got == pytest.approx(logprobs_of(row["docstring"], token_ids), abs=1e-3)
-    query = re.search(r'bulkrun query out/score "(.*)"', (ROOT / "jobs/score.yaml").read_text())
-    assert query is not None
-    sql = query[1].replace("FROM results", f"FROM '{tmp_path}/out/*.parquet'")
-    shown = dict(duckdb.sql(sql).fetchall())
+    shown = dict(duckdb.sql(query_in("score.yaml", tmp_path)).fetchall())
     for row in rows:
         scores = [entry["logprob"] for entry in row["prompt_logprobs"][1:]]
         assert shown[row["name"]] == pytest.approx(math.exp(-sum(scores) / len(scores)), rel=1e-2)
@@ -104,6 +109,32 @@ def logprobs_of(text: str, token_ids: list[int]) -> list[float]:
     with torch.no_grad():
         logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), dim=-1)
     return [float(logprobs[position, token_id]) for position, token_id in enumerate(ids[1:])]
+
+
+def test_vectors_are_the_means_of_the_models_own_states(tmp_path: Path) -> None:
+    """Oracle: the last hidden states of a plain transformers forward."""
+    rows = run("embed.yaml", tmp_path, documented=True)
+    wanted = [mean_state(row["docstring"]) for row in rows]
+    for row, vector in zip(rows, wanted, strict=True):
+        assert row["error_code"] is None and row["embedding"] == pytest.approx(vector, abs=1e-4)
+    sql = query_in("embed.yaml", tmp_path)
+    cosines = {row["name"]: sum(map(mul, wanted[0], vector)) for row, vector in zip(rows, wanted, strict=True)}
+    shown = duckdb.sql(sql).fetchall()
+    assert [name for _, name, _ in shown] == sorted({*cosines} - {rows[0]["name"]}, key=cosines.__getitem__)[::-1]
+    assert all(alike == pytest.approx(cosines[name], abs=1e-3) for _, name, alike in shown)
+
+
+def mean_state(text: str) -> list[float]:
+    """The mean over the tokens, with a length of 1."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    path = BUNDLED_ROOT / "tiny"
+    model = AutoModel.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        states = model(**AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")).last_hidden_state[0]
+    mean = states.mean(dim=0)
+    return [float(number) for number in mean / mean.norm()]
 
 
 def test_thoughts_and_answers_are_columns_of_their_own_and_thoughts_keep_to_their_budget(tmp_path: Path) -> None:

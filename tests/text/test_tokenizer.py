@@ -255,6 +255,18 @@ def test_a_directory_without_tokenizer_json_is_converted(tmp_path: Path) -> None
     assert ours.encode_batch(TEXTS, True) == [theirs.encode(text) for text in TEXTS]
 
 
+def test_a_bert_of_an_older_time_is_converted_and_one_without_words_is_refused(tmp_path: Path) -> None:
+    """Without a file of words transformers makes a tokenizer to which every text is the same."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    with pytest.raises(ModelError, match=r"no tokenizer.json, and no vocab.txt"):
+        Tokenizer.from_dir(tmp_path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "close", "the", "##s", "file"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    ours, theirs = Tokenizer.from_dir(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    [ids] = ours.encode_batch(["Close the files"], add_special_tokens=True)
+    assert ids == theirs.encode("Close the files") == [2, 5, 6, 8, 7, 3]
+
+
 def test_a_tokenizer_that_is_code_of_the_model_is_refused_as_that(tmp_path: Path) -> None:
     config = {"tokenizer_class": "XTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_x.XTokenizer", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

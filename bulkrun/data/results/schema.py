@@ -1,4 +1,4 @@
-"""The columns of a result: the input's that pass through, then what the engine adds. Knows no files.
+"""The columns of a result: the input's that pass through, then what the job adds. Knows no files.
 
 Declared from the plan, before row one, so that every part has the same schema whatever its values are.
 """
@@ -11,41 +11,58 @@ import pyarrow as pa
 
 from bulkrun.errors import InputError, did_you_mean
 
-RESULT_FIELDS: tuple[pa.Field, ...] = (
+_ROW_FIELDS = (
     pa.field("row", pa.int64(), nullable=False),  # position in the whole input, from 0
     pa.field("sample", pa.int32(), nullable=False),  # 0 to sampling.n - 1
+)
+_ERROR_FIELDS = (
+    pa.field("error_code", pa.string()),  # null if and only if the row did not fail
+    pa.field("error_message", pa.string()),
+)
+RESULT_FIELDS: tuple[pa.Field, ...] = (
+    *_ROW_FIELDS,
     pa.field("response", pa.string()),  # null where a row failed before any text came
     pa.field("finish_reason", pa.string()),
     pa.field("prompt_tokens", pa.int32()),
     pa.field("completion_tokens", pa.int32()),
-    pa.field("error_code", pa.string()),  # null if and only if the row did not fail
-    pa.field("error_message", pa.string()),
+    *_ERROR_FIELDS,
+)
+EMBEDDING = "embedding"
+# Of a job that embeds. `sample` is 0: a row and a sample name an output row in every run.
+VECTOR_FIELDS: tuple[pa.Field, ...] = (
+    *_ROW_FIELDS,
+    pa.field(EMBEDDING, pa.list_(pa.float32())),  # null where a row failed
+    pa.field("prompt_tokens", pa.int32()),
+    *_ERROR_FIELDS,
 )
 RESULT_NAMES = frozenset(field.name for field in RESULT_FIELDS)
 
 
-def output_schema(passthrough: pa.Schema, extra: Sequence[pa.Field] = ()) -> pa.Schema:
-    """The schema of every part: the columns that pass through, the result columns, those that the job asks for."""
-    assert not RESULT_NAMES & set(passthrough.names), "passthrough_schema refuses these names"
-    return pa.schema([*passthrough, *RESULT_FIELDS, *extra])
+def output_schema(passthrough: pa.Schema, results: Sequence[pa.Field] = RESULT_FIELDS) -> pa.Schema:
+    """The schema of every part: the columns that pass through, then those that the job adds."""
+    assert not {field.name for field in results} & set(passthrough.names), "passthrough_schema refuses these names"
+    return pa.schema([*passthrough, *results])
 
 
 def passthrough_schema(
-    input_schema: pa.Schema, columns: Sequence[str] | None, extra: Sequence[pa.Field] = (), id_column: str | None = None
+    input_schema: pa.Schema,
+    columns: Sequence[str] | None,
+    results: Sequence[pa.Field] = RESULT_FIELDS,
+    id_column: str | None = None,
 ) -> pa.Schema:
     """The input columns that go to the output: those named in `input.columns` and the id's, or all.
 
-    An id that is left out and is named like a result column stays out.
+    `results` are the columns that the job adds. An id that is left out and is named like a result column stays out.
 
     Raises InputError for an unknown name, for a column that is named like a result column, and for two whose names
     differ only in case: to SQL they are one, and it would find the first where the second is meant.
     """
     names = list(input_schema.names) if columns is None else list(dict.fromkeys(columns))
     check_columns(input_schema, names, "input.columns")
-    results = RESULT_NAMES.union(field.name for field in extra)
-    if id_column is not None and id_column not in names and sql_name(id_column) not in map(sql_name, results):
+    added = {field.name for field in results}
+    if id_column is not None and id_column not in names and sql_name(id_column) not in map(sql_name, added):
         names.insert(0, id_column)
-    _refuse_result_names(names, results)
+    _refuse_result_names(names, added)
     _refuse_twins(names)
     # Nullable all: a row that could not be read is null in every column.
     return pa.schema([input_schema.field(name).with_nullable(True).remove_metadata() for name in names])

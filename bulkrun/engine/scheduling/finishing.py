@@ -21,6 +21,7 @@ class Ending(NamedTuple):
     progress: Progress | None = None
 
 
+EMPTY_PROMPT = RowError("empty_prompt", "the prompt has no tokens; give at least one")
 NOT_NUMBERS = Ending(
     "error",
     error=RowError(
@@ -36,14 +37,14 @@ def refusal(
     """Why the request cannot be served, or None: codes `empty_prompt`, `too_long`, `bad_input`."""
     prompt, sampling = request.prompt_token_ids, request.sampling
     if len(prompt) == 0:
-        return RowError("empty_prompt", "the prompt has no tokens; give at least one")
+        return EMPTY_PROMPT
     if len(prompt) >= max_model_len:
         return RowError(
             "too_long",
             f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output; "
             f"shorten it to {max_model_len - 1} tokens, raise engine.max_model_len or set run.on_too_long",
         )
-    if (unknown := _unknown_token(request, vocab_size)) is not None:
+    if (unknown := unknown_token(request, vocab_size)) is not None:
         return unknown
     if not -(2**63) <= request.seed < 2**63:
         return RowError("bad_input", f"the seed {request.seed} has more than 64 bits; give one from -2^63 to 2^63 - 1")
@@ -58,7 +59,7 @@ def refusal(
     return None
 
 
-def _unknown_token(request: Request, vocab_size: int) -> RowError | None:
+def unknown_token(request: Request, vocab_size: int) -> RowError | None:
     """The first token id that the model does not have, wherever the request has one."""
     given = {
         "the prompt": request.prompt_token_ids,

@@ -46,7 +46,8 @@ class EngineSpec(Section):
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Maximum number of tokens of prompt and output together. Default: the model's, if memory allows.",
+        description="Maximum number of tokens of prompt and output together, or of a text to embed. Default: the "
+        "model's, if memory allows.",
     )
     block_size: int | None = Field(
         None, ge=1, le=1024, description=f"Tokens per KV cache block. Default: {DEFAULT_BLOCK_SIZE}."

@@ -57,6 +57,10 @@ _ELSEWHERE = {
     "batch_size": "write engine.max_num_seqs: the maximum number of sequences running at once",
     "bad_words": "words cannot be forbidden one by one; sampling.structured_outputs says what outputs look like",
     "logit_bias": "logits cannot be changed one by one; sampling.structured_outputs says what outputs look like",
+    **dict.fromkeys(("runner", "task_type", "convert"), "write task: embed for vectors"),
+    **dict.fromkeys(("truncate_dim", "output_dimension"), "write embedding.dimensions"),
+    **dict.fromkeys(("pooling_type", "pooling_mode", "override_pooler_config"), "write embedding.pooling"),
+    "normalize_embeddings": "write embedding.normalize",
     "trust_remote_code": "code that comes with a model is never run",
 }
 

@@ -1,8 +1,8 @@
 """The job file as types: a key, its default and its one-sentence description live in one place.
 
-The larger sections have modules of their own: `sampling`, `engine`, and `cluster` for Slurm and Ray. The models are
-frozen and strict (`"5"` is not 5); an unknown key is an error. `bulkrun.job.jobfile.load` turns YAML into a `JobSpec`
-and problems into `file:line:col` messages; `bulkrun schema` prints the JSON schema made from this.
+The larger sections have modules of their own: `sampling`, `embedding`, `engine`, and `cluster` for Slurm and Ray. The
+models are frozen and strict (`"5"` is not 5); an unknown key is an error. `bulkrun.job.jobfile.load` turns YAML into a
+`JobSpec` and problems into `file:line:col` messages; `bulkrun schema` prints the JSON schema made from this.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.cluster import RaySpec, SlurmSpec
+from bulkrun.job.jobfile.embedding import NOTHING_SAMPLED, EmbeddingSpec, Task, problem_of_task
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
@@ -85,7 +86,8 @@ class InputSpec(Section):
 class PromptSpec(Section):
     """How a row becomes a prompt: one of `template`, `messages`, `column`; with none, the input's columns tell.
 
-    Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`.
+    Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`; with
+    `task: embed` a batch line, `text`, `prompt`.
     """
 
     template: str | None = Field(
@@ -238,19 +240,44 @@ class JobSpec(Section):
         description="A short name: letters, digits, dot, dash, underscore.",
     )
     model: str = Field(min_length=1, description="A hub id, a local directory, or bundled:tiny.")
+    task: Task = Field(
+        "generate",
+        description="generate: the model continues prompts; the results are texts. embed: one vector for each text, in "
+        "a column `embedding`.",
+    )
     input: InputSpec = Field(description="Where the rows come from.")
     prompt: PromptSpec = Field(default_factory=PromptSpec, description="How a row becomes a prompt.")
     sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="How tokens are chosen.")
+    embedding: EmbeddingSpec = Field(
+        default_factory=EmbeddingSpec, description="With task: embed, how a text becomes a vector."
+    )
     output: OutputSpec = Field(description="Where the results go.")
     engine: EngineSpec = Field(default_factory=EngineSpec, description="How the engine works.")
     slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="What to ask Slurm for.")
     ray: RaySpec = Field(default_factory=RaySpec, description="How Ray places the workers.")
     run: RunSpec = Field(default_factory=RunSpec, description="Limits, workers and checkpoints of the run.")
 
+    @property
+    def embeds(self) -> bool:
+        """Whether its results are vectors."""
+        return self.task == "embed"
+
+    @property
+    def sampled(self) -> SamplingSpec:
+        """How its rows run: as `sampling` says, or as rows do of which nothing is generated."""
+        return NOTHING_SAMPLED if self.embeds else self.sampling
+
     def with_keys(self, **sections: Mapping[str, Any]) -> JobSpec:
         """This job with new, unchecked values for some keys: `with_keys(run={"workers": 2})`."""
         changed = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
         return self.model_copy(update=changed)
+
+    @model_validator(mode="after")
+    def _of_one_task(self) -> JobSpec:
+        names = ("prompt", "sampling", "embedding", "engine", "run")
+        if (problem := problem_of_task(self.task, {name: getattr(self, name) for name in names})) is not None:
+            raise ValueError(problem)
+        return self
 
     @model_validator(mode="after")
     def _incremental(self) -> JobSpec:

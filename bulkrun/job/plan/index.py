@@ -46,10 +46,13 @@ class WindowIndex:
 
 
 class IndexBuilder:
-    """Collects a window's index batch by batch; `first_row` keeps rows apart that must not be merged."""
+    """Collects a window's index batch by batch; `first_row` keeps rows apart that must not be merged.
 
-    def __init__(self, first_row: int) -> None:
-        self._next_row = first_row
+    `max_levels` 0 leaves out the prefixes of prompts: what is embedded shares none.
+    """
+
+    def __init__(self, first_row: int, max_levels: int = MAX_LEVELS) -> None:
+        self._next_row, self._max_levels = first_row, max_levels
         self._batches: list[WindowIndex] = []
 
     def add(
@@ -73,7 +76,7 @@ class IndexBuilder:
         identity = np.stack([mix(whole + variants), mix(span(other_sums, starts, lengths) ^ variants)], axis=1)
         rows_as_ids = np.arange(self._next_row, self._next_row + rows, dtype=np.uint64)
         identity[~mergeable] = np.stack([mix(rows_as_ids), rows_as_ids], axis=1)[~mergeable]
-        prefixes = _prefix_hashes(sums, starts, lengths, mix(whole))
+        prefixes = _prefix_hashes(sums, starts, lengths, mix(whole), self._max_levels)
         self._batches.append(WindowIndex(lengths, outputs, nbytes, identity, prefixes))
         self._next_row += rows
 
@@ -124,9 +127,9 @@ def _running_sum(values: U64) -> U64:
     return sums
 
 
-def _prefix_hashes(sums: U64, starts: I64, lengths: I64, whole: U64) -> U64:
+def _prefix_hashes(sums: U64, starts: I64, lengths: I64, whole: U64, max_levels: int) -> U64:
     longest = int(lengths.max(initial=0)) // BLOCK_TOKENS
-    levels = min(MAX_LEVELS, longest.bit_length())
+    levels = min(max_levels, longest.bit_length())
     prefixes = np.repeat(whole[:, None], levels + 1, axis=1)
     for level in range(levels):
         tokens = BLOCK_TOKENS << level

@@ -27,7 +27,7 @@ from bulkrun.job.plan.input_stream import InputStream
 from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.plan_view import PLAN_HASH
 from bulkrun.job.plan.report import Counters, PlanReport
-from bulkrun.job.plan.result_columns import INPUT_COLUMNS, extra_fields, schema_text
+from bulkrun.job.plan.result_columns import INPUT_COLUMNS, result_fields, schema_text
 from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.spool import Spool
@@ -76,7 +76,7 @@ class PlanInput:
         spec = detected_job(spec, dataset.schema.names)
         check_id_column(spec.input.id, dataset.schema)
         self.spec = spec
-        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, extra_fields(spec), spec.input.id)
+        self.passthrough = passthrough_schema(dataset.schema, spec.input.columns, result_fields(spec), spec.input.id)
         if spec.run.incremental and spec.input.id not in self.passthrough.names:
             raise JobFileError([f"input.id: {spec.input.id!r} is a result column's name; rename it in input.sql"])
         self._prompts = PromptBuilder(spec, dataset.schema.names, text)

@@ -1,4 +1,4 @@
-"""The result columns that a job asks for beyond the usual ones, declared before row one. Knows no values."""
+"""The result columns of a job, the usual ones and those that it asks for, declared before row one. Knows no values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import base64
 import pyarrow as pa
 
 from bulkrun.data.results.json_schema import arrow_type
+from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.row_key import ROW_KEY
 
@@ -15,8 +16,13 @@ _TOP = pa.struct([("token_id", pa.int32()), ("token", pa.string()), ("logprob", 
 _LOGPROBS = pa.list_(pa.struct([*_TOP, ("top", pa.list_(_TOP))]))
 
 
+def result_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
+    """Every column that the job adds to those of the input, in their order in the result."""
+    return (*(VECTOR_FIELDS if spec.embeds else RESULT_FIELDS), *extra_fields(spec))
+
+
 def extra_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
-    """The columns, in their order in the result."""
+    """The columns beyond the usual ones."""
     sampling, fields = spec.sampling, []
     if sampling.thinking is not None:
         fields.append(pa.field("reasoning", pa.string()))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.errors import InputError, JobFileError
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.index import I64, U64
+from bulkrun.job.plan.index import I64, MAX_LEVELS, U64
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.shard_file import shard_schema
 from bulkrun.job.plan.sizes import RowSizes
@@ -65,7 +65,7 @@ class RowMaker:
     """Makes the shard rows of one job, with the columns `passthrough` of its input's `columns`.
 
     A row is named by `input.id`, or by its number. One whose id is not text is an error row; with `run.incremental` so
-    is one whose id is null.
+    is one whose id is null. `prefix_levels` is how deep the shared prefixes of its prompts are looked for.
     """
 
     def __init__(self, spec: JobSpec, columns: Sequence[str], passthrough: pa.Schema, max_model_len: int) -> None:
@@ -73,7 +73,8 @@ class RowMaker:
         self._passthrough = passthrough
         self._fitter = fitter_of(spec, max_model_len)
         self._max_model_len = max_model_len
-        self._sizes = RowSizes.of(spec.sampling)
+        self.prefix_levels = 0 if spec.embeds else MAX_LEVELS
+        self._sizes = RowSizes.of(spec.sampling, spec.embedding.dimensions or 0)
         self._id_column = spec.input.id
         self._priorities = Priorities(spec.input.priority, columns)
         self._needs_ids = spec.run.incremental

@@ -19,12 +19,13 @@ from bulkrun.job.plan.index import I64
 _FIXED_BYTES = 64  # row, order, offsets and validity of the columns that every shard, or every result, has
 _ID_BYTES = 4
 _TEXT_BYTES = 4  # of a token, about
+_NUMBER_BYTES = 4 + 6  # of a vector: in the results, and as base64 in the journal, which is read whole
 _LOGPROB_BYTES = 64  # of a token and its log-probability in a journal, which is read whole; about
 
 
 @dataclass(frozen=True)
 class RowSizes:
-    """What the job's sampling makes of a row: `samples` results, each with so many bytes for every token.
+    """What the job makes of a row: `samples` results, each with so many bytes for every token, or with a vector.
 
     `generations` is how many outputs are journaled; the bytes are for a token of the output and of the prompt.
     """
@@ -33,16 +34,18 @@ class RowSizes:
     generations: int
     output_token_bytes: int
     prompt_token_bytes: int
+    vector_bytes: int = 0
 
     @classmethod
-    def of(cls, sampling: SamplingSpec) -> RowSizes:
+    def of(cls, sampling: SamplingSpec, dimensions: int = 0) -> RowSizes:
+        """`dimensions`: the numbers of a row's vector, of a job that embeds."""
         output, prompt = (_entry_bytes(top) for top in (sampling.logprobs, sampling.prompt_logprobs))
-        return cls(sampling.n, sampling.generations, _TEXT_BYTES + output, prompt)
+        return cls(sampling.n, sampling.generations, _TEXT_BYTES + output, prompt, dimensions * _NUMBER_BYTES)
 
     def of_rows(self, payload: pa.Array, prompt_tokens: I64, output_tokens: I64) -> I64:
         """The bytes of rows with these passed-through values; `output_tokens` of all generations, at most."""
         planned = _FIXED_BYTES + prompt_tokens * (_ID_BYTES + self.generations * self.prompt_token_bytes)
-        kept = self.samples * (value_bytes(payload) + _FIXED_BYTES)
+        kept = self.samples * (value_bytes(payload) + _FIXED_BYTES + self.vector_bytes)
         sizes: I64 = planned + kept + output_tokens * self.output_token_bytes
         return sizes
 

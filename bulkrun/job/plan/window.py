@@ -55,7 +55,7 @@ class Window:
         self._folder_of_row: list[I64] = []
         self._priorities: list[I64] = []
         self._keep = keep
-        self._index = IndexBuilder(first_row)
+        self._index = IndexBuilder(first_row, maker.prefix_levels)
         self._counters = Counters()
 
     def add(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> None:

@@ -30,6 +30,11 @@ STRUCTURES = (
 BOTH = (*NUMBERS, *WHOLE_NUMBERS, "n", "stop", "stop_token_ids", "logprobs", *STRUCTURES)
 CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort")
 COMPLETION_ONLY = ("prompt",)
+OF_EMBEDDING = ("input", "dimensions", "encoding_format")
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETIONS_URL = "/v1/completions"
+EMBEDDINGS_URL = "/v1/embeddings"
 
 # For OpenAI's or vLLM's service, or hints to OpenAI's own models: no answer of another model depends on them.
 IGNORED = (
@@ -80,6 +85,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 # Where the two endpoints' own habits differ: a chat template writes the special tokens, a plain text gets them.
 _SPECIAL_TOKENS = "add_special_tokens"
+NEUTRAL_OF_EMBEDDING: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {_SPECIAL_TOKENS: (True,), "truncate_prompt_tokens": ()}
+)
 
 _NO_TOOLS, _TEXT_ONLY = "tool calls are not supported", "only text is generated"
 _NO_TEMPLATE = "a plain prompt goes through no chat template; leave it out"
@@ -123,19 +131,23 @@ def as_object(place: str, value: Any, what: str) -> dict[str, Any]:
 
 def check_chat_keys(body: Mapping[str, Any]) -> None:
     """Raise BadBody for what a /v1/chat/completions body cannot hold."""
-    _check(body, CHAT_ONLY, special_tokens=False)
+    _check(body, (*CHAT_ONLY, *BOTH), {**NEUTRAL, _SPECIAL_TOKENS: (False,)})
 
 
 def check_completion_keys(body: Mapping[str, Any]) -> None:
     """Raise BadBody for what a /v1/completions body cannot hold."""
-    _check(body, COMPLETION_ONLY, special_tokens=True)
+    _check(body, (*COMPLETION_ONLY, *BOTH), {**NEUTRAL, _SPECIAL_TOKENS: (True,)})
 
 
-def _check(body: Mapping[str, Any], own: tuple[str, ...], *, special_tokens: bool) -> None:
-    neutral = {**NEUTRAL, _SPECIAL_TOKENS: (special_tokens,)}
-    known = {*own, *BOTH, *neutral}
+def check_embedding_keys(body: Mapping[str, Any]) -> None:
+    """Raise BadBody for what a /v1/embeddings body cannot hold."""
+    _check(body, OF_EMBEDDING, NEUTRAL_OF_EMBEDDING)
+
+
+def _check(body: Mapping[str, Any], honoured: tuple[str, ...], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    known = {*honoured, *neutral}
     for key, value in body.items():
-        if key in own or key in BOTH or key in IGNORED:
+        if key in honoured or key in IGNORED:
             continue
         if key not in neutral:
             hint = did_you_mean(key, known) or "leave it out"

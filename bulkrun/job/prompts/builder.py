@@ -1,8 +1,9 @@
 """Rows to prompts: the job's prompt section applied to record batches, then tokenized in batches off this thread.
 
 Every row comes out as exactly one `Prompt` or one `RowError`, in order. Chat-rendered text is tokenized as it is (the
-template wrote the special tokens), plain text with the model's special tokens (BOS). Knows the text side only as the
-protocol `TextCodec`, and nothing of shards or order. What a row asks is read by `conversations` and `openai_batch`.
+template wrote the special tokens), plain text with the model's special tokens (BOS); what is embedded is plain, with
+`embedding.prompt` before it. Knows the text side only as the protocol `TextCodec`, and nothing of shards or order. What
+a row asks is read by `conversations` and `openai_batch`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_ma
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.openai_batch import batch_maker
-from bulkrun.job.prompts.overrides import Overrides, RowSampling
+from bulkrun.job.prompts.overrides import NO_OUTPUT, Overrides, RowSampling
 from bulkrun.request import RowError
 from bulkrun.sandbox import TemplateFailed
 
@@ -92,14 +93,16 @@ class PromptBuilder:
             self._ask, self._reads = conversation_maker(spec.prompt, columns)
         else:
             assert spec.input.id is not None, "custom_id, where the job names no other"
-            self._ask, self._reads = batch_maker(spec.sampling, columns, spec.input.id)
+            self._ask, self._reads = batch_maker(spec, columns, spec.input.id)
         self._needs_chat = not has_mapping(spec.prompt)  # a batch may hold conversations and plain texts
         self._num_job_messages = 0 if spec.prompt.system is None else 1
+        self._before = spec.embedding.prompt or ""
         self._overrides = Overrides(spec.sampling, columns)
+        self._embeds = spec.embeds
         self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
         if not self._reads:
             raise JobFileError([no_column_used(spec.prompt, columns)])
-        self._chat = _chat_renderer(spec.prompt, text)
+        self._chat = None if spec.embeds else _chat_renderer(spec.prompt, text)
         self._template_kwargs = spec.prompt.chat_template_kwargs
         if self._chat is None:
             _refuse_chat(spec)
@@ -157,7 +160,7 @@ class PromptBuilder:
         ask = self._ask(row)
         if isinstance(ask, RowError):
             return ask
-        sampling = self._overrides.of_row(row, ask.sampling)
+        sampling = NO_OUTPUT if self._embeds else self._overrides.of_row(row, ask.sampling)
         if isinstance(sampling, RowError):
             return sampling
         if asks_nothing(ask.messages[self._num_job_messages :]):  # the job's system message is in every row
@@ -191,7 +194,7 @@ class PromptBuilder:
                 "a conversation needs a chat template: the model brings none, or prompt.chat_template is none",
             )
         if self._chat is None or ask.raw:
-            return "\n\n".join(message["content"] for message in ask.messages)
+            return self._before + "\n\n".join(message["content"] for message in ask.messages)
         try:
             return self._chat.render(ask.messages, **{**self._template_kwargs, **ask.template_kwargs})
         except TemplateFailed as problem:

@@ -1,7 +1,7 @@
 """A job that does not say how a row becomes a prompt: the input's columns tell. Knows names and shapes, no values.
 
-Looked for in this order: an OpenAI batch line, then columns `messages`, `prompt`, `text`. A mapping in the job file
-always wins.
+Looked for in this order: an OpenAI batch line, then columns `messages`, `prompt`, `text`; of a job that embeds `text`,
+then `prompt`. A mapping in the job file always wins.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
 
 # The columns that make a line an OpenAI batch line; `method` may be missing and is POST then.
 BATCH_COLUMNS = ("custom_id", "url", "body")
+_OF_PROMPTS = {"messages": "messages", "prompt": "column", "text": "column"}  # column -> the key that names it
+_OF_TEXTS = {"text": "column", "prompt": "column"}
 
 
 def has_mapping(prompt: PromptSpec) -> bool:
@@ -58,7 +60,8 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
         return spec
     if is_openai_batch(spec.prompt, columns):
         return _as_batch(spec)
-    for name, key in (("messages", "messages"), ("prompt", "column"), ("text", "column")):
+    telling = _OF_TEXTS if spec.embeds else _OF_PROMPTS
+    for name, key in telling.items():
         if name in columns:
             if key == "messages" and spec.prompt.chat_template == "none":
                 raise JobFileError(["prompt.chat_template: none, but the input's column 'messages' needs one"])
@@ -66,8 +69,8 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
     raise JobFileError(
         [
             "prompt: does not say how a row becomes a prompt, and the input has none of the columns that tell: "
-            f"custom_id, url and body (an OpenAI batch), messages, prompt, text. It has: {', '.join(columns) or 'none'}"
-            ". Set one of prompt.template, prompt.messages, prompt.column"
+            f"custom_id, url and body (an OpenAI batch), {', '.join(telling)}. It has: {', '.join(columns) or 'none'}"
+            f". Set one of prompt.template, {'' if spec.embeds else 'prompt.messages, '}prompt.column"
         ]
     )
 

@@ -1,8 +1,9 @@
 """Prompts that do not fit the model: refused, or cut at their start or end.
 
-A prompt is too long when not even one token of output fits after it. A prompt that is kept leaves `max_tokens` less
-room than it asked for where the model's length ends first. A cut prompt leaves room for all of `max_tokens`, but
-never loses more than to half of the model's length (or of the row's budget). Knows token ids only.
+A prompt is too long when not even one token of output fits after it; one that is embedded has no output (`max_tokens`
+0), and may fill the model's length. A prompt that is kept leaves `max_tokens` less room than it asked for where the
+model's length ends first. A cut prompt leaves room for all of `max_tokens`, but never loses more than to half of the
+model's length (or of the row's budget). Knows token ids only.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class PromptFitter:
         `frame` makes the prompt's frame, and is asked where it is cut.
         """
         if self._on_too_long == "error":
-            return token_ids if len(token_ids) < self._max_model_len else self._refusal(len(token_ids))
+            fits = len(token_ids) + min(1, max_tokens) <= self._max_model_len
+            return token_ids if fits else self._refusal(len(token_ids), max_tokens)
         room = self._max_model_len - min(max_tokens, self._max_model_len // 2)
         if (in_budget := self.budget.prompt_room(max_tokens)) is not None and in_budget > 0:
             room = min(room, in_budget)
@@ -68,11 +70,10 @@ class PromptFitter:
         middle = middle[-keep:] if self._on_too_long == "truncate_left" else middle[:keep]
         return [*token_ids[:head], *middle, *token_ids[len(token_ids) - tail :]]
 
-    def _refusal(self, length: int) -> RowError:
+    def _refusal(self, length: int, max_tokens: int) -> RowError:
+        most = f"{self._max_model_len}, output included" if max_tokens else str(self._max_model_len)
         return RowError(
-            "too_long",
-            f"the prompt has {length} tokens and the model takes {self._max_model_len}, output included; "
-            "run.on_too_long can cut it",
+            "too_long", f"the prompt has {length} tokens and the model takes {most}; run.on_too_long can cut it"
         )
 
 

@@ -33,6 +33,10 @@ class RowSampling(NamedTuple):
     greedy: bool
 
 
+# Of a text that is embedded: nothing is generated, and equal texts have equal vectors.
+NO_OUTPUT = RowSampling(None, max_tokens=0, greedy=True)
+
+
 class Overrides:
     """Reads the columns of `sampling.per_row`. Raises JobFileError for a column that the input does not have."""
 

@@ -23,6 +23,7 @@ _KEYS = {
     "input.limit": "run.limit",
     "prompt.on_too_long": "run.on_too_long",
     "prompt.max_tokens_per_row": "run.max_tokens_per_row",
+    "embedding.task": "task",
     "output.columns": "input.columns",
     "output.incremental": "run.incremental",
     "plan.window_rows": "run.window_rows",
@@ -52,6 +53,7 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
         "prompt": _prompt(job["prompt"])
         | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
         "sampling": _sampling(job["sampling"]),
+        **_embedding(job),
         "output": {"columns": _carried(given), "partition_by": output["partition_by"]}
         | ({"incremental": True} if run["incremental"] else {}),
         "plan": {"window_rows": run["window_rows"], "rows_per_file": output["rows_per_file"]},
@@ -77,9 +79,21 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "structured_outputs": {**structured, "json": json.dumps(structured["json"])}}
 
 
+def _embedding(job: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A job that generates has no such section: it stays what it was before there were others."""
+    return {"embedding": {"task": job["task"], **job["embedding"]}} if is_embedding(job) else {}
+
+
+def is_embedding(job: Mapping[str, Any]) -> bool:
+    """Whether a job's results are vectors. One that an earlier version recorded has no `task`."""
+    return bool(job.get("task") == "embed")
+
+
 def key_salt(identity: Mapping[str, Mapping[str, Any]]) -> str:
-    """What a result depends on beside its own row, as a hash: the weights (not where they lie) and the sampling."""
+    """What a result depends on beside its own row, as a hash: the weights (not where they lie), the sampling, and of
+    vectors how they are made."""
     common = {"model": {**identity["model"], "name": None}, "sampling": identity["sampling"]}
+    common["embedding"] = identity.get("embedding", {})
     # What is not set counts for nothing, so that a key that a later version knows does not make all rows new.
     return fingerprint({key: value for key, value in _flatten(common) if value not in (None, [])})
 

@@ -28,7 +28,7 @@ from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.events import utc_now
-from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, key_salt
+from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, is_embedding, key_salt
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
@@ -62,6 +62,11 @@ class RunRecord:
     @property
     def samples(self) -> int:
         return int(self.job["sampling"]["n"])
+
+    @property
+    def embeds(self) -> bool:
+        """Whether its results are vectors."""
+        return is_embedding(self.job)
 
     @property
     def has_random_weights(self) -> bool:

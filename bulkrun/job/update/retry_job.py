@@ -11,7 +11,7 @@ from typing import Any
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import override_job
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import result_fields
 
 _SECTIONS = ("prompt", "sampling", "run", "engine")
 _FIXED = {
@@ -30,7 +30,7 @@ def retry_job(job: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
         if key in _FIXED:
             raise UsageError(f"--set {key}: not in a retry: {_FIXED[key]}")
     spec = override_job(job, overrides)
-    old, new = (extra_fields(each) for each in (JobSpec.model_validate(job), spec))
+    old, new = (result_fields(each) for each in (JobSpec.model_validate(job), spec))
     if old != new:
         names = sorted({field.name for field in {*old} ^ {*new}})
         raise UsageError(

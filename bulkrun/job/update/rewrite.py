@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulkrun.data.results.parts import PartInfo, count_cut, read_part_columns, write_groups
+from bulkrun.data.results.parts import PartInfo, count_cut, read_part_columns, read_part_schema, write_groups
 from bulkrun.data.storage.durable import disk_errors
 from bulkrun.job.store.run_record import RunRecord
 
@@ -73,12 +73,14 @@ def beside_rows(info: PartInfo, paths: Sequence[Path]) -> PartInfo:
     """`info` with those of its tokens alone that no row of its files tells of: of generations that were not kept."""
     prompt, completion = info.prompt_tokens, info.completion_tokens
     for path in paths:
-        for table in read_part_columns(path, ["prompt_tokens", "completion_tokens"]):
+        counted = [name for name in ("prompt_tokens", "completion_tokens") if name in read_part_schema(path).names]
+        for table in read_part_columns(path, counted):
             prompt -= _sum(table, "prompt_tokens")
             completion -= _sum(table, "completion_tokens")
     return replace(info, prompt_tokens=prompt, completion_tokens=completion)
 
 
 def _sum(table: pa.Table, column: str) -> int:
-    total: Any = pc.sum(table[column]).as_py()
+    """The sum of a column; 0 where there is none, as vectors have no output tokens."""
+    total: Any = pc.sum(table[column]).as_py() if column in table.column_names else 0
     return int(total or 0)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from bulkrun.data.results.export_files import CsvSink, JsonlSink, RowSink, json_line, readable_rows
 from bulkrun.data.results.parts import read_part_columns, read_part_info
+from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS
 from bulkrun.data.storage.durable import disk_errors, read_json
 from bulkrun.data.storage.partitions import partition_columns
 from bulkrun.data.tables.in_order import in_row_order
@@ -35,8 +36,6 @@ from bulkrun.job.work.finish import RunTotals, read_totals
 _ROWS_PER_GROUP = 65536
 # What the lines of the format openai are made of, where a run has it; never the bodies.
 _LINE_COLUMNS = ("url", "reasoning", "logprobs")
-_RESULT_COLUMNS = ("row", "sample", "response", "finish_reason", "prompt_tokens", "completion_tokens")
-_ERROR_COLUMNS = ("error_code", "error_message")
 
 
 @dataclass
@@ -100,7 +99,8 @@ class _Rows:
         self.schema = declared_schema(run)
         self.id_column = record.id_column(self.schema.names)
         if options.format == "openai":
-            wanted = {*_LINE_COLUMNS, *_RESULT_COLUMNS, *_ERROR_COLUMNS, self.id_column}
+            results = VECTOR_FIELDS if record.embeds else RESULT_FIELDS
+            wanted = {*_LINE_COLUMNS, *(field.name for field in results), self.id_column}
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
 
     def tables(self) -> Iterator[pa.Table]:
@@ -144,7 +144,8 @@ def _write_lines(
     rows: _Rows, record: RunRecord, options: ExportOptions, streams: dict[Path, IO[bytes]], report: ExportReport
 ) -> None:
     created = int(datetime.fromisoformat(record.created).timestamp())
-    maker = LineMaker(record.run_id, record.job["model"], created, rows.id_column, record.job["sampling"])
+    job = record.job
+    maker = LineMaker(record.run_id, job["model"], created, rows.id_column, job["sampling"], embeds=record.embeds)
 
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():

@@ -11,7 +11,7 @@ from bulkrun.data.results.parts import read_part_info, read_part_schema
 from bulkrun.data.results.schema import output_schema
 from bulkrun.data.storage.durable import read_json
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.result_columns import INPUT_COLUMNS, extra_fields, schema_of_text
+from bulkrun.job.plan.result_columns import INPUT_COLUMNS, result_fields, schema_of_text
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
 from bulkrun.job.work.finish import read_totals
@@ -25,7 +25,7 @@ def declared_schema(run: RunDir) -> pa.Schema:
         return pa.schema([*folders, *read_part_schema(path)])
     planned = (read_json(run.plan_complete) or {}).get(INPUT_COLUMNS)
     given = pa.schema([]) if planned is None else schema_of_text(planned)
-    return output_schema(given, extra_fields(JobSpec.model_validate(read_record(run).job)))
+    return output_schema(given, result_fields(JobSpec.model_validate(read_record(run).job)))
 
 
 def schema_without_rows(run: RunDir) -> pa.Schema | None:

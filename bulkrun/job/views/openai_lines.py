@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from bulkrun.job.prompts.openai_batch import COMPLETIONS_URL
+from bulkrun.job.prompts.body_keys import COMPLETIONS_URL
 
 Row = Mapping[str, Any]
 _CLIENT_ERRORS = ("bad_input", "bad_template", "too_long", "empty_prompt", "invalid_schema", "grammar_failed")
@@ -27,11 +27,15 @@ class BatchLines(NamedTuple):
 class LineMaker:
     """Makes the lines of one run. `id_column` names requests (None: the row's number), `created` is in Unix seconds.
 
-    `sampling` is that of the job: it says which of `reasoning` and `logprobs` the model made; else the input did.
+    `sampling` is that of the job: it says which of `reasoning` and `logprobs` the model made; else the input did. A job
+    that `embeds` made vectors.
     """
 
-    def __init__(self, run_id: str, model: str, created: int, id_column: str | None, sampling: Row) -> None:
+    def __init__(
+        self, run_id: str, model: str, created: int, id_column: str | None, sampling: Row, *, embeds: bool = False
+    ) -> None:
         self._run_id, self._model, self._created, self._id_column = run_id, model, created, id_column
+        self._embeds = embeds
         made_by = {"reasoning": "thinking", "logprobs": "logprobs"}
         self._foreign = {name for name, key in made_by.items() if sampling.get(key) is None}
 
@@ -53,7 +57,8 @@ class LineMaker:
         failed = [row for row in samples if row["error_code"] is not None]
         digest = blake2b(f"{self._run_id}|{samples[0]['row']}".encode(), digest_size=12).hexdigest()
         head = {"id": f"batch_req_{digest}", "custom_id": custom_id}
-        output = {**head, **_success(digest, self._completion(digest, good))} if good else None
+        make = self._vector if self._embeds else self._completion
+        output = {**head, **_success(digest, make(digest, good))} if good else None
         return BatchLines(output, {**head, **_failure(digest, failed, len(samples))} if failed else None)
 
     def _completion(self, digest: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -73,6 +78,16 @@ class LineMaker:
             },
         }
 
+    def _vector(self, _digest: str, rows: Sequence[Row]) -> dict[str, Any]:
+        """Always as numbers: what encoding a line asked for is in its body, which the results do not hold."""
+        [row] = rows
+        return {
+            "object": "list",
+            "data": [{"object": "embedding", "index": 0, "embedding": row["embedding"]}],
+            "model": self._model,
+            "usage": {"prompt_tokens": row["prompt_tokens"], "total_tokens": row["prompt_tokens"]},
+        }
+
 
 def _success(digest: str, body: dict[str, Any]) -> dict[str, Any]:
     return {"response": _response(200, digest, body), "error": None}
@@ -84,7 +99,7 @@ def _failure(digest: str, rows: Sequence[Row], samples: int) -> dict[str, Any]:
     if len(rows) < samples or len({row["error_message"] for row in rows}) > 1:
         message = f"{len(rows)} of {samples} samples failed; sample {rows[0]['sample']}: {message}"
     body: dict[str, Any] = {"error": {"message": message, "type": code, "param": None, "code": code}}
-    if partial := [row for row in rows if row["response"] is not None]:
+    if partial := [row for row in rows if row.get("response") is not None]:
         body["choices"] = [_choice(row, _is_raw(row)) for row in partial]
     status = 400 if code in _CLIENT_ERRORS else 500
     return {"response": _response(status, digest, body), "error": {"code": code, "message": message}}

@@ -87,6 +87,7 @@ class RunStatus:
     cut: int = 0  # output rows that ended at max_tokens
     duplicate_ids: int = 0
     random_weights: bool = False
+    embeds: bool = False  # its results are vectors
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -123,6 +124,7 @@ def read_status(run: RunDir) -> RunStatus:
         cut=sum(part.cut for part in parts),
         duplicate_ids=totals.duplicate_ids if totals else plan.duplicate_ids,
         random_weights=record.has_random_weights,
+        embeds=record.embeds,
     )
 
 
@@ -215,6 +217,12 @@ def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
     return None if newest is None else max(0.0, time.time() - newest)
 
 
+def first_look(root: str, record: RunRecord) -> str:
+    """The query that shows some results; of a vector, which fills a screen, its beginning. `root` is quoted."""
+    columns = "* REPLACE (embedding[:4] AS embedding)" if record.embeds else "*"
+    return f'bulkrun query {root} "SELECT {columns} FROM results LIMIT 5"'
+
+
 def next_command(run: RunDir, record: RunRecord, state: State) -> str:
     """What to type next, as a shell takes it."""
     root = shlex.quote(str(run.root))
@@ -223,7 +231,7 @@ def next_command(run: RunDir, record: RunRecord, state: State) -> str:
     if state == "undelivered":
         return upload_command(run)
     if state == "completed":
-        return f'bulkrun query {root} "SELECT * FROM results LIMIT 5"'
+        return first_look(root, record)
     if state == "completed_with_errors":
         return f"bulkrun errors {root}"
     if read_totals(run) is not None:

@@ -16,7 +16,7 @@ from bulkrun.data.storage.partitions import folder_values
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_view import PlanView
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
@@ -98,7 +98,7 @@ def _verify_part(run: RunDir, record: RunRecord, shard: int, report: VerifyRepor
     want = [(row, sample) for row in rows["row"].to_pylist() for sample in range(record.samples)]
     in_folder = folder_values(planned.folder)
     passthrough = pa.schema([field for field in rows.schema.field("passthrough").type if field.name not in in_folder])
-    if read_part_schema(path) != output_schema(passthrough, extra_fields(JobSpec.model_validate(record.job))):
+    if read_part_schema(path) != output_schema(passthrough, result_fields(JobSpec.model_validate(record.job))):
         raise RunError(f"{path}: its columns are not those of the plan ({run.shard(shard).name})")
     got: list[tuple[int, int]] = []
     codes: Counter[str] = Counter()

@@ -10,40 +10,43 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.results.parts import PartInfo, count_cut, read_part_info, write_part
-from bulkrun.data.results.schema import output_schema
+from bulkrun.data.results.schema import EMBEDDING, RESULT_FIELDS, output_schema
 from bulkrun.data.storage.durable import disk_errors, make_dirs, publish_new
 from bulkrun.data.storage.partitions import folder_values
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
+from bulkrun.job.work.vectors import vector_column
 
 CheckOurs = Callable[[], None]
 
+_OF_RECORD = frozenset({field.name for field in fields(JournalRecord)} - {"rows", "sample", "extra"})
 _COPIED_BYTES = 64 * 2**20  # of a column's values, repeated for the samples
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What every part of a run carries in its footer, how many samples a row has, and its columns of its own."""
+    """What every part of a run carries in its footer, how many samples a row has, and the columns that the job adds."""
 
     run_id: str
     plan_hash: str
     samples: int
     versions: dict[str, str] = field(default_factory=dict)
-    extra: tuple[pa.Field, ...] = ()
+    results: tuple[pa.Field, ...] = RESULT_FIELDS
     best_of: int | None = None
     key_salt: str | None = None  # where rows have a column with their keys
     compression: str = "zstd"
@@ -56,7 +59,7 @@ class RunIdentity:
             record.plan_hash,
             record.samples,
             record.versions,
-            extra_fields(spec),
+            result_fields(spec),
             spec.sampling.best_of,
             record.key_salt,
             spec.output.compression,
@@ -124,7 +127,7 @@ def _outcomes(run: RunDir, planned: ShardInfo, rows: pa.Table, identity: RunIden
 def _part_table(rows: pa.Table, identity: RunIdentity, outcomes: Outcomes) -> pa.Table:
     """The rows of a part."""
     kept = keep_samples(rows["row"].to_pylist(), outcomes, identity.samples, identity.best_of)
-    table = build_table(rows, kept, identity.samples, identity.extra)
+    table = build_table(rows, kept, identity.samples, identity.results)
     if identity.key_salt is not None:
         keys = [key for key in row_keys(rows, identity.key_salt) for _ in range(identity.samples)]
         table = table.set_column(table.schema.get_field_index(ROW_KEY), ROW_KEY, pa.array(keys, pa.string()))
@@ -132,30 +135,36 @@ def _part_table(rows: pa.Table, identity: RunIdentity, outcomes: Outcomes) -> pa
 
 
 def build_table(
-    rows: pa.Table, outcomes: list[tuple[int, int, JournalRecord]], samples: int, extra: Sequence[pa.Field] = ()
+    rows: pa.Table,
+    outcomes: list[tuple[int, int, JournalRecord]],
+    samples: int,
+    results: Sequence[pa.Field] = RESULT_FIELDS,
 ) -> pa.Table:
-    """Passed-through columns beside the result columns, in the declared output schema.
+    """Passed-through columns beside those of `results`, in the declared output schema.
 
     `rows` is a shard's table; `outcomes` has `samples` entries for each of its rows, in the same order.
     """
-    records = [record for _, _, record in outcomes]
-    results = {
-        "row": [row for row, _, _ in outcomes],
-        "sample": [sample for _, sample, _ in outcomes],
-        "response": [record.response for record in records],
-        "finish_reason": [record.finish_reason for record in records],
-        "prompt_tokens": [record.prompt_tokens for record in records],
-        "completion_tokens": [record.completion_tokens for record in records],
-        "error_code": [record.error_code for record in records],
-        "error_message": [record.error_message for record in records],
-        **{field.name: [record.extra.get(field.name) for record in records] for field in extra},
-    }
     passthrough = rows["passthrough"].combine_chunks()
-    fields = list(rows.schema.field("passthrough").type)
-    schema = output_schema(pa.schema(fields), extra)
-    columns = [_repeated(column, samples) for column in passthrough.flatten()] if fields else []
-    columns += [pa.array(results[name], schema.field(name).type) for name in schema.names[len(fields) :]]
-    return pa.Table.from_arrays(columns, schema=schema)
+    carried = list(rows.schema.field("passthrough").type)
+    columns = [_repeated(column, samples) for column in passthrough.flatten()] if carried else []
+    columns += [_result_column(added, outcomes) for added in results]
+    return pa.Table.from_arrays(columns, schema=output_schema(pa.schema(carried), results))
+
+
+def _result_column(added: pa.Field, outcomes: list[tuple[int, int, JournalRecord]]) -> pa.Array:
+    """One of the columns that a job adds: of the outcomes' names, their values, or what is in `extra`."""
+    name, records = added.name, [record for _, _, record in outcomes]
+    if name == "row":
+        values: list[Any] = [row for row, _, _ in outcomes]
+    elif name == "sample":
+        values = [sample for _, sample, _ in outcomes]
+    elif name == EMBEDDING:
+        return vector_column([record.extra.get(name) for record in records])
+    elif name in _OF_RECORD:
+        values = [getattr(record, name) for record in records]
+    else:
+        values = [record.extra.get(name) for record in records]
+    return pa.array(values, added.type)
 
 
 def _repeated(column: pa.Array, samples: int) -> pa.Array | pa.ChunkedArray:

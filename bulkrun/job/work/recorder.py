@@ -20,10 +20,11 @@ from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecor
 from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.work.answers import Answer, AnswerReader
+from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity, commit_shard
 from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.shard_work import Generation, ShardWork
+from bulkrun.job.work.vectors import reader_of
 
 _QUEUE_STEPS = 32  # engine steps whose results may wait for the disk before the engine waits too
 
@@ -78,7 +79,7 @@ class Recorder:
         self, run: RunDir, identity: RunIdentity, decode: Decode, attempt: str, *, checkpoint_every: float
     ) -> None:
         self._run, self._identity, self._own_run = run, identity, OwnRun(run, identity.run_id)
-        self._reader = AnswerReader(decode, identity.extra)
+        self._reader = reader_of(decode, identity.results)
         self._attempt, self._checkpoint_every = attempt, checkpoint_every
         self._queue: queue.Queue[Sequence[_Item] | None] = queue.Queue(_QUEUE_STEPS)
         self._journals = OpenJournals(self._own_run.check)

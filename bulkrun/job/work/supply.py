@@ -81,7 +81,7 @@ class Supply:
         return self._pipeline.deadline.fits(tokens - len(generation.request.output_token_ids))
 
     def _read_shard(self, shard: int) -> ShardWork:
-        return open_shard(self._run, shard, self._spec.sampling, self._spec.run.row_timeout)
+        return open_shard(self._run, shard, self._spec.sampled, self._spec.run.row_timeout)
 
     def _open_shard(self, shard: int) -> None:
         work = self._read_shard(shard)

@@ -21,17 +21,17 @@ from bulkrun.data.inputs.files import InputFile
 from bulkrun.data.inputs.reader import Dataset, open_input
 from bulkrun.data.inputs.subset import open_subset
 from bulkrun.data.results.parts import read_part_schema
-from bulkrun.data.results.schema import RESULT_NAMES
 from bulkrun.data.storage.durable import encode_json
 from bulkrun.errors import JobFileError, ResumeError, UsageError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.prompts.detect import json_text_columns
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record, record_document
+from bulkrun.launch.preparation.embedding import find_embedding_model, with_embedding
 from bulkrun.launch.preparation.input_files import (
     check_still_there,
     check_unchanged,
@@ -54,7 +54,7 @@ _VERSIONS_OF = ("torch", "transformers", "tokenizers", "pyarrow", "duckdb")
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A job whose model and input are there. `spec` is resolved: the model's own sampling defaults are filled in."""
+    """A job whose model and input are there. `spec` is resolved: what the model's own files say is filled in."""
 
     spec: JobSpec
     model_dir: Path
@@ -101,7 +101,7 @@ class PreparedJob:
         """The input's columns in the results that an incremental run has; none where there are no results yet."""
         if not self.spec.run.incremental or not (parts := self.run.parts()):
             return []
-        added = RESULT_NAMES.union(field.name for field in extra_fields(self.spec))
+        added = {field.name for field in result_fields(self.spec)}
         return [field for field in read_part_schema(parts[min(parts)]) if field.name not in added]
 
     def check_input(self, record: RunRecord) -> None:
@@ -164,7 +164,7 @@ class PreparedJob:
 
 
 def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns: bool = True) -> PreparedJob:
-    """Resolve the model, its sampling defaults and the input files.
+    """Resolve the model, its defaults and the input files.
 
     `now` is the clock of chat templates that write the date: a run's plan must not change at midnight. `warns`: of what
     the results may not be meant to hold; False where that was said when the run began. Raises
@@ -173,6 +173,10 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     refuse_variables(spec)
     spec = with_schema(spec)
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
+    if spec.embeds:
+        model_dir, embedding = find_embedding_model(spec.model, BUNDLED_ROOT)
+        tokenizer = Tokenizer.from_dir(model_dir, now=now)
+        return PreparedJob(with_embedding(spec, embedding), model_dir, embedding.model, tokenizer, files)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
     tokenizer = Tokenizer.from_dir(model_dir, now=now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from os import PathLike, fspath
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
@@ -21,11 +21,12 @@ from bulkrun.launch.engine import load_engine
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.preparation.structured_output import with_schema
-from bulkrun.launch.python_api.prompt_stream import PromptStream, RequestOutput, SharedEngine
+from bulkrun.launch.python_api.calls import EngineSettings, Shown
+from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker
+from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
 from bulkrun.models.config.model_dir import generation_defaults, resolve_model
 from bulkrun.request import SamplingParams
-from bulkrun.settings import Batching, Device, Dtype, KVCacheDtype, LoadFormat, Quantization
 from bulkrun.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -36,28 +37,6 @@ _C = TypeVar("_C", bound=Sequence[Message] | Message)
 
 _COLUMNS = [pa.field(name, pa.null()) for name in ("reasoning", "logprobs", "prompt_logprobs", "cumulative_logprob")]
 _NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matter
-
-
-class EngineSettings(TypedDict, total=False):
-    """The keys of a job file's `engine` section, which has their descriptions and defaults."""
-
-    device: Device
-    dtype: Dtype
-    load_format: LoadFormat
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    gpu_memory_utilization: float
-    kv_cache_memory_bytes: int
-    kv_cache_dtype: KVCacheDtype
-    quantization: Quantization | None
-    deterministic: bool
-    enable_prefix_caching: bool
-    batching: Batching
-    batching_window_s: float
-    async_scheduling: bool | None
-    enforce_eager: bool
 
 
 class LLM:
@@ -135,7 +114,7 @@ class LLM:
         counts them on a bar, in a terminal.
         """
         asked = [prompts] if isinstance(prompts, str | Mapping) else prompts
-        show = _Shown(ordered, use_tqdm)
+        show = Shown(ordered, use_tqdm)
         return self._run(asked, ask_prompt, sampling_params, show, add_special_tokens=True)
 
     @overload
@@ -180,14 +159,14 @@ class LLM:
         if not self._tokenizer.has_chat_template:
             raise UsageError(f"{self._job['model']}: has no chat template; use generate() with the prompt's text")
         ask = conversation_asker(self._tokenizer, chat_template_kwargs or {})
-        return self._run(asked, ask, sampling_params, _Shown(ordered, use_tqdm), add_special_tokens=False)
+        return self._run(asked, ask, sampling_params, Shown(ordered, use_tqdm), add_special_tokens=False)
 
     def _run(
         self,
         given: Iterable[Any],
         ask: Ask,
         sampling_params: Sampling | Sequence[Sampling] | None,
-        show: _Shown,
+        show: Shown,
         add_special_tokens: bool,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         if isinstance(given, str) or not isinstance(given, Iterable):
@@ -200,7 +179,7 @@ class LLM:
         )
         stream = PromptStream(
             self._shared,
-            AnswerReader(self._tokenizer.decode_batch, _COLUMNS),  # one a call: it is for one thread at a time
+            TextOutputs(AnswerReader(self._tokenizer.decode_batch, _COLUMNS)),
             lambda texts: self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens),
             asked,
             ordered=show.ordered or isinstance(given, list),
@@ -235,18 +214,3 @@ def _not_sampling(given: object) -> UsageError:
         f"sampling_params: {given!r:.60} is neither SamplingParams nor a mapping with the keys of a job file's "
         "sampling section, like {'max_tokens': 64}"
     )
-
-
-class _Shown(NamedTuple):
-    """How outputs are handed out."""
-
-    ordered: bool
-    use_tqdm: bool
-
-    def counted(self, outputs: Iterator[RequestOutput], total: int | None) -> Iterator[RequestOutput]:
-        """The outputs, counted on a bar where that is wanted and stderr is a terminal."""
-        if not self.use_tqdm:
-            return outputs
-        from tqdm import tqdm
-
-        return iter(tqdm(outputs, total=total, unit=" prompts", disable=None))

@@ -1,12 +1,11 @@
 """Prompts of one Python call on their way through an engine: read ahead a little, handed out as they end.
 
 Between what was read and what was handed out there are never more prompts than the window, so an endless iterator
-runs in bounded memory. Knows requests and answers; knows no models, files or runs.
+runs in bounded memory. Knows requests and completions; what an output is, its caller says. Knows no models and no runs.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import deque
@@ -14,39 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from bulkrun.errors import UsageError
-from bulkrun.job.store.journal import JournalRecord
-from bulkrun.job.work.answers import Answer, AnswerReader
-from bulkrun.job.work.shard_work import Generation
-from bulkrun.request import Completion, Engine, FinishReason, Request, RowError, SamplingParams
+from bulkrun.request import Completion, Engine, Request, RowError, SamplingParams
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What became of one prompt, the `index`-th of its call.
-
-    `error` is None if and only if `text` is an answer; a prompt that failed may have the text that came before.
-    `reasoning`, `parsed` and the log-probabilities are there where the sampling asks for them.
-    """
-
-    index: int
-    prompt: str | None  # as text, None where token ids or nothing usable were given
-    text: str | None
-    finish_reason: FinishReason
-    error: RowError | None = None
-    token_ids: tuple[int, ...] = ()
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    reasoning: str | None = None
-    parsed: Any = None
-    logprobs: list[dict[str, Any]] | None = None
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
-    cumulative_logprob: float | None = None
+_O = TypeVar("_O")
 
 
 class Asked(NamedTuple):
@@ -57,6 +30,26 @@ class Asked(NamedTuple):
     sampling: SamplingParams
     seed: int
     error: RowError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The `index`-th prompt of a call, and what became of it."""
+
+    index: int
+    asked: Asked
+    request: Request
+    done: Completion
+
+
+class Outputs(Protocol[_O]):
+    """What a call hands out."""
+
+    def refused(self, index: int, asked: Asked) -> _O:
+        """The output of a prompt that cannot run: `asked` has an error."""
+
+    def read(self, ended: Sequence[Ended]) -> list[_O]:
+        """The outputs of prompts that ended in one step."""
 
 
 class SharedEngine:
@@ -73,7 +66,7 @@ class SharedEngine:
     def check_process(self) -> None:
         """Raise UsageError in a child that was forked: threads, and with them the engine, stay in the parent."""
         if os.getpid() != self._process:
-            raise UsageError("this LLM belongs to the process that made it; after os.fork() the child makes its own")
+            raise UsageError("this model belongs to the process that made it; after os.fork() the child makes its own")
 
     def add(
         self, prompts: Sequence[tuple[Sequence[int], Asked]], receive: Callable[[Request, Completion], None]
@@ -117,7 +110,7 @@ class SharedEngine:
             del self._receivers[request_id]
 
 
-class PromptStream:
+class PromptStream(Generic[_O]):
     """An iterator over the outputs of `asked`; ordered as the prompts came, or as they end.
 
     One thread at a time advances it; what it is told of ends comes from any.
@@ -126,22 +119,22 @@ class PromptStream:
     def __init__(
         self,
         shared: SharedEngine,
-        reader: AnswerReader,
+        made: Outputs[_O],
         encode: Callable[[list[str]], list[list[int]]],
         asked: Iterator[Asked],
         *,
         ordered: bool,
     ) -> None:
-        self._shared, self._reader, self._encode = shared, reader, encode
+        self._shared, self._made, self._encode = shared, made, encode
         self._asked, self._ordered = enumerate(asked), ordered
         self._window = 2 * shared.engine.max_num_seqs
         self._running: dict[str, tuple[int, Asked]] = {}
         self._ended: deque[tuple[Request, Completion]] = deque()
-        self._waiting: dict[int, RequestOutput] = {}  # ended, and not handed out yet
+        self._waiting: dict[int, _O] = {}  # ended, and not handed out yet
         self._next = 0
         self._exhausted = False
 
-    def outputs(self) -> Iterator[RequestOutput]:
+    def outputs(self) -> Iterator[_O]:
         """Every prompt's output. Abandoning the iterator drops what still runs."""
         try:
             while True:
@@ -171,7 +164,7 @@ class PromptStream:
         good: list[tuple[int, Asked]] = []
         for index, one in batch:
             if one.error is not None:
-                self._waiting[index] = RequestOutput(index, one.text, None, "error", one.error)
+                self._waiting[index] = self._made.refused(index, one)
             else:
                 good.append((index, one))
         prompts = [(next(encoded) if one.token_ids is None else one.token_ids, one) for _, one in good]
@@ -183,15 +176,11 @@ class PromptStream:
     def _read_ended(self) -> None:
         """Turn what ended into outputs, all of a step together."""
         ended = _taken(self._ended)
-        whose = [self._running.pop(request.request_id) for request, _ in ended]
-        answers = [
-            Answer(Generation(request, shard=0, rows=(index,), sample=0), done)
-            for (request, done), (index, _) in zip(ended, whose, strict=True)
-        ]
-        for (index, asked), (_, done), record in zip(whose, ended, self._reader.records(answers), strict=True):
-            self._waiting[index] = _output(index, asked, done, record)
+        whose = [Ended(*self._running.pop(request.request_id), request, done) for request, done in ended]
+        for one, output in zip(whose, self._made.read(whose), strict=True):
+            self._waiting[one.index] = output
 
-    def _take_ready(self) -> list[RequestOutput]:
+    def _take_ready(self) -> list[_O]:
         ready = []
         if self._ordered:
             while self._next in self._waiting:
@@ -205,28 +194,3 @@ class PromptStream:
 def _taken(queue: deque[_T]) -> list[_T]:
     """All that is in it, taken out; others may put more in meanwhile."""
     return [queue.popleft() for _ in range(len(queue))]
-
-
-def _output(index: int, asked: Asked, done: Completion, record: JournalRecord) -> RequestOutput:
-    structured, error = asked.sampling.structured_outputs, None
-    if record.error_code is not None:
-        error = RowError(record.error_code, record.error_message or "")
-    parsed = None
-    if error is None and structured is not None and structured.kind == "json":
-        parsed = json.loads(record.response or "null")
-    return RequestOutput(
-        index=index,
-        prompt=asked.text,
-        text=record.response,
-        finish_reason=done.finish_reason,
-        error=error,
-        token_ids=done.token_ids,
-        num_prompt_tokens=record.prompt_tokens,
-        num_cached_tokens=record.cached_tokens,
-        num_output_tokens=record.completion_tokens,
-        reasoning=record.extra.get("reasoning"),
-        parsed=parsed,
-        logprobs=record.extra.get("logprobs"),
-        prompt_logprobs=record.extra.get("prompt_logprobs"),
-        cumulative_logprob=record.extra.get("cumulative_logprob"),
-    )

@@ -55,18 +55,18 @@ def ask_prompt(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
 
 
 def _ask_plain(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
-    plain = _as_python(prompt)
+    plain = as_python(prompt)
     if isinstance(plain, str):
-        return Asked(plain, None, sampling, seed, _error_of(plain))
+        return Asked(plain, None, sampling, seed, error_of(plain))
     if isinstance(plain, Sequence) and not isinstance(plain, bytes | bytearray):
-        token_ids = [_as_python(token_id) for token_id in plain]
+        token_ids = [as_python(token_id) for token_id in plain]
         if all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
             return Asked(None, token_ids, sampling, seed)
     error = RowError("bad_input", f"{repr(prompt)[:60]} is neither a text nor a list of token ids")
     return Asked(None, None, sampling, seed, error)
 
 
-def _as_python(value: Any) -> Any:
+def as_python(value: Any) -> Any:
     """What a value of pyarrow (`as_py`), NumPy or torch (`tolist`) is in Python; any other as it is."""
     if isinstance(value, int | str | list):  # nearly always
         return value
@@ -76,7 +76,8 @@ def _as_python(value: Any) -> Any:
     return value
 
 
-def _error_of(text: str) -> RowError | None:
+def error_of(text: str) -> RowError | None:
+    """Why a text cannot be a prompt; None where it can."""
     if not text.strip():
         return RowError("empty_prompt", "the prompt is empty")
     if not is_unicode(text):

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from bulkrun.data.results.schema import output_schema
+from bulkrun.data.results.schema import EMBEDDING, output_schema
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.store.places import check_place
 from bulkrun.job.store.run_record import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
+from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.runs.night_plan import plan_night
@@ -30,22 +31,34 @@ class PreviewedRow(NamedTuple):
     response: str | None
     ended_by: str  # stop, length, or the error
     reasoning: str | None = None
+    embedding: list[float] | None = None
 
 
 def check_job(spec: JobSpec) -> dict[str, Any]:
     """Everything that can be checked without running: input, columns, prompt, model. Raises what `submit` would."""
     prepared = prepare(spec)
     source = check_prepared(prepared)
-    declared = output_schema(source.passthrough, extra_fields(prepared.spec))
+    declared = output_schema(source.passthrough, result_fields(prepared.spec))
     return {
         "job": spec.name,
         "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
+        **_vectors(prepared.spec),
         "input files": len(prepared.files),
         "prompt": source.prompt,
         "input columns": ", ".join(f"{field.name} {field.type}" for field in source.input_schema),
         "output columns": ", ".join(declared.names),
         "output": spec.output.path if is_remote(spec.output.path) else str(prepared.run.root),
     }
+
+
+def _vectors(spec: JobSpec) -> dict[str, str]:
+    """What the vectors of a prepared job that embeds are."""
+    if not spec.embeds:
+        return {}
+    made = spec.embedding
+    normalized = "normalized" if made.normalize else "not normalized"
+    before = f", after {made.prompt!r}" if made.prompt else ""
+    return {"vectors": f"{made.dimensions} numbers, pooling {made.pooling}, {normalized}{before}"}
 
 
 def check_prepared(prepared: PreparedJob, *, anew: bool = False) -> PlanInput:
@@ -82,7 +95,7 @@ def preview_job(spec: JobSpec, num_rows: int) -> list[PreviewedRow]:
     rows = _planned_rows(prepared, num_rows)
     requests = {row["row"]: _request(row, prepared.spec) for row in rows if row["error_code"] is None}
     done = _generate(prepared, requests.values())
-    reader = AnswerReader(prepared.tokenizer.decode_batch, extra_fields(prepared.spec))
+    reader = reader_of(prepared.tokenizer.decode_batch, result_fields(prepared.spec))
     return [
         _shown(prepared, row["row_id"], requests[row["row"]], done[str(row["row"])], reader)
         if row["row"] in requests
@@ -102,7 +115,7 @@ def _planned_rows(prepared: PreparedJob, num_rows: int) -> list[dict[str, Any]]:
 
 
 def _request(row: Mapping[str, Any], spec: JobSpec) -> Request:
-    sampling, job_seed = row_sampling(spec.sampling, spec.run.row_timeout, row["overrides"])
+    sampling, job_seed = row_sampling(spec.sampled, spec.run.row_timeout, row["overrides"])
     return Request(str(row["row"]), row["token_ids"], sampling, row_seed(job_seed, row["row_id"], sample=0))
 
 
@@ -117,9 +130,15 @@ def _generate(prepared: PreparedJob, requests: Iterable[Request]) -> dict[str, C
 
 
 def _shown(
-    prepared: PreparedJob, row_id: str, request: Request, completion: Completion, reader: AnswerReader
+    prepared: PreparedJob,
+    row_id: str,
+    request: Request,
+    completion: Completion,
+    reader: AnswerReader | VectorReader,
 ) -> PreviewedRow:
     text = prepared.tokenizer.decode_batch([request.prompt_token_ids], skip_special_tokens=False)[0]
     [record] = reader.records([Answer(Generation(request, shard=0, rows=(0,), sample=0), completion)])
     ended = record.finish_reason if record.error_code is None else f"{record.error_code}: {record.error_message}"
-    return PreviewedRow(row_id, text, record.response, ended, record.extra.get("reasoning"))
+    vector = record.extra.get(EMBEDDING)
+    numbers = None if vector is None else vector_of(vector).tolist()
+    return PreviewedRow(row_id, text, record.response, ended, record.extra.get("reasoning"), numbers)

@@ -14,7 +14,7 @@ from bulkrun.data.results.schema import output_schema
 from bulkrun.data.storage.durable import disk_errors
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.plan.planner import PlanInput
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.update.cause import Cause
 from bulkrun.job.update.compatibility import check_columns_fit
@@ -32,7 +32,7 @@ def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:
     """
     parts = prepared.run.parts()
     source = PlanInput(prepared.spec, fit_results(prepared, dataset), prepared.tokenizer, prepared.max_model_len)
-    check_columns_fit(parts, output_schema(source.passthrough, extra_fields(prepared.spec)))
+    check_columns_fit(parts, output_schema(source.passthrough, result_fields(prepared.spec)))
     return source
 
 

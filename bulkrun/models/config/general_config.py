@@ -117,10 +117,10 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
     if not any(name.endswith(_DECODERS) for name in names):
         raise ModelError(f"architecture {shown} is not supported; decoders that generate text are (`bulkrun models`)")
     if not any(name in TRIED for name in names):
-        _refuse_unknown(raw, shown)
+        refuse_unknown(raw, shown)
 
 
-def _refuse_unknown(raw: Mapping[str, Any], shown: str) -> None:
+def refuse_unknown(raw: Mapping[str, Any], shown: str) -> None:
     """Raise ModelError for a model type that transformers does not have: what comes with it could run it alone."""
     from transformers import CONFIG_MAPPING, __version__  # slow to import (torch comes with it), and asked of few
 
@@ -170,7 +170,7 @@ def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
         if sizes[size] is None:
             raise ModelError(
                 f"architecture {raw['architectures'][0]} is not supported: config.json has none of {', '.join(names)}, "
-                f"which a decoder with a KV cache needs"
+                "a size that is needed"
             )
     if raw["architectures"][0].startswith("Cohere"):  # Command R: positions of its training, and how far it reaches
         sizes["max_position_embeddings"] = max(sizes["max_position_embeddings"], raw.get("model_max_length") or 0)

@@ -6,7 +6,6 @@ general way (`general_config`). What cannot run at all is refused by name.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.architectures import find_family, text_part
+from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.families import (
     Family,
     NormPlacement,
@@ -27,7 +27,6 @@ from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, refuse_quantized, stored_quantization
 from bulkrun.models.files.safetensors_header import stored_dtype
-from bulkrun.models.files.weight_files import other_format
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -64,24 +63,7 @@ class ModelConfig:
     @staticmethod
     def from_dir(path: Path | str) -> ModelConfig:
         """Read `path`/config.json. Raises ModelError for a missing or broken file and for anything unsupported."""
-        file = Path(path) / "config.json"
-        try:
-            raw = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            reason = other_format(Path(path)) or "a model directory needs a Hugging Face config.json"
-            raise ModelError(f"{file}: no such file; {reason}") from None
-        except (ValueError, OSError, RecursionError) as error:
-            raise ModelError(f"{file}: not readable as JSON ({error}); download the model again") from None
-        if not isinstance(raw, dict):
-            raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; download the model again")
-        try:
-            return ModelConfig.from_dict(_with_dtype(raw, Path(path)))
-        except KeyError as error:
-            raise ModelError(f"{file}: key {error} is missing; download the model again") from None
-        except ModelError as error:
-            raise ModelError(f"{file}: {error}") from None
-        except (AttributeError, TypeError, ValueError) as error:  # such as a text where an object is read
-            raise ModelError(f"{file}: a value is of another kind than its key's ({error}); fix it") from None
+        return read_config(Path(path), lambda raw: ModelConfig.from_dict(with_dtype(raw, Path(path))))
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> ModelConfig:
@@ -95,7 +77,7 @@ class ModelConfig:
             return DecoderConfig.of_family(*found, raw)
         refuse_impossible(raw)
         refuse_quantized(raw)
-        return ModelConfig(**sizes_of(raw), **_common_facts(raw))
+        return ModelConfig(**sizes_of(raw), **common_facts(raw))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,18 +164,19 @@ class DecoderConfig(ModelConfig):
             ropes=ropes,
             moe=_moe(keys, family),
             stored_quantization=quantization,
-            **_common_facts(raw),
+            **common_facts(raw),
         )
 
 
-def _with_dtype(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+def with_dtype(raw: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """Where the file says nothing, or `auto`, it is what the weights are stored in, as in transformers."""
     text = text_part(raw)
     given = text.get("dtype") or text.get("torch_dtype") or "auto"
-    return raw | {"dtype": stored_dtype(path) or "float32"} if given == "auto" else raw
+    return {**raw, "dtype": stored_dtype(path) or "float32"} if given == "auto" else raw
 
 
-def _common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
+def common_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What every config.json says alike: the dtype and the tokens that end an output. Raises ModelError."""
     name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in _DTYPES:
         raise ModelError(f"dtype {name} is not supported; these are: {', '.join(_DTYPES)}")

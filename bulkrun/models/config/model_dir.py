@@ -9,19 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.embedding_config import LENGTH_FILES, PROMPTS_FILE, EmbeddingConfig
 from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.models.config.sentence_modules import MODULES, module_folders
 from bulkrun.models.files.safetensors_header import read_header
 from bulkrun.models.files.weight_files import ADAPTER
 
 BUNDLED_PREFIX = "bundled:"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 _NOT_FROM_HUB = ["consolidated*", "*/*"]  # the same weights under other names; adapters, exports to other formats
+# of models that embed; the folders of their modules begin with a digit (1_Pooling), those of exports do not
+_EMBEDDING_CONFIGS = [MODULES, PROMPTS_FILE, LENGTH_FILES, "tokenizer_config.json", "*/config.json"]
+_NOT_FROM_EMBEDDING_HUB = ["consolidated*", "[!0-9]*/*", "*/*/*"]
 _FINGERPRINT_FILES = (
     "config.json",
     "generation_config.json",
@@ -36,6 +41,7 @@ _FINGERPRINT_FILES = (
     "vocab.json",
     "merges.txt",
 )
+_EMBEDDING_FILES = (MODULES, PROMPTS_FILE, LENGTH_FILES, "vocab.txt")  # patterns; where there are modules
 # key of generation_config.json -> its value that changes nothing, beside those that are false
 _NOT_APPLIED: Mapping[str, Any] = {
     "suppress_tokens": None,
@@ -58,10 +64,12 @@ _NOT_APPLIED: Mapping[str, Any] = {
 _BLOCKS, _BLOCK_BYTES = 16, 4096  # of each weights file, for its fingerprint
 
 
-def resolve_model(name: str, *, bundled_root: Path) -> Path:
+def resolve_model(name: str, *, bundled_root: Path, embeds: bool = False) -> Path:
     """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id.
 
-    Raises ModelError that says what was tried and what to do.
+    A model from the hub is one that generates, or one that `embeds`: which files are wanted, and what must be in
+    config.json before gigabytes are fetched, is not the same. Raises ModelError that says what was tried and what to
+    do.
     """
     if name.startswith(BUNDLED_PREFIX):
         return _bundled(name, bundled_root)
@@ -74,11 +82,13 @@ def resolve_model(name: str, *, bundled_root: Path) -> Path:
         raise ModelError(f"model: {name!r} is a file; give the directory that holds config.json and the safetensors")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"model: no such directory: {name!r}; check the path (relative ones start here: {Path.cwd()})")
-    return _from_hub(name)
+    return _from_hub(name, embeds=embeds)
 
 
 def model_fingerprint(path: Path | str) -> str:
     """A hash of what a model is: configs, tokenizer, and each safetensors file's name, size, header and some blocks.
+
+    Of a model that lists modules behind its transformer (modules.json), what lies in their folders belongs to it.
 
     Milliseconds even for huge weights: the headers hold every tensor's name, dtype, shape and place, and blocks spread
     over the file tell a fine-tuned model from its base. Raises ModelError for a torn safetensors file.
@@ -89,10 +99,26 @@ def model_fingerprint(path: Path | str) -> str:
         file = path / name
         if file.is_file():
             _update(digest, name, file.read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
+    _update_weights(digest, path)
+    if (path / MODULES).is_file():
+        _update_modules(digest, path)
+    return digest.hexdigest()
+
+
+def _update_weights(digest: hashlib.blake2b, folder: Path) -> None:
+    for file in sorted(folder.glob("*.safetensors")):
         _update(digest, f"{file.name} {file.stat().st_size}", read_header(file))
         _update(digest, "blocks", _blocks(file))
-    return digest.hexdigest()
+
+
+def _update_modules(digest: hashlib.blake2b, path: Path) -> None:
+    folders = module_folders(path)
+    files = [file for pattern in _EMBEDDING_FILES for file in sorted(path.glob(pattern))]
+    files += [folder / "config.json" for folder in folders if (folder / "config.json").is_file()]
+    for file in files:
+        _update(digest, file.relative_to(path).as_posix(), file.read_bytes())
+    for folder in folders:
+        _update_weights(digest, folder)
 
 
 def _blocks(file: Path) -> bytes:
@@ -169,15 +195,12 @@ def _bundled(name: str, bundled_root: Path) -> Path:
     raise ModelError(f"model: {name!r} is not bundled; these are: {known}")
 
 
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+def _from_hub(name: str, *, embeds: bool) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     tried = f"no directory {name!r} here ({Path.cwd()}), and"
     try:
-        config = snapshot_download(name, allow_patterns=["config.json", ADAPTER])
-        ModelConfig.from_dir(config)  # before gigabytes of what cannot be run
-        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_NOT_FROM_HUB))
+        return _downloaded(name, embeds=embeds)
     except HFValidationError:
         raise ModelError(f"model: {tried} it is not a hub id (owner/name) either; check the name") from None
     except LocalEntryNotFoundError:
@@ -191,6 +214,17 @@ def _from_hub(name: str) -> Path:
             f"model: {tried} the hub did not give it: {first_line}; check the name, or log in with "
             "`hf auth login` if the model is gated"
         ) from None
+
+
+def _downloaded(name: str, *, embeds: bool) -> Path:
+    """The directory of a whole model; what it is gets looked at before gigabytes of what cannot be run."""
+    from huggingface_hub import snapshot_download
+
+    check: Callable[[str], object] = EmbeddingConfig.from_dir if embeds else ModelConfig.from_dir
+    ignored = _NOT_FROM_EMBEDDING_HUB if embeds else _NOT_FROM_HUB
+    configs = ["config.json", ADAPTER, *(_EMBEDDING_CONFIGS if embeds else [])]
+    check(snapshot_download(name, allow_patterns=configs, ignore_patterns=ignored))
+    return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=ignored))
 
 
 def _update(digest: hashlib.blake2b, name: str, content: bytes) -> None:

@@ -35,7 +35,7 @@ class Decoder(nn.Module):
         self.embed_weight = empty_parameter(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config, config.hidden_size)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.lm_head: Linear | nn.Identity = Linear(config.hidden_size, config.vocab_size)
         self.tie_weights()
         self.layer_stack: LayerStack | None = None  # the loader's, where one call can run all layers
         # each rotary embedding that some layer has, on the device once the loader has moved it there
@@ -101,8 +101,12 @@ class Decoder(nn.Module):
 
     def tie_weights(self) -> None:
         """Tie the head to the embedding, where the model says so."""
-        if self.config.tie_word_embeddings:
+        if self.config.tie_word_embeddings and isinstance(self.lm_head, Linear):
             self.lm_head.weight, self.lm_head.is_tied = self.embed_weight, True
+
+    def drop_head(self) -> None:
+        """Have no head, for hidden states alone: a tied one would be copied once more to be multiplied with."""
+        self.lm_head = nn.Identity()
 
     def cast(self, dtype: torch.dtype) -> None:
         """Make the weights `dtype`, except those of norms that round only once, and sinks: they stay float32."""

@@ -30,7 +30,7 @@ from bulkrun.models.loading.dummy_weights import fill_with_random_weights
 from bulkrun.models.loading.projection_forms import Forms, form_projections
 from bulkrun.models.loading.quantization import refuse_quantization, store_quantized, warn_of_slow_products
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
-from bulkrun.models.loading.tensor_names import HEAD, Target, targets
+from bulkrun.models.loading.tensor_names import HEAD, HEAD_MODULE, Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
 from bulkrun.settings import Quantization
 
@@ -45,14 +45,16 @@ def load_model(
     load_format: str = "auto",
     quantization: Quantization | None = None,
     deterministic: bool = False,
+    has_head: bool = True,
 ) -> LanguageModel:
     """Build the model of a directory and fill its weights.
 
     `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization`: of the
     projections' weights, each as it is read; None: what is stored in 8 or 4 bits stays so where that is fast
-    (`projection_forms`). `deterministic`: made batch-invariant (`models.decoder.invariant`). Raises ModelError for an
-    unsupported model, for pickle weights, for torn files, and for tensors that are missing, unexpected or of another
-    shape than config.json says; UsageError for a device that cannot do what was asked.
+    (`projection_forms`). `deterministic`: made batch-invariant (`models.decoder.invariant`). Without `has_head`, which
+    is for the decoder's families, there are hidden states alone, whether files have a head or not. Raises ModelError
+    for an unsupported model, for pickle weights, for torn files, and for tensors that are missing, unexpected or of
+    another shape than config.json says; UsageError for a device that cannot do what was asked.
     """
     path = Path(path)
     config = ModelConfig.from_dir(path)
@@ -62,10 +64,12 @@ def load_model(
         refuse_invariance(config, torch.device(device), quantization)
     files = None if load_format == "dummy" else weight_files(path)
     if not isinstance(config, DecoderConfig):
+        assert has_head, "hidden states alone come from the decoder"
         from bulkrun.models.loading.general_loader import load_general_model  # transformers takes seconds to import
 
         return load_general_model(path, config, files or [], dtype=dtype, device=device)
-    model = _load_decoder(path, config, files, dtype, torch.device(device), quantization, deterministic=deterministic)
+    options = {"deterministic": deterministic, "has_head": has_head}
+    model = _load_decoder(path, config, files, dtype, torch.device(device), quantization, **options)
     model.pack_weights(quantized_alone=deterministic)
     warn_of_slow_products(model)
     if deterministic:
@@ -83,13 +87,17 @@ def _load_decoder(
     quantization: Quantization | None,
     *,
     deterministic: bool,
+    has_head: bool,
 ) -> Decoder:
     """The decoder with the files' weights or, without files, random ones."""
     tensors = text_tensors(files or [], is_tied=config.tie_word_embeddings)
+    if not has_head:  # as if it were tied, and then without
+        config = dataclasses.replace(config, tie_word_embeddings=True)
+        tensors = {name: stored for name, stored in tensors.items() if not name.startswith(HEAD_MODULE)}
     weights = any_weights(tensors, config.stored_quantization, path)
     if config.tie_word_embeddings and (HEAD in weights.scales or has_own_head(tensors, dtype)):
         config = dataclasses.replace(config, tie_word_embeddings=False)
-    model, scales = _without_memory(config, dtype), dict(weights.read_scales(weights.scales))
+    model, scales = _without_memory(config, dtype, has_head=has_head), dict(weights.read_scales(weights.scales))
     forms = Forms(weights, scales, dtype, device, quantization, deterministic=deterministic)
     _take_memory(model, device, can_quantize=form_projections(model, forms))
     if files is None:
@@ -99,10 +107,12 @@ def _load_decoder(
     return model
 
 
-def _without_memory(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+def _without_memory(config: DecoderConfig, dtype: torch.dtype, *, has_head: bool) -> Decoder:
     """The decoder as sizes alone."""
     with torch.device("meta"):
         model = Decoder(config)
+    if not has_head:
+        model.drop_head()
     model.cast(dtype)
     return model
 
@@ -110,7 +120,8 @@ def _without_memory(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
 def _take_memory(model: Decoder, device: torch.device, *, can_quantize: bool) -> None:
     """Put the decoder on its device, with whatever the memory held as weights."""
     num_bytes = sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
-    copied_bytes = model.embed_weight.nbytes if model.config.tie_word_embeddings else 0  # a packed head, beside it
+    is_copied = model.config.tie_word_embeddings and isinstance(model.lm_head, Linear)
+    copied_bytes = model.embed_weight.nbytes if is_copied else 0  # a packed head, beside it
     refuse_beyond_ram(num_bytes + copied_bytes, device, can_quantize=can_quantize)
     try:
         # what `to_empty` does, but its `empty_like` of a meta tensor imports sympy: a quarter of a second

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import nn
 
 from bulkrun import ops
 from bulkrun.errors import ModelError, UsageError
@@ -57,7 +58,7 @@ def quantize_projections(
                     setattr(module, name, _LAYERS[quantization, type(plain)](plain))
 
 
-def warn_of_slow_products(model: Decoder) -> None:
+def warn_of_slow_products(model: nn.Module) -> None:
     """Say it where int8 products are not compiled: such a model is for checks, not for speed."""
     plain = [m for m in model.modules() if isinstance(m, Int8Weights) and m.zeros is None]
     if plain:
@@ -91,15 +92,20 @@ def _store_piece(tensor: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 
 def refuse_quantization(config: ModelConfig, device: torch.device, quantization: Quantization) -> None:
     """Raise ModelError for a model, UsageError for a device, that cannot have such weights."""
-    if quantization == "fp8":
-        refuse_without_fp8(device, "engine.quantization")
-    elif device.type != "cpu":
-        raise UsageError(f"engine.quantization: int8 is for CPUs, and this runs on {device.type}; set fp8")
+    refuse_quantization_on(device, quantization)
     if not isinstance(config, DecoderConfig):
         raise ModelError(
             f"engine.quantization: {quantization} is for the architectures that `bulkrun models` calls fast, and "
             f"{config.architecture} runs through transformers' own code; leave the key out"
         )
+
+
+def refuse_quantization_on(device: torch.device, quantization: Quantization) -> None:
+    """Raise UsageError for a device that cannot multiply such weights."""
+    if quantization == "fp8":
+        refuse_without_fp8(device, "engine.quantization")
+    elif device.type != "cpu":
+        raise UsageError(f"engine.quantization: int8 is for CPUs, and this runs on {device.type}; set fp8")
 
 
 def refuse_without_fp8(device: torch.device, key: str) -> None:

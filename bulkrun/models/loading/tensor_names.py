@@ -69,7 +69,8 @@ class _ExpertNames(NamedTuple):
     down: str
 
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD_MODULE = "lm_head."
+EMBEDDING, HEAD = "model.embed_tokens.weight", f"{HEAD_MODULE}weight"
 _FUSED_IN_CHECKPOINT = ("Phi3ForCausalLM",)  # q, k, v in one tensor, gate and up in another
 _EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "MixtralForCausalLM": _ExpertNames("block_sparse_moe", "w1", "w3", "w2"),

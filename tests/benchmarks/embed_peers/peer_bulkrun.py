@@ -1,4 +1,4 @@
-"""bulkrun as a peer: its Python API, with its defaults."""
+"""bulkrun as a peer: its Python API; texts longer than the model are cut, as sentence-transformers cuts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def load(options: Options) -> Embed:
     """The model behind `Embedder`."""
     import bulkrun
 
-    embedder = bulkrun.Embedder(str(options.model), device="cpu", dtype=options.dtype)
+    embedder = bulkrun.Embedder(str(options.model), device="cpu", dtype=options.dtype, on_too_long="truncate_right")
     return lambda texts: np.stack([result.embedding for result in embedder.embed(texts)])
 
 

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from bulkrun.data.results.schema import RESULT_NAMES, check_columns, output_schema, passable, passthrough_schema
+from bulkrun.data.results.schema import (
+    RESULT_FIELDS,
+    RESULT_NAMES,
+    check_columns,
+    output_schema,
+    passable,
+    passthrough_schema,
+)
 from bulkrun.errors import InputError
 
 INPUT = pa.schema([pa.field("title", pa.string(), nullable=False), ("n", pa.int64())])
@@ -38,7 +45,7 @@ def test_a_column_named_like_a_result_column_is_refused_with_both_ways_out(name:
 def test_a_column_that_sql_takes_for_a_result_column_is_refused(name: str, result: str) -> None:
     schema = INPUT.append(pa.field(name, pa.string()))
     with pytest.raises(InputError, match=f"column '{name}' is named like the result column '{result}' .*no case"):
-        passthrough_schema(schema, None, [pa.field("parsed", pa.string())])
+        passthrough_schema(schema, None, [*RESULT_FIELDS, pa.field("parsed", pa.string())])
     assert passthrough_schema(schema, ["title"]).names == ["title"]
 
 

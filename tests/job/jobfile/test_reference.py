@@ -45,5 +45,5 @@ def test_a_section_is_itself_and_what_is_in_it() -> None:
     assert [key.key for key in inner] == ["ray.address", "ray.gpus", "ray.cpus"]
     with pytest.raises(UsageError, match=r"'sampling\.temprature' is not a section .* sampling\.temperature\?"):
         keys_below(job_schema(), "sampling.temprature")
-    with pytest.raises(UsageError, match="there are name, model, input"):
+    with pytest.raises(UsageError, match="there are name, model, task, input"):
         keys_below(job_schema(), "§")

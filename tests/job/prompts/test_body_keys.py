@@ -6,10 +6,18 @@ import json
 import re
 from pathlib import Path
 
-from bulkrun.job.prompts.body_keys import BOTH, CHAT_ONLY, COMPLETION_ONLY, IGNORED, NEUTRAL
+from bulkrun.job.prompts.body_keys import (
+    BOTH,
+    CHAT_ONLY,
+    COMPLETION_ONLY,
+    IGNORED,
+    NEUTRAL,
+    NEUTRAL_OF_EMBEDDING,
+    OF_EMBEDDING,
+)
 
 PAGE = (Path(__file__).parents[3] / "examples/openai_batch.md").read_text()
-HONOURED_PART, NEUTRAL_PART, IGNORED_PART = PAGE.split("\n## ")[1:]
+HONOURED_PART, NEUTRAL_PART, IGNORED_PART, EMBEDDING_PART = PAGE.split("\n## ")[1:]
 BY_ENDPOINT = "add_special_tokens"
 
 
@@ -38,3 +46,11 @@ def test_every_key_that_is_ignored_is_told() -> None:
 def test_no_key_is_in_two_tables() -> None:
     known = [*BOTH, *COMPLETION_ONLY, *CHAT_ONLY, *IGNORED, *(key for key in NEUTRAL if key not in CHAT_ONLY)]
     assert len(known) == len(set(known))
+
+
+def test_every_key_of_an_embedding_is_told() -> None:
+    assert [key for keys, _ in rows(EMBEDDING_PART) for key in keys] == list(OF_EMBEDDING)
+    taken = re.findall(r"`(\w+)` (?:is taken )?at (\w+)", EMBEDDING_PART)
+    assert {key: json.loads(value) for key, value in taken} == {
+        key: values[0] if values else None for key, values in NEUTRAL_OF_EMBEDDING.items()
+    }

@@ -13,7 +13,7 @@ from bulkrun.data.results.parts import PartInfo, write_part
 from bulkrun.data.results.schema import output_schema
 from bulkrun.errors import InputError
 from bulkrun.job.plan.planner import PlanInput
-from bulkrun.job.plan.result_columns import extra_fields
+from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.plan.row_key import row_keys
 from bulkrun.job.update.diff import Changes, Reasons, find_changes
 from tests.job.plan.planning import BOS, CharacterCodec, job, write_jsonl
@@ -51,7 +51,7 @@ class Job:
         return job(path, input={"path": str(path), "id": "id"}, run={"incremental": True, **run})
 
     def _write(self, number: int, rows: list[tuple[int, Row]]) -> Path:
-        schema = output_schema(pa.schema([("id", pa.string())]), extra_fields(self._spec()))
+        schema = output_schema(pa.schema([("id", pa.string())]), result_fields(self._spec()))
         columns = [
             {"id": name, "row": row, "sample": 0, "error_code": code, "row_key": key_of(name, text)}
             | {"error_message": None if text else REFUSED, "finish_reason": "stop"}

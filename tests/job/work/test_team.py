@@ -9,7 +9,7 @@ from bulkrun.data.storage.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, WorkerState
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.job.work.team import TeamProgress, sum_snapshots
+from bulkrun.job.work.team import TeamProgress, snapshot_of, sum_snapshots
 
 ONE = ProgressSnapshot(
     rows_total=1000,
@@ -48,6 +48,12 @@ def test_rates_add_up_and_the_time_left_follows_from_them() -> None:
 
 def test_a_shard_open_twice_never_makes_more_than_all() -> None:
     assert sum_snapshots([replace(ONE, rows_total=340)] * 2, elapsed_s=1.0).rows_done == 340
+
+
+def test_what_runs_make_is_known_with_any_of_their_workers() -> None:
+    assert not sum_snapshots([ONE, ONE], elapsed_s=1.0).embeds
+    assert sum_snapshots([replace(ONE, embeds=True), ONE], elapsed_s=1.0).embeds
+    assert snapshot_of(replace(ONE, embeds=True).to_json()).embeds
 
 
 def test_only_living_runners_count_whatever_version_they_are(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bulkrun.job.work.answers import AnswerReader
-from bulkrun.launch.python_api.prompt_stream import Asked, PromptStream, RequestOutput, SharedEngine
+from bulkrun.launch.python_api.prompt_stream import Asked, PromptStream, SharedEngine
+from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
 from bulkrun.request import Completion, Request, RowError, SamplingParams
 from tests.job.fake_engine import FakeEngine, decode, expected_tokens
 
@@ -44,7 +45,7 @@ def answer(number: int) -> str | None:
 
 
 def stream(shared: SharedEngine, prompts: Iterator[Asked], ordered: bool = True) -> Iterator[RequestOutput]:
-    return PromptStream(shared, AnswerReader(decode, COLUMNS), encode, prompts, ordered=ordered).outputs()
+    return PromptStream(shared, TextOutputs(AnswerReader(decode, COLUMNS)), encode, prompts, ordered=ordered).outputs()
 
 
 @settings(max_examples=40, deadline=None)
@@ -172,7 +173,11 @@ def test_ctrl_c_while_outputs_are_read_stays_ctrl_c() -> None:
 
     engine = FakeEngine(3)
     outputs = PromptStream(
-        SharedEngine(engine), AnswerReader(interrupted, COLUMNS), encode, map(asked, range(9)), ordered=True
+        SharedEngine(engine),
+        TextOutputs(AnswerReader(interrupted, COLUMNS)),
+        encode,
+        map(asked, range(9)),
+        ordered=True,
     ).outputs()
     with pytest.raises(KeyboardInterrupt):
         list(outputs)

@@ -10,6 +10,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
@@ -21,6 +22,7 @@ from bulkrun.models.config.model_dir import (
     model_fingerprint,
     resolve_model,
 )
+from tests.models.tiny_encoders import save_tiny_encoder, write_modules
 from tests.models.tiny_models import EOS_TOKEN_ID, save_tiny_model
 
 
@@ -91,6 +93,23 @@ def test_hub_models_that_cannot_run_are_not_downloaded(hub: Path) -> None:
     assert [file.name for file in hub.iterdir()] == ["config.json"]
 
 
+def test_hub_models_that_embed_come_with_their_modules(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = ("modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin", "sentence_bert_config.json", "config_sentence_transformers.json")  # fmt: skip
+    monkeypatch.setitem(globals(), "_REPOSITORY", (*_REPOSITORY, *more))
+    save_tiny_encoder(hub, "bert")
+    (hub / "model.safetensors").unlink()
+    write_modules(hub, dense=[torch.nn.Linear(48, 8)], normalize=False)
+    for name in ("sentence_bert_config.json", "config_sentence_transformers.json", "tokenizer_config.json"):
+        (hub / name).write_text("{}")
+    before = {file.relative_to(hub).as_posix() for file in hub.rglob("*") if file.is_file()}
+    assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub, embeds=True) == hub
+    now = {file.relative_to(hub).as_posix() for file in hub.rglob("*") if file.is_file()}
+    assert now - before == {"model.safetensors", "tokenizer.json"}
+    with pytest.raises(ModelError, match="BertModel is not supported"):
+        resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub)
+
+
 def test_offline_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(repo: str, **options: Any) -> str:
         raise LocalEntryNotFoundError("no network")
@@ -111,6 +130,29 @@ def test_fingerprint_sees_every_part_of_the_model(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "other", "llama", num_hidden_layers=2)
     (path / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
     assert model_fingerprint(path) not in seen
+
+
+def test_fingerprint_sees_the_modules_of_a_model_that_embeds(tmp_path: Path) -> None:
+    path = save_tiny_encoder(tmp_path / "model", "bert")
+    without = model_fingerprint(path)
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text("{}")
+    assert model_fingerprint(path) == without  # nothing says that the folder is of the model
+    write_modules(path, dense=[torch.nn.Linear(48, 8)])
+    seen = {without, model_fingerprint(path)}
+    assert len(seen) == 2
+    changes: dict[str, str | bytes] = {
+        "1_Pooling/config.json": '{"pooling_mode": "cls"}',
+        "sentence_bert_config.json": '{"max_seq_length": 5}',
+        "config_sentence_transformers.json": '{"prompts": {}}',
+        "2_Dense/config.json": "{}",
+        "2_Dense/model.safetensors": (path / "model.safetensors").read_bytes(),
+        "vocab.txt": "[PAD]",
+    }
+    for name, content in changes.items():
+        (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        assert model_fingerprint(path) not in seen
+        seen.add(model_fingerprint(path))
 
 
 @pytest.fixture

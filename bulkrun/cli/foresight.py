@@ -1,0 +1,70 @@
+"""What `plan` and `preview` show of a job that has not run: its numbers, and its first rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from bulkrun.cli.output import cell_text, count, counted, print_facts, print_table
+from bulkrun.cli.summary import warn_of_undeclared
+
+if TYPE_CHECKING:
+    from bulkrun.job.jobfile.spec import JobSpec
+    from bulkrun.job.plan.report import Counters, PlanReport
+    from bulkrun.launch.runs.preview import PreviewedRow
+
+_HISTOGRAM_WIDTH = 40
+_SHOWN_NUMBERS = 4
+
+
+def print_plan(report: PlanReport, spec: JobSpec) -> None:
+    """The numbers of a plan, and its prompts by their length."""
+    counters = report.counters
+    prompts = max(1, counters.rows - sum(counters.errors.values()))
+    facts = {
+        "prompt": report.prompt,
+        "rows": f"{count(counters.rows)} ({count(report.samples)} output rows)",
+        "prompt tokens": f"{count(counters.prompt_tokens)} (mean {counters.prompt_tokens / prompts:.0f}, "
+        f"longest {count(counters.max_prompt_tokens)})",
+        "identical prompts": f"{count(counters.duplicate_prompts)} run once with another row: "
+        f"{count(counters.prompt_tokens - counters.unique_prompt_tokens)} prompt tokens saved",
+        **({} if spec.embeds else _of_outputs(counters)),
+        "duplicate ids": count(report.duplicate_ids.get("count", 0)),
+        "too long": f"{count(counters.too_long)} error rows, {count(counters.truncated)} truncated",
+        "error rows": ", ".join(f"{code} {count(rows)}" for code, rows in counters.errors.items()) or "none",
+        "shards": f"{count(counters.shards)} in {counted(report.windows, 'window')}",
+    }
+    print_facts(facts)
+    warn_of_undeclared(counters.undeclared_columns)
+    histogram = report.histogram()
+    top = max((rows for _, _, rows in histogram), default=0)
+    if top:
+        click.echo("\nprompt tokens")
+    for low, high, rows in histogram:
+        bar = "█" * round(_HISTOGRAM_WIDTH * rows / top) or ("▏" if rows else "")
+        name = f"{low:,}-{high - 1:,}" if high else f"{low:,}+"
+        click.echo(f"{name:>17} {count(rows):>11}  {bar}")
+
+
+def _of_outputs(counters: Counters) -> dict[str, str]:
+    """What a plan says of generation alone."""
+    return {
+        "shared prefixes": f"{count(counters.shared_prefix_tokens)} prompt tokens saved",
+        "output tokens": f"at most {count(counters.expected_output_tokens)}",
+    }
+
+
+def print_row(row: PreviewedRow) -> None:
+    """A row as it went through the job: its prompt, and what the model made of it."""
+    click.secho(f"row {cell_text(row.row_id)}", bold=True)
+    thoughts = [("reasoning", row.reasoning)] if row.reasoning is not None else []
+    answer = ("response", row.response) if row.embedding is None else ("embedding", _beginning(row.embedding))
+    print_table(["", ""], [("prompt", row.prompt), *thoughts, answer, ("ended by", row.ended_by)])
+
+
+def _beginning(vector: list[float]) -> str:
+    """The first numbers of a vector, and how many there are."""
+    numbers = [f"{number:.4f}" for number in vector[:_SHOWN_NUMBERS]]
+    more = ", ..." if len(vector) > len(numbers) else ""
+    return f"[{', '.join(numbers)}{more}] ({counted(len(vector), 'number')})"

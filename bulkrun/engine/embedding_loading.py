@@ -1,0 +1,85 @@
+"""A model directory made ready to embed: the model on its device, and sizes that are known to work together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bulkrun.engine.device import refuse_gpu_without_kernels, resolve_device
+from bulkrun.errors import UsageError
+from bulkrun.models.config.embedding_config import EmbeddingConfig
+from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.embedding.embedder import Embedder
+from bulkrun.models.embedding.embedder_loader import load_embedder
+from bulkrun.models.loading.dtypes import default_dtype
+from bulkrun.settings import (
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    DEFAULTS,
+    EmbeddingArgs,
+    EngineArgs,
+)
+
+# whoever sets these expects something of them; other keys of generation alone do no harm
+_MEANINGLESS = {
+    "kv_cache_dtype": "nothing of a text is kept once its vector is there",
+    "kv_cache_memory_bytes": "nothing of a text is kept once its vector is there",
+    "batching": "a text is embedded in one step, so there is no running batch to join",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingSizes:
+    """Sizes of an engine that embeds. Names are vLLM's."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int  # a longer text has a step of its own
+    max_model_len: int
+    device: torch.device
+    async_scheduling: bool
+
+
+class ReadyEmbedder(NamedTuple):
+    """What an engine that embeds is made of."""
+
+    embedder: Embedder
+    sizes: EmbeddingSizes
+
+
+def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> ReadyEmbedder:
+    """Load the model and work out the sizes.
+
+    dtype auto: the model's own, float32 on a CPU without bf16 units. Raises ModelError for a model that cannot be used
+    and where nothing says how to pool, UsageError for settings that cannot work or mean nothing here.
+    """
+    _refuse_meaningless(args)
+    device = resolve_device(args.device)
+    config = EmbeddingConfig.from_dir(path)
+    if device.type == "cuda" and isinstance(config.model, DecoderConfig):
+        refuse_gpu_without_kernels()
+    sizes = _sizes(config, device, args)
+    dtype = default_dtype(config.model, device) if args.dtype == "auto" else getattr(torch, args.dtype)
+    return ReadyEmbedder(load_embedder(path, config, embedding, args, dtype=dtype, device=device), sizes)
+
+
+def _sizes(config: EmbeddingConfig, device: torch.device, args: EngineArgs) -> EmbeddingSizes:
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UsageError(f"engine.{name}: {value} is below 1")
+    return EmbeddingSizes(
+        max_num_seqs=args.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.type],
+        max_num_batched_tokens=args.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[device.type],
+        max_model_len=config.model_len(args.max_model_len),
+        device=device,
+        async_scheduling=device.type == "cuda" if args.async_scheduling is None else args.async_scheduling,
+    )
+
+
+def _refuse_meaningless(args: EngineArgs) -> None:
+    for key, why in _MEANINGLESS.items():
+        if (value := getattr(args, key)) != getattr(DEFAULTS, key):
+            raise UsageError(f"engine.{key}: {value} means nothing to a job that embeds: {why}; leave the key out")

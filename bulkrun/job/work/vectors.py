@@ -1,0 +1,73 @@
+"""Vectors on their way from an engine that embeds into a part: bytes, text in a journal, a column of lists.
+
+The numbers are never numbers of Python's: a million vectors are a billion of them. The text is base64 of the engine's
+bytes, so that a vector comes out of a journal with the bits that went in. Knows no files, threads or engine.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bulkrun.data.results.schema import EMBEDDING
+from bulkrun.job.store.journal import JournalRecord
+from bulkrun.job.work.answers import Answer, AnswerReader
+from bulkrun.job.work.logprobs import Decode
+from bulkrun.request import Completion, RowError
+
+_FLOAT = np.dtype("<f4")
+F32 = npt.NDArray[np.float32]
+
+
+class VectorReader:
+    """Reads what an engine that embeds made: no text is decoded. As `AnswerReader`, for a job of vectors."""
+
+    def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
+        """One record per answer, in their order."""
+        return [_record(answer) for answer in answers]
+
+
+def reader_of(decode: Decode, fields: Sequence[pa.Field]) -> AnswerReader | VectorReader:
+    """What reads the answers of a job whose results have these columns."""
+    embeds = any(field.name == EMBEDDING for field in fields)
+    return VectorReader() if embeds else AnswerReader(decode, fields)
+
+
+def vector_or_error(done: Completion) -> bytes | RowError:
+    """The numbers that an engine made of a text, or why there are none."""
+    if done.error is not None:
+        return done.error
+    return done.embedding or RowError("engine_error", "the engine made no vector of this row")
+
+
+def _record(answer: Answer) -> JournalRecord:
+    done, generation, made = answer.completion, answer.generation, vector_or_error(answer.completion)
+    error = made if isinstance(made, RowError) else None
+    return JournalRecord(
+        rows=generation.rows,
+        sample=generation.sample,
+        finish_reason=done.finish_reason,
+        prompt_tokens=done.num_prompt_tokens or len(generation.request.prompt_token_ids),
+        error_code=error.code if error else None,
+        error_message=error.message if error else None,
+        extra={EMBEDDING: base64.b64encode(made).decode()} if isinstance(made, bytes) else {},
+        cached_tokens=done.num_cached_tokens,
+    )
+
+
+def vector_of(text: str) -> F32:
+    """The numbers of one vector, from its text in a journal."""
+    return np.frombuffer(base64.b64decode(text), _FLOAT).astype(np.float32)
+
+
+def vector_column(texts: Sequence[str | None]) -> pa.ListArray:
+    """Vectors, from their texts, as a column of lists; null where there is none."""
+    vectors = [b"" if text is None else base64.b64decode(text) for text in texts]
+    numbers = np.frombuffer(b"".join(vectors), _FLOAT).astype(np.float32, copy=False)
+    ends = np.cumsum([0, *(len(vector) // _FLOAT.itemsize for vector in vectors)]).astype(np.int32)
+    missing = pa.array([text is None for text in texts], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), mask=missing)

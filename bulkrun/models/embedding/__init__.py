@@ -1,0 +1,1 @@
+"""Texts to vectors: encoders, pooling, what comes behind it."""

@@ -1,0 +1,33 @@
+"""How the hidden states of a text's tokens become one vector. Functions of tensors; know no model."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.settings import Pooling
+
+
+def kept_tokens(texts: PackedTexts, pooling: Pooling) -> torch.Tensor | None:
+    """int64 [S]: the one token of each text whose hidden state is its vector; None: all of them count."""
+    if pooling == "mean":
+        return None
+    return texts.ends_S - 1 if pooling == "last" else texts.ends_S - texts.lens_S
+
+
+def mean_pooled(hidden_TE: torch.Tensor, lens_S: torch.Tensor) -> torch.Tensor:
+    """Mean over each text's tokens: float32 [S, E].
+
+    hidden_TE: any float dtype. Each text's are added up in order, so that its neighbours change no bit.
+    """
+    return torch.segment_reduce(hidden_TE.float(), "mean", lengths=lens_S, axis=0, unsafe=True)
+
+
+def finished(vectors_SE: torch.Tensor, dimensions: int, *, normalize: bool) -> torch.Tensor:
+    """The first `dimensions` numbers of each vector, then scaled to a length of 1: float32 [S, dimensions].
+
+    A vector of zeros stays one.
+    """
+    cut_SD = vectors_SE[:, :dimensions]
+    return F.normalize(cut_SD, dim=-1) if normalize else cut_SD.contiguous()

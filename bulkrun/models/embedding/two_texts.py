@@ -1,0 +1,58 @@
+"""Two short texts through an encoder: whether it does what it should is found out by what becomes of them.
+
+Right models differ by rounding alone, whichever way a text goes through them; what a model does beside that shows.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+
+from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.general.in_float32 import in_float32
+
+_LENS = (5, 12)
+# share of the hidden states' spread, of the worst token. Padding was seen to move right models by 1e-6 in float32; one
+# that mixes in what stands beside a token, with random weights that are too small to do much, by 0.005
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far hidden states of this dtype may be apart."""
+    return _TOLERANCE if dtype == torch.float32 else _HALF_TOLERANCE
+
+
+def moved_by_padding(encoder: PaddedEncoder) -> tuple[float, float]:
+    """How far padding moves hidden states, and how far it may: in float32, where rounding hides nothing."""
+    if encoder.dtype != torch.float32:
+        # code that casts to a dtype of its own choice, and memory too small for a layer in float32, leave the other way
+        with suppress(RuntimeError), in_float32(encoder.model):
+            return _moved_by_padding(encoder), _TOLERANCE
+    return _moved_by_padding(encoder), tolerance(encoder.dtype)
+
+
+def _moved_by_padding(encoder: PaddedEncoder) -> float:
+    short, long = _texts(encoder)
+    return distance(_states(encoder, short, long)[: len(short)], _states(encoder, short))
+
+
+def hidden_states(encoder: PaddedEncoder) -> torch.Tensor:
+    """float32 [T, E] of both texts, side by side."""
+    return _states(encoder, *_texts(encoder))
+
+
+def distance(ours_TE: torch.Tensor, theirs_TE: torch.Tensor) -> float:
+    """Mean difference of a token's hidden state in units of its spread, of the worst token."""
+    return float(((ours_TE - theirs_TE).abs().mean(-1) / theirs_TE.std(-1)).max())
+
+
+def _texts(encoder: PaddedEncoder) -> list[list[int]]:
+    limit = min(encoder.config.vocab_size, 1000)
+    return [[(7 + 13 * place) % limit for place in range(length)] for length in _LENS]
+
+
+@torch.inference_mode()
+def _states(encoder: PaddedEncoder, *texts: list[int]) -> torch.Tensor:
+    return encoder(PackedTexts.of(texts, encoder.device)).float()

@@ -1,0 +1,49 @@
+"""The same vectors on a CUDA device: bf16 on both sides, and its whole path on the stand-in where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bulkrun.engine.embedding_engine import EmbeddingEngine
+from bulkrun.settings import EmbeddingArgs
+from tests.engine.gpu_stand_in import gpu_stand_in
+from tests.engine.test_embedding_engine import MODELS, TOLERANCE, embed, texts
+
+SIZES: dict[str, Any] = {"max_num_batched_tokens": 70}
+HAS_GPU = torch.cuda.is_available()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_vectors_point_where_those_of_the_cpu_do(name: str, pooling: Any, tmp_path: Path) -> None:
+    """Each rounds to 8 bits in an order of its own, through three layers: directions agree to a cosine of 0.99."""
+    path, args = MODELS[name](tmp_path), EmbeddingArgs(pooling=pooling)
+    cpu, cuda = (
+        embed(EmbeddingEngine.from_model_dir(path, args, device=device, dtype="bfloat16", **SIZES), texts())
+        for device in ("cpu", "cuda")
+    )
+    assert (cpu * cuda).sum(-1).min() > 0.99
+
+
+@pytest.mark.usefixtures("watched_kernels")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU here, not interpreted")
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered")
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize(("name", "num_waits"), [("qwen3", 0), ("bert", 1)])
+def test_the_path_of_a_gpu_waits_for_vectors_alone(name: str, num_waits: int, pooling: Any, tmp_path: Path) -> None:
+    """But for transformers, which looks at each mask, here of one batch: it might hide nothing."""
+    path, args = MODELS[name](tmp_path), EmbeddingArgs(pooling=pooling)
+    prompts = texts((1, 7, 30, 31, 16, 2))
+    expected = embed(EmbeddingEngine.from_model_dir(path, args, **SIZES), prompts)
+    with gpu_stand_in() as gpu:
+        engine = EmbeddingEngine.from_model_dir(path, args, device="cuda", **SIZES)
+        gpu.waits.clear()
+        found = embed(engine, prompts)
+    assert gpu.waits.total() == num_waits
+    torch.testing.assert_close(found, expected, **TOLERANCE)

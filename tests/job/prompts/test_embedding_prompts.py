@@ -1,0 +1,143 @@
+"""Texts to embed: as they are, with the model's special tokens at both ends, and nothing of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from bulkrun.data.inputs.batch import InputBatch, Position
+from bulkrun.errors import JobFileError
+from bulkrun.job.plan.rows import fit_prompt
+from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts.detect import describe_prompt
+from bulkrun.job.prompts.fit import fitter_of
+from bulkrun.request import RowError
+from tests.job.embedding_runs import embedding_job
+from tests.job.plan.planning import CharacterCodec, job
+
+CLS, SEP = 1, 2
+
+
+class TwoEnded(CharacterCodec):
+    """A model that has a chat template and puts a token at both ends of a plain text."""
+
+    def __init__(self) -> None:
+        super().__init__(chat=True)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        ids = [[ord(character) for character in text] for text in texts]
+        return [[CLS, *each, SEP] if add_special_tokens else each for each in ids]
+
+
+def build(rows: Sequence[dict[str, Any]], **sections: Any) -> list[Prompt | RowError]:
+    batch = InputBatch(Position(0, 0), pa.RecordBatch.from_pylist(list(rows)))
+    spec = embedding_job(Path("unused.jsonl"), Path("out"), **{"input": {"path": "unused.jsonl"}, **sections})
+    return PromptBuilder(spec, batch.rows.schema.names, TwoEnded()).build(batch)
+
+
+def text(prompt: Prompt | RowError) -> str:
+    assert isinstance(prompt, Prompt), prompt
+    assert (prompt.token_ids[0], prompt.token_ids[-1]) == (CLS, SEP)
+    return "".join(map(chr, prompt.token_ids[1:-1]))
+
+
+@pytest.mark.parametrize("prompt", [{"column": "a"}, {"template": "{{ a }}"}, {"column": "a", "chat_template": "none"}])
+def test_a_text_is_taken_as_it_is_behind_the_jobs_own(prompt: dict[str, Any]) -> None:
+    made = build([{"a": "Hi "}, {"a": "[user]"}], prompt=prompt, embedding={"prompt": "query: "})
+    assert list(map(text, made)) == ["query: Hi ", "query: [user]"]
+    assert [(p.sampling.max_tokens, p.sampling.greedy) for p in made if isinstance(p, Prompt)] == [(0, True)] * 2
+    assert text(build([{"a": "Hi"}], prompt=prompt, embedding={"prompt": ""})[0]) == "Hi"
+
+
+def test_a_text_of_nothing_is_no_vector_whatever_stands_before_it() -> None:
+    empty, null = build([{"a": " \n"}, {"a": None}], prompt={"column": "a"})
+    assert isinstance(empty, RowError) and empty.code == "empty_prompt"
+    assert isinstance(null, RowError) and null.code == "bad_input"
+
+
+def test_columns_tell_texts_before_prompts_and_conversations_never() -> None:
+    assert text(build([{"messages": "m", "prompt": "p", "text": "t"}], prompt={})[0]) == "doc: t"
+    assert text(build([{"messages": "m", "prompt": "p"}], prompt={})[0]) == "doc: p"
+    with pytest.raises(
+        JobFileError, match=r"batch\), text, prompt\. It has: messages\. Set one of prompt\.template, p"
+    ):
+        build([{"messages": "m"}], prompt={})
+    spec = embedding_job(Path("x"), Path("out"), prompt={})
+    assert describe_prompt(spec, ["text", "messages"]) == "column 'text': text (detected)"
+
+
+def fitted(content: str, room: int, on_too_long: str) -> list[int] | RowError:
+    [prompt] = build([{"a": content}], prompt={"column": "a"}, run={"on_too_long": on_too_long})
+    spec = embedding_job(Path("x"), Path("out"), run={"on_too_long": on_too_long})
+    made = fit_prompt(fitter_of(spec, room), prompt)
+    return made if isinstance(made, RowError) else made.token_ids
+
+
+@pytest.mark.parametrize("on_too_long", ["error", "truncate_left", "truncate_right"])
+def test_a_text_may_fill_the_models_length(on_too_long: str) -> None:
+    assert fitted("x" * 10, 17, on_too_long) == [CLS, *map(ord, "doc: " + "x" * 10), SEP]
+
+
+def test_a_longer_one_is_refused_or_cut_between_its_ends_and_behind_the_jobs_text() -> None:
+    error = fitted("abcdefghij", 16, "error")
+    assert isinstance(error, RowError) and error.code == "too_long"
+    assert error.message == "the prompt has 17 tokens and the model takes 16; run.on_too_long can cut it"
+    assert fitted("abcdefghij", 12, "truncate_right") == [CLS, *map(ord, "doc: abcde"), SEP]
+    assert fitted("abcdefghij", 12, "truncate_left") == [CLS, *map(ord, "doc: fghij"), SEP]
+
+
+def line(url: str = "/v1/embeddings", **body: Any) -> dict[str, Any]:
+    return {"custom_id": "a", "method": "POST", "url": url, "body": json.dumps({"model": "m", **body})}
+
+
+def asked(row: dict[str, Any], **sections: Any) -> Prompt | RowError:
+    [made] = build([row], prompt={}, **sections)
+    return made
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": "Hi"},
+        {"input": ["Hi"]},
+        {"input": "Hi", "dimensions": 8, "encoding_format": "base64", "user": "u"},
+        {"input": "Hi", "dimensions": None, "encoding_format": "float", "add_special_tokens": True},
+    ],
+)
+def test_a_line_of_openais_embeddings_is_its_text(body: dict[str, Any]) -> None:
+    assert text(asked(line(**body))) == "doc: Hi"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (line(), ["body.input: missing"]),
+        (line(input=["a", "b"]), ["body.input: 2 inputs in one line", "a line for each"]),
+        (line(input=[1, 2]), ["body.input: token ids", "send text"]),
+        (line(input=[[1, 2], [3]]), ["body.input: token ids"]),
+        (line(input=[]), ["body.input: [] is not text"]),
+        (line(input="a", dimensions=16), ["body.dimensions: 16", "have 8", "embedding.dimensions"]),
+        (line(input="a", dimensions=True), ["body.dimensions: True"]),
+        (line(input="a", encoding_format="int8"), ["body.encoding_format: 'int8'", "float, base64"]),
+        (line(input="a", temperature=0), ["body.temperature: 0", "not supported"]),
+        (line(input="a", truncate_prompt_tokens=4), ["body.truncate_prompt_tokens: 4", "run.on_too_long"]),
+        (line("/v1/completions", prompt="a"), ["url: '/v1/completions' is not served; /v1/embeddings is", "generate"]),
+        (line("/v1/images", prompt="a"), ["url: '/v1/images' is not served; /v1/embeddings is"]),
+    ],
+)
+def test_a_line_that_asks_for_something_else_is_bad_input_that_names_it(row: dict[str, Any], words: list[str]) -> None:
+    error = asked(row)
+    assert isinstance(error, RowError) and error.code == "bad_input"
+    assert all(word in error.message for word in words), error.message
+
+
+def test_a_line_of_embeddings_in_a_job_that_generates_says_which_job_it_is_for() -> None:
+    batch = InputBatch(Position(0, 0), pa.RecordBatch.from_pylist([line(input="a")]))
+    builder = PromptBuilder(job("x", prompt={}), batch.rows.schema.names, CharacterCodec(chat=True))
+    [error] = builder.build(batch)
+    assert isinstance(error, RowError) and "a job with task: embed" in error.message

@@ -1,0 +1,54 @@
+"""What makes another run: a task and its vectors do, a new version of bulkrun does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bulkrun.job.jobfile.load import job_of
+from bulkrun.job.store.fingerprint import differences
+from bulkrun.job.store.run_record import RunRecord, new_record
+
+JOB = {
+    "name": "a",
+    "model": "m",
+    "input": {"path": "x.parquet", "id": "id"},
+    "output": {"path": "o"},
+    "run": {"incremental": True},
+}
+
+
+def record(**sections: Any) -> RunRecord:
+    job = job_of({**JOB, **sections}).model_dump(mode="json")
+    facts = {"files": [[1, 2, "f"]]}
+    return new_record(job, input_facts=facts, model_facts={"fingerprint": "w"}, versions={})
+
+
+def test_a_job_that_generates_is_the_run_it_was_before_there_were_vectors() -> None:
+    """Both hashes are of a bulkrun that knew neither `task` nor `embedding`: runs made with it go on."""
+    made = record(sampling={"top_k": 3})
+    assert made.plan_hash == "940ab2ffd2ab21bb65ef47f330b325cf"
+    assert made.key_salt == "58f36c2913e7c7b912de3292cece3391"
+    assert "embedding" not in made.identity
+
+
+def test_a_record_that_knows_no_task_is_of_a_job_that_generates() -> None:
+    made = record()
+    del made.job["task"], made.job["embedding"]
+    assert not made.embeds and not job_of(made.job).embeds
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("pooling", "cls"), ("normalize", False), ("dimensions", 8), ("prompt", "query: ")]
+)
+def test_what_vectors_depend_on_makes_another_run_and_other_rows(key: str, value: Any) -> None:
+    made = {"pooling": "mean", "normalize": True, "dimensions": 16, "prompt": ""}
+    one, other = record(task="embed", embedding=made), record(task="embed", embedding={**made, key: value})
+    assert list(differences(one.identity, other.identity)) == [f"embedding.{key}"]
+    assert one.key_salt != other.key_salt and one.embeds
+
+
+def test_the_task_makes_another_run() -> None:
+    assert "embedding.task" in differences(record().identity, record(task="embed").identity)
+    assert record().key_salt != record(task="embed").key_salt

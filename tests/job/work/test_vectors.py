@@ -1,0 +1,69 @@
+"""Vectors keep their bits from the engine to the column, and no text is decoded for them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS
+from bulkrun.job.store.journal import JournalRecord, encode_record
+from bulkrun.job.work.answers import Answer, AnswerReader
+from bulkrun.job.work.shard_work import Generation
+from bulkrun.job.work.vectors import VectorReader, reader_of, vector_column, vector_of
+from bulkrun.request import Completion, Request, RowError
+
+ODD = [0.0, -0.0, 1e-45, -1.17549435e-38, 3.4028235e38, 0.1, float("inf")]
+BYTES = struct.pack(f"<{len(ODD)}f", *ODD)
+
+
+def no_text(*_: Any, **__: Any) -> list[str]:
+    raise AssertionError("a vector is not decoded")
+
+
+def record(done: Completion) -> JournalRecord:
+    answer = Answer(Generation(Request("a", (1, 2, 3)), 0, (4, 5), 0), done)
+    [made] = reader_of(no_text, VECTOR_FIELDS).records([answer])
+    return made
+
+
+def test_a_vector_keeps_every_bit_through_journal_and_column() -> None:
+    made = record(Completion("a", (), "stop", num_prompt_tokens=3, embedding=BYTES))
+    assert (made.rows, made.response, made.prompt_tokens, made.completion_tokens) == ((4, 5), None, 3, 0)
+    text = json.loads(encode_record(made)[9:])["extra"]["embedding"]
+    assert vector_of(text).tobytes() == BYTES
+    column = vector_column([None, text, text, None])
+    assert column.type == pa.list_(pa.float32()) and column.is_null().to_pylist() == [True, False, False, True]
+    assert np.asarray(column.values).tobytes() == 2 * BYTES
+    assert column.take(pa.array([2])).to_pylist() == [np.float32(ODD).tolist()]
+
+
+def test_a_column_of_errors_alone_and_one_of_nothing_have_the_type_of_vectors() -> None:
+    for texts in ([], [None, None]):
+        column = vector_column(texts)
+        assert column.type == pa.list_(pa.float32()) and column.to_pylist() == texts
+
+
+def test_vectors_of_other_lengths_stand_side_by_side() -> None:
+    texts = [base64.b64encode(BYTES[: 4 * length]).decode() for length in (2, 1, 3)]
+    assert list(map(len, vector_column(texts).to_pylist())) == [2, 1, 3]
+
+
+def test_a_failed_row_has_no_vector() -> None:
+    made = record(Completion("a", (), "error", error=RowError("too_long", "why"), embedding=BYTES))
+    assert (made.error_code, made.error_message, made.extra, made.prompt_tokens) == ("too_long", "why", {}, 3)
+
+
+def test_a_row_of_which_no_vector_was_made_is_no_answer() -> None:
+    made = record(Completion("a", (), "stop", num_prompt_tokens=3))
+    assert made.error_code == "engine_error" and made.extra == {}
+
+
+@pytest.mark.parametrize(("fields", "kind"), [(VECTOR_FIELDS, VectorReader), (RESULT_FIELDS, AnswerReader)])
+def test_the_columns_of_a_job_tell_who_reads_its_answers(fields: Any, kind: type) -> None:
+    assert type(reader_of(no_text, fields)) is kind

@@ -1,0 +1,45 @@
+"""Dense modules: their weights are read from safetensors, as config.json says they are, or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.sentence_modules import Activation, DenseConfig
+from bulkrun.models.embedding.dense import load_dense
+from tests.models.tiny_encoders import save_dense
+
+CPU = torch.device("cpu")
+FUNCTIONS = {"Identity": torch.nn.Identity, "Tanh": torch.nn.Tanh, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU,
+             "Sigmoid": torch.nn.Sigmoid}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_a_linear_layer_and_its_activation(activation: Activation, bias: bool, tmp_path: Path) -> None:
+    linear = torch.nn.Linear(6, 4, bias=bias).to(torch.bfloat16).float()
+    save_dense(tmp_path, linear)
+    dense = load_dense(DenseConfig(tmp_path, 6, 4, bias, activation), CPU, "auto")
+    vectors = torch.randn(5, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(dense(vectors), FUNCTIONS[activation]()(linear(vectors)))
+
+
+def test_weights_that_are_others_are_refused(tmp_path: Path) -> None:
+    config = DenseConfig(tmp_path, 6, 4, True, "Tanh")
+    with pytest.raises(ModelError, match=r"model\.safetensors: no such file; .* never from pickle"):
+        load_dense(config, CPU, "auto")
+    save_dense(tmp_path, torch.nn.Linear(6, 4))
+    for wrong in (replace(config, has_bias=False), replace(config, in_features=5)):
+        with pytest.raises(ModelError, match=r"model\.safetensors: holds .*, but config\.json makes it"):
+            load_dense(wrong, CPU, "auto")
+
+
+def test_random_weights_need_no_file(tmp_path: Path) -> None:
+    config = DenseConfig(tmp_path, 6, 4, True, "Tanh")
+    first, again = (load_dense(config, CPU, "dummy") for _ in range(2))
+    assert torch.equal(first.weight, again.weight)

@@ -1,0 +1,126 @@
+"""Small random-weight encoders on disk, with sentence-transformers' files beside them: the ground truth of embedding.
+
+Weights are random, but so that a token's hidden state depends on the token, its neighbours and its position. What
+transformers' own model gives for each text alone, pooled as naively as can be, is what a vector must be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.models.tiny_models import VOCAB_SIZE
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 96,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+}
+_BEHIND_PADDING = {"pad_token_id": 1, "max_position_embeddings": 98}
+_GEMMA = {
+    "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 12, "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+_BERT_LIKE = {"type_vocab_size": 2}
+
+# name -> (class that is saved, what differs from _SMALL)
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", _BERT_LIKE),
+    "bert_masked_lm": ("BertForMaskedLM", _BERT_LIKE),
+    "roberta": ("RobertaModel", _BERT_LIKE | _BEHIND_PADDING),
+    "roberta_classifier": ("RobertaForSequenceClassification", _BERT_LIKE | _BEHIND_PADDING),
+    "xlm_roberta": ("XLMRobertaModel", _BERT_LIKE | _BEHIND_PADDING),
+    "distilbert": ("DistilBertModel", {"dim": 48, "hidden_dim": 72, "n_layers": 3, "n_heads": 6}),
+    "mpnet": ("MPNetModel", _BEHIND_PADDING),
+    "modernbert": ("ModernBertModel", {"local_attention": 16, "global_attn_every_n_layers": 3}),
+    "gemma3_both_ways": ("Gemma3TextModel", _GEMMA | {"use_bidirectional_attention": True}),
+    "qwen2_both_ways": ("Qwen2Model", {"num_key_value_heads": 2, "is_causal": False}),
+    "gpt2": ("GPT2Model", {}),
+}
+
+
+def save_tiny_encoder(path: Path, variant: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a variant as a Hugging Face checkpoint in float32 and return its directory."""
+    architecture, changes = ENCODERS[variant]
+    model_class = getattr(transformers, architecture)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(model_class.config_class(**(_SMALL | changes | overrides))).float().eval()
+        _randomize(model)
+    model.save_pretrained(path)
+    return path
+
+
+def write_modules(
+    path: Path, pooling: dict[str, Any] | None = None, *, dense: Sequence[nn.Linear] = (), normalize: bool = True
+) -> None:
+    """Put sentence-transformers' files beside a model: `pooling` is its config, each Dense is followed by Tanh."""
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *["Normalize"] * normalize]
+    folders = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
+    for folder in folders:
+        (path / folder).mkdir(exist_ok=True)
+    write_json(path / "modules.json", [
+        {"idx": number, "name": str(number), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
+    ])  # fmt: skip
+    write_json(path / "1_Pooling" / "config.json", pooling or {"pooling_mode": "mean"})
+    for number, linear in enumerate(dense, 2):
+        save_dense(path / f"{number}_Dense", linear)
+
+
+def save_dense(folder: Path, linear: nn.Linear) -> None:
+    """A Dense module with Tanh."""
+    config = {
+        "in_features": linear.in_features,
+        "out_features": linear.out_features,
+        "bias": linear.bias is not None,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    write_json(folder / "config.json", config)
+    tensors = {f"linear.{name}": parameter.detach().clone() for name, parameter in linear.named_parameters()}
+    save_file(tensors, folder / "model.safetensors")
+
+
+def write_json(file: Path, content: Any) -> None:
+    """A JSON file."""
+    file.write_text(json.dumps(content))
+
+
+@torch.no_grad()
+def _randomize(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if name.lower().endswith("norm.weight") or ("ln_" in name and name.endswith("weight")):
+            parameter.uniform_(0.5, 1.5)
+        elif parameter.ndim == 1:
+            parameter.normal_(std=0.1)
+        else:
+            parameter.normal_(
+                std=1.0 if "embed" in name or name[:3] in ("wte", "wpe") else 1.5 * parameter.shape[-1] ** -0.5
+            )
+
+
+@torch.no_grad()
+def hidden_states(path: Path, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """transformers' last hidden states [len, E] of each text alone, in float32."""
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    return [model(input_ids=torch.tensor([list(text)])).last_hidden_state[0] for text in texts]
+
+
+def pooled(hidden: torch.Tensor, pooling: str) -> torch.Tensor:
+    """One vector [E] of a text's hidden states [len, E]."""
+    return {"cls": hidden[0], "last": hidden[-1], "mean": sum(hidden) / len(hidden)}[pooling]
