@@ -15,6 +15,11 @@ if not has_gpu_driver():
     if has_avx512():
         os.environ["OPENBLAS_CORETYPE"] = "SkylakeX"  # whatever it was: see tests/processor.py
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # read when OpenMP is loaded, with torch: threads of several processes that spin for their next piece of work take
+    # the cores from each other (two processes with two threads each on two cores: six times as slow)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 pytest_plugins = ["tests.s3_server"]
 
 
