@@ -57,3 +57,12 @@ class EmbeddingArgs:
 
 
 DEFAULTS = EngineArgs()
+
+# Keys that do nothing for an engine that embeds, and whoever sets them expects something: each with why.
+NOT_FOR_EMBEDDING: Mapping[str, str] = MappingProxyType(
+    {
+        "kv_cache_dtype": "nothing of a text is kept once its vector is there, so there is no KV cache",
+        "kv_cache_memory_bytes": "nothing of a text is kept once its vector is there, so there is no KV cache",
+        "batching": "a text is embedded in one step, so there is no running batch to join",
+    }
+)

@@ -1,5 +1,5 @@
-"""How the processes of pytest-xdist share the tests (`pytest -n 2`): those that stay in their process go to all; what
-starts processes, kills them or waits for them runs in one afterwards, with the machine to itself.
+"""How the processes of pytest-xdist share the tests (`pytest -n 2`): those of the rooms below go to all; jobs, workers,
+commands and campaigns, whose tests kill processes and wait for them, run in one afterwards, with the machine to itself.
 
 A kill that is late because a neighbour computes hits another moment than it was meant for: with such tests beside
 others a run in two processes failed by chance.
@@ -7,30 +7,18 @@ others a run in two processes failed by chance.
 
 from __future__ import annotations
 
-import functools
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScheduling
 
-_SHARED = [f"tests/{folder}/" for folder in ("data", "engine", "models", "ops", "text")]
-_SHARED_BUT_FOR_SOME = ["tests/job/", *(f"tests/launch/{folder}/" for folder in ("bench", "preparation", "runs"))]
-_IS_ABOUT_TIME = re.compile(r"^(import|from) (multiprocessing|signal|subprocess|threading|time)\b", re.MULTILINE)
+_SHARED = tuple(f"tests/{folder}/" for folder in ("data", "engine", "models", "ops", "text"))
 _MOST_AT_ONCE = 16  # slow tests lie together: who is given few of them at a time is not left with all
-
-
-@functools.cache
-def _is_shared_file(path: str) -> bool:
-    if path.startswith(tuple(_SHARED_BUT_FOR_SOME)):
-        return not _IS_ABOUT_TIME.search((Path(__file__).parents[1] / path).read_text())
-    return path.startswith(tuple(_SHARED))
 
 
 def is_shared(node_id: str) -> bool:
     """Whether this test may run beside others."""
-    return _is_shared_file(node_id.partition("::")[0])
+    return node_id.startswith(_SHARED)
 
 
 def shared_first(items: list[pytest.Item]) -> None:

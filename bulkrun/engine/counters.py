@@ -33,6 +33,14 @@ class Counters:
         left = [(count, seq.num_prompt_tokens - start) for seq, start, count in chunks if start < seq.num_prompt_tokens]
         self.num_prompt_tokens += sum(map(min, left))
 
+    def count_texts(self, num_texts: int, num_tokens: int) -> None:
+        """A step over whole texts was launched."""
+        self.num_steps += 1
+        self.num_scheduled_seqs += num_texts
+        self.num_admitted += num_texts
+        self.num_scheduled_tokens += num_tokens
+        self.num_prompt_tokens += num_tokens
+
     def count_forced(self, num_tokens: int) -> None:
         """A sequence got so many output tokens without a step."""
         self.num_output_tokens += num_tokens

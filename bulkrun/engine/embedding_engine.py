@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bulkrun.engine.counters import Counters
 from bulkrun.engine.embedding_loading import EmbeddingSizes, ready_embedder
 from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
 from bulkrun.engine.pending_vectors import PendingVectors, failed
@@ -22,24 +23,6 @@ from bulkrun.engine.scheduling.text_queue import TextQueue, text_refusal
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request, RowError
 from bulkrun.settings import EmbeddingArgs, EngineArgs
-
-
-@dataclass(slots=True)
-class _Counters:
-    num_steps: int = 0
-    num_scheduled_seqs: int = 0
-    num_scheduled_tokens: int = 0
-    num_admitted: int = 0
-    num_prompt_tokens: int = 0
-
-    def count(self, requests: Sequence[Request]) -> None:
-        """A step was launched."""
-        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        self.num_steps += 1
-        self.num_scheduled_seqs += len(requests)
-        self.num_admitted += len(requests)
-        self.num_scheduled_tokens += num_tokens
-        self.num_prompt_tokens += num_tokens
 
 
 class EmbeddingEngine:
@@ -52,7 +35,7 @@ class EmbeddingEngine:
         self._queue = TextQueue()
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingVectors | None = None
-        self._counters = _Counters()
+        self._counters = Counters()
 
     @classmethod
     def from_model_dir(
@@ -139,7 +122,7 @@ class EmbeddingEngine:
                 raise
             shortage = first_line(error)  # not the error: its frames hold the tensors of the step
         else:
-            self._counters.count(requests)
+            self._counters.count_texts(len(requests), sum(len(request.prompt_token_ids) for request in requests))
             return launched
         self._shrink(requests, shortage)
         return None

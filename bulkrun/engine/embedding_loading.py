@@ -19,16 +19,10 @@ from bulkrun.settings import (
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
     DEFAULTS,
+    NOT_FOR_EMBEDDING,
     EmbeddingArgs,
     EngineArgs,
 )
-
-# whoever sets these expects something of them; other keys of generation alone do no harm
-_MEANINGLESS = {
-    "kv_cache_dtype": "nothing of a text is kept once its vector is there",
-    "kv_cache_memory_bytes": "nothing of a text is kept once its vector is there",
-    "batching": "a text is embedded in one step, so there is no running batch to join",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +74,6 @@ def _sizes(config: EmbeddingConfig, device: torch.device, args: EngineArgs) -> E
 
 
 def _refuse_meaningless(args: EngineArgs) -> None:
-    for key, why in _MEANINGLESS.items():
+    for key, why in NOT_FOR_EMBEDDING.items():
         if (value := getattr(args, key)) != getattr(DEFAULTS, key):
             raise UsageError(f"engine.{key}: {value} means nothing to a job that embeds: {why}; leave the key out")

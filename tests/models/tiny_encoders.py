@@ -16,14 +16,9 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.models.tiny_models import VOCAB_SIZE
+from tests.models.tiny_models import SIZES
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
+_SMALL: dict[str, Any] = SIZES | {
     "max_position_embeddings": 96,
     "pad_token_id": 0,
     "bos_token_id": 2,

@@ -19,12 +19,14 @@ from safetensors.torch import load_file, save_file
 VOCAB_SIZE = 131
 EOS_TOKEN_ID = 2
 
-_SMALL: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 72,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
+}
+_SMALL: dict[str, Any] = SIZES | {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,

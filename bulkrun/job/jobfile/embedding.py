@@ -12,14 +12,13 @@ from pydantic import Field, model_validator
 
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
-from bulkrun.settings import EmbeddingArgs, Pooling
+from bulkrun.settings import NOT_FOR_EMBEDDING, EmbeddingArgs, Pooling
 
 Task = Literal["generate", "embed"]
 
 # How rows that are embedded run: without noise, so that equal texts are one; the engine generates nothing.
 NOTHING_SAMPLED = SamplingSpec(temperature=0, max_tokens=1)
 
-_NOTHING_KEPT = "with task: embed nothing of a text is kept, so there is no KV cache; leave it out"
 _EMBEDDED_AS_IT_IS = "with task: embed a text is embedded as it is"
 _AS_IT_IS = ("chat_template", "none")  # what such a job means anyway
 _NOT_WITH_EMBED = {
@@ -30,9 +29,7 @@ _NOT_WITH_EMBED = {
     "run.max_tokens_per_row": "nothing is generated with task: embed; engine.max_model_len bounds a text, and "
     "run.on_too_long says what becomes of a longer one",
     "run.row_timeout": "a text is embedded in one step (task: embed); leave it out",
-    "engine.kv_cache_dtype": _NOTHING_KEPT,
-    "engine.kv_cache_memory_bytes": _NOTHING_KEPT,
-    "engine.batching": "with task: embed no batch is running that texts could join; leave it out",
+    **{f"engine.{key}": f"with task: embed {why}; leave it out" for key, why in NOT_FOR_EMBEDDING.items()},
 }
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoModel
 from transformers.utils import logging
 
 from bulkrun.errors import ModelError
@@ -18,6 +18,7 @@ from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
+from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 from bulkrun.settings import Quantization
 
@@ -45,7 +46,10 @@ def load_padded_encoder(
     refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
     with _errors_named(f"{path}: {config.architecture} is not supported", device):
         with _no_reports():
-            model = _stored_model(path, dtype) if files else _random_model(path, dtype)
+            if files:
+                model = stored_model(AutoModel, path, dtype, may_miss=lambda name: _POOLER in name)
+            else:
+                model = random_model(AutoModel, path, dtype, device)
         model.config.use_cache = False
         encoder = PaddedEncoder(model.to(device).eval().requires_grad_(False), config)
         moved, may_move = moved_by_padding(encoder)
@@ -67,11 +71,11 @@ def _errors_named(what: str, device: torch.device) -> Iterator[None]:
         raise ModelError(f"{what}: {error}") from None
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"the model does not fit on {device} ({_first_line(error)}); free what other processes hold, or take a "
+            f"the model does not fit on {device} ({first_line(error)}); free what other processes hold, or take a "
             "smaller one"
         ) from None
     except Exception as error:
-        raise ModelError(f"{what}: transformers cannot load or run it: {_first_line(error)}") from None
+        raise ModelError(f"{what}: transformers cannot load or run it: {first_line(error)}") from None
 
 
 @contextmanager
@@ -84,31 +88,3 @@ def _no_reports() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(verbosity)
-
-
-def _stored_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    model, report = AutoModel.from_pretrained(
-        path,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,  # they are named below
-        output_loading_info=True,
-    )
-    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
-        wrong = sorted(str(name) for name in report[kind] if _POOLER not in str(name))
-        if wrong:
-            raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(wrong[:5])}; download the model again")
-    return model
-
-
-def _random_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]

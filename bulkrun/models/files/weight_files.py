@@ -43,8 +43,8 @@ def weight_files(path: Path) -> list[Path]:
     if pickles:
         raise ModelError(
             f"{path}: weights only as pickle ({', '.join(pickles[:3])}), which can run code and is refused; convert "
-            "them where you trust them: AutoModelForCausalLM (or AutoModel, for one that embeds) "
-            ".from_pretrained(path).save_pretrained(new_path)"
+            "them where you trust them: AutoModelForCausalLM.from_pretrained(path).save_pretrained(new_path), with "
+            "AutoModel for one that embeds"
         )
     reason = other_format(path) or "download the model's weights"
     raise ModelError(f"{path}: no *.safetensors; {reason}")

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from bulkrun.errors import ModelError
@@ -14,6 +14,7 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_attention
+from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
 
@@ -32,11 +33,15 @@ def load_general_model(
     register_attention()
     disable_progress_bar()
     try:
-        model = _stored_model(path, dtype) if files else _random_model(path, dtype, device)
+        attention = {"attn_implementation": ATTENTION_NAME}
+        if files:
+            model = stored_model(AutoModelForCausalLM, path, dtype, **attention)
+        else:
+            model = random_model(AutoModelForCausalLM, path, dtype, device, **attention)
         general = GeneralModel(model.to(device).eval().requires_grad_(False), config)
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"{path}: the weights do not fit on {device} ({_first_line(error)}); free what other processes hold, or "
+            f"{path}: the weights do not fit on {device} ({first_line(error)}); free what other processes hold, or "
             "take a smaller model"
         ) from None
     except Exception as error:  # transformers has no errors of its own
@@ -49,37 +54,7 @@ def load_general_model(
 
 
 def _reason(error: Exception) -> str:
-    first_line = _first_line(error)
-    if ATTENTION_NAME in first_line:  # it looks its attention up in a list of its own
+    said = first_line(error)
+    if ATTENTION_NAME in said:  # it looks its attention up in a list of its own
         return "its attention cannot be exchanged in transformers"
-    return f"transformers cannot load it: {first_line}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]
-
-
-def _stored_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    model, report = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if report[kind]:
-            shown = ", ".join(sorted(map(str, report[kind]))[:5])
-            raise ValueError(f"{kind.replace('_', ' ')}: {shown}; download the model again")
-    return model
-
-
-def _random_model(path: Path, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
-        )
+    return f"transformers cannot load it: {said}"

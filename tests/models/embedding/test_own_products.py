@@ -74,8 +74,8 @@ def test_hidden_states_are_those_of_transformers(variant: str, tmp_path: Path) -
 @pytest.mark.parametrize("quantization", ROUNDINGS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_in_8_bits_they_are_those_of_a_model_rounded_by_hand(variant: str, quantization: str, tmp_path: Path) -> None:
-    """A sum in another order is another last bit, with which an input may round to the next number: nearly equal, and
-    in one layer, behind which such a number has not spread."""
+    """A sum in another order is another last bit, with which a token's input may round to the next number: so few of
+    134 may be apart, in one layer, behind which such a number has not spread. Rounding itself moves nearly all."""
     path = save_tiny_encoder(tmp_path, variant, **VARIANTS[variant], **ONE_LAYER)
     encoder, by_hand = load(path, quantization), plain(path)
     expected = states(by_hand)
@@ -86,7 +86,8 @@ def test_in_8_bits_they_are_those_of_a_model_rounded_by_hand(variant: str, quant
     rounded, kind = states(by_hand), Int8Linear if quantization == "int8" else Fp8Linear
     assert not any(type(module) is nn.Linear for module in encoder.model.modules())
     assert all(isinstance(one.product, kind) for one in own(encoder))
-    assert (states(encoder) - rounded).norm() < 0.1 * (rounded - expected).norm()
+    apart_T = (states(encoder) - rounded).abs().amax(-1)
+    assert (apart_T > 1e-4).sum() <= 3 < (rounded - expected > 1e-4).any(-1).sum()
 
 
 def test_bytes_lie_in_panels_where_they_are_multiplied_so(tmp_path: Path) -> None:

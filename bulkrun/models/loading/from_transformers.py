@@ -1,0 +1,55 @@
+"""A model of transformers' own code: from local safetensors, or with its seeded random initialization. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+
+def stored_model(
+    auto_class: Any,
+    path: Path,
+    dtype: torch.dtype,
+    *,
+    may_miss: Callable[[str], bool] = lambda _: False,
+    **options: Any,
+) -> PreTrainedModel:
+    """The model of the directory's files, by one of transformers' Auto classes; no code that comes with it is run.
+
+    Raises ValueError for tensors that are missing, except those that `may_miss`, or mis-shaped, and whatever
+    transformers raises, which has no errors of its own. Tensors without a place are left alone.
+    """
+    model, report = auto_class.from_pretrained(
+        path,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are named below
+        output_loading_info=True,
+        **options,
+    )
+    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
+        wrong = sorted(str(name) for name in report[kind] if not may_miss(str(name)))
+        if wrong:
+            raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(wrong[:5])}; download the model again")
+    return model
+
+
+def random_model(
+    auto_class: Any, path: Path, dtype: torch.dtype, device: torch.device | str, **options: Any
+) -> PreTrainedModel:
+    """The model of config.json alone, its weights the same every time. Raises whatever transformers raises."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(0)
+        return auto_class.from_config(config, dtype=dtype, trust_remote_code=False, **options)
+
+
+def first_line(error: Exception) -> str:
+    """What an error of somebody else's says, in a line."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
