@@ -75,10 +75,11 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.wait(0.1):
-            if not any(self.out.glob("*.parquet")):
+            out = self.out  # the campaign may go on with another one at any time
+            if not any(out.glob("*.parquet")):
                 continue
             try:
-                sql = f"SELECT count(*), count(DISTINCT (row, sample)) FROM '{self.out}/*.parquet'"
+                sql = f"SELECT count(*), count(DISTINCT (row, sample)) FROM '{out}/*.parquet'"
                 rows, distinct = duckdb.connect().execute(sql).fetchone() or (0, 0)
                 self.reads += 1
                 if rows != distinct:
