@@ -32,6 +32,7 @@ _GEMMA = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }  # fmt: skip
 _BERT_LIKE = {"type_vocab_size": 2}
+_IN_PANELS = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}  # sizes that are compiled
 
 # name -> (class that is saved, what differs from _SMALL)
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,6 +43,11 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm_roberta": ("XLMRobertaModel", _BERT_LIKE | _BEHIND_PADDING),
     "distilbert": ("DistilBertModel", {"dim": 48, "hidden_dim": 72, "n_layers": 3, "n_heads": 6}),
     "mpnet": ("MPNetModel", _BEHIND_PADDING),
+    "bert_in_panels": ("BertModel", _BERT_LIKE | _IN_PANELS),
+    "bert_tanh_in_panels": ("BertModel", _BERT_LIKE | _IN_PANELS | {"hidden_act": "gelu_new"}),
+    "xlm_roberta_in_panels": ("XLMRobertaModel", _BERT_LIKE | _BEHIND_PADDING | _IN_PANELS),
+    "distilbert_in_panels": ("DistilBertModel", _IN_PANELS | {"hidden_dim": 192, "n_layers": 3}),
+    "mpnet_in_panels": ("MPNetModel", _BEHIND_PADDING | _IN_PANELS),
     "modernbert": ("ModernBertModel", {"local_attention": 16, "global_attn_every_n_layers": 3}),
     "gemma3_both_ways": ("Gemma3TextModel", _GEMMA | {"use_bidirectional_attention": True}),
     "qwen2_both_ways": ("Qwen2Model", {"num_key_value_heads": 2, "is_causal": False}),

@@ -10,8 +10,9 @@ from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.decoder.decoder_layer import DecoderLayer
 from bulkrun.models.decoder.layers import HeadQKNorm, Linear, ProjectionQKNorm, RMSNorm
 from bulkrun.models.decoder.quantized_layers import FourBitLinear, Int8Linear
-from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, Matrix, StackSizes, can_stack
+from bulkrun.ops.cpu.layer_stack import LayerStack, LayerWeights, StackSizes, can_stack
 from bulkrun.ops.cpu.panel_linear import PANEL
+from bulkrun.ops.cpu.stack_memory import Matrix
 
 _MAX_COPIED_BYTES = 256 * 2**20  # of weights that are held twice: reading more takes so long that calls do not count
 

@@ -1,20 +1,13 @@
-"""A decoder of the engine's own families as an encoder: texts packed, attention over a cache of one step.
-
-No token of an earlier step is ever read again, so the blocks are dealt out anew in each step, and all layers share the
-memory of one: a layer reads what it has just written itself.
-"""
+"""A decoder of the engine's own families as an encoder: texts packed, attention over a cache of one step."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
-from bulkrun.blocks import NULL_BLOCK
 from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.step_cache import StepCache
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
-from bulkrun.ops import AttentionMetadata
 
 
 class CausalEncoder:
@@ -23,64 +16,14 @@ class CausalEncoder:
     def __init__(self, model: LanguageModel, *, block_size: int) -> None:
         self.model, self.config = model, model.config
         self.dtype, self.device = model.dtype, model.device
-        self._block_size = block_size
-        self._cache: KVCache | None = None
+        self._cache = StepCache(model.config, block_size, model.dtype, model.device)
 
     def __call__(self, texts: PackedTexts, kept: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states [T, E], or [S, E] of `kept`: in the last layer no more than their part is computed."""
-        text_T = texts.text_of_token()
-        positions_T = texts.positions(text_T)
-        num_blocks = -(-texts.lens_S // self._block_size)
-        first_block_S = 1 + num_blocks.cumsum(0) - num_blocks  # behind the null block
-        first_slot_S = first_block_S * self._block_size
-        cache = self._cache_for(sum(-(-length // self._block_size) for length in texts.lens))
-        _clear(
-            cache, _tails(first_slot_S + texts.lens_S, first_slot_S + num_blocks * self._block_size, self._block_size)
-        )
-        slots_T = first_slot_S[text_T] + positions_T
-        meta = self._metadata(texts, slots_T, first_block_S, num_blocks)
-        return self.model(texts.token_ids_T.int(), positions_T, cache, meta, kept)
+        step, num_layers = self._cache.lay_out(texts), self.config.num_layers
+        all_layers = KVCache([step.k] * num_layers, [step.v] * num_layers)
+        return self.model(texts.token_ids_T.int(), step.positions_T, all_layers, step.meta, kept)
 
     def free_scratch(self) -> None:
         """Give the cache back."""
-        self._cache = None
-
-    def _cache_for(self, num_blocks: int) -> KVCache:
-        """A cache with room for so many blocks besides the null block; larger steps replace it."""
-        if self._cache is None or self._cache.num_blocks <= num_blocks:
-            self._cache = None  # the old one goes before the new one comes
-            one_layer = dataclasses.replace(self.config, num_layers=1)
-            one = KVCache.allocate(one_layer, num_blocks + 1, self._block_size, self.dtype, self.device)
-            self._cache = KVCache(one.k * self.config.num_layers, one.v * self.config.num_layers)
-        return self._cache
-
-    def _metadata(
-        self, texts: PackedTexts, slots_T: torch.Tensor, first_block_S: torch.Tensor, num_blocks: torch.Tensor
-    ) -> AttentionMetadata:
-        """Whole prompts; those of one token count as decode sequences, and being the shortest come first."""
-        longest, num_single = texts.lens[-1], texts.lens.count(1)
-        block_M = torch.arange(-(-longest // self._block_size), device=self.device)
-        tables_SM = torch.where(block_M < num_blocks[:, None], first_block_S[:, None] + block_M, NULL_BLOCK)
-        cu_seqlens = torch.nn.functional.pad(texts.ends_S, (1, 0))
-        return AttentionMetadata(
-            slot_mapping_T=slots_T,
-            block_tables_SM=tables_SM.int(),
-            context_lens_S=texts.lens_S.int(),
-            cu_seqlens_q=cu_seqlens.int(),
-            num_decode_seqs=num_single,
-            max_query_len=longest,
-            max_context_len=longest,
-            max_decode_keys=num_single,
-        )
-
-
-def _tails(ends_S: torch.Tensor, block_ends_S: torch.Tensor, block_size: int) -> torch.Tensor:
-    """The slots [S * B] behind each text's end in its last block; slot 0, of the null block, where there is none."""
-    slots = ends_S[:, None] + torch.arange(block_size, device=ends_S.device)
-    return torch.where(slots < block_ends_S[:, None], slots, 0).flatten()
-
-
-def _clear(cache: KVCache, slots: torch.Tensor) -> None:
-    """Zero slots that may be read along: a masked-out key must be a finite number, whatever an earlier step left."""
-    for blocks in (cache.k[0], cache.v[0]):
-        blocks.view(-1, blocks.shape[2] * blocks.shape[3]).index_fill_(0, slots, 0)
+        self._cache.free()

@@ -60,15 +60,16 @@ def _load_encoder(
             has_head=False,
         )
         return CausalEncoder(model, block_size=engine.block_size or DEFAULT_BLOCK_SIZE)
-    from bulkrun.models.embedding.padded_loader import load_padded_encoder  # transformers takes seconds to import
+    from bulkrun.models.embedding.encoder_loader import load_encoder  # transformers takes seconds to import
 
-    return load_padded_encoder(
+    return load_encoder(
         path,
         config.model,
         dtype=dtype,
         device=device,
         load_format=engine.load_format,
         quantization=engine.quantization,
+        deterministic=engine.deterministic,
     )
 
 
@@ -76,11 +77,6 @@ def _refuse_settings(config: EmbeddingConfig, engine: EngineArgs, device: torch.
     """Raise UsageError for what this model or device cannot do."""
     if engine.quantization is not None:
         refuse_quantization_on(device, engine.quantization)
-    if engine.deterministic and not isinstance(config.model, DecoderConfig):
-        raise UsageError(
-            "engine.deterministic: true is for the decoders that `bulkrun models` calls fast, and "
-            f"{config.model.architecture} runs through transformers' own code; leave the key out"
-        )
     if engine.deterministic and config.dense:
         raise UsageError(
             "engine.deterministic: the sums of this model's Dense modules depend on the batch; leave the key out"

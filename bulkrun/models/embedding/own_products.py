@@ -63,23 +63,25 @@ def use_own_products(encoder: PaddedEncoder, quantization: Quantization | None) 
 def _exchange(model: nn.Module, quantization: Quantization | None) -> Mapping[str, nn.Linear]:
     """What was there, by name."""
     plain = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-    made = {name: _product(module, quantization) for name, module in plain.items()}
+    made = {name: own_product(module.weight.data, module.bias, quantization) for name, module in plain.items()}
     for name, product in made.items():
         if product is not None:
             model.set_submodule(name, OwnProduct(product))
     return {name: plain[name] for name, product in made.items() if product is not None}
 
 
-def _product(plain: nn.Linear, quantization: Quantization | None) -> Product | None:
-    linear = Linear(plain.in_features, plain.out_features)
-    linear.weight, linear.bias = plain.weight, plain.bias
+def own_product(weight: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization | None) -> Product | None:
+    """The product with a weight [O, I] and perhaps a bias [O]; None where the engine has no faster one."""
+    linear = Linear(weight.shape[1], weight.shape[0])
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
     if quantization is None:
-        packed = pack_linear_weight(plain.weight.data)
+        packed = pack_linear_weight(weight)
         if not is_packed(packed):
             return None
         linear.weight = nn.Parameter(packed, requires_grad=False)
         return linear
     quantized = Int8Linear(linear) if quantization == "int8" else Fp8Linear(linear)
-    store_quantized(plain.weight.data, quantized.weight.data, quantized.weight_scale)
+    store_quantized(weight, quantized.weight.data, quantized.weight_scale)
     quantized.pack()
     return quantized

@@ -11,6 +11,7 @@ import torch
 
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.general.in_float32 import in_float32
 
 _LENS = (5, 12)
@@ -34,13 +35,13 @@ def moved_by_padding(encoder: PaddedEncoder) -> tuple[float, float]:
 
 
 def _moved_by_padding(encoder: PaddedEncoder) -> float:
-    short, long = _texts(encoder)
+    short, long = two_texts(encoder)
     return distance(_states(encoder, short, long)[: len(short)], _states(encoder, short))
 
 
-def hidden_states(encoder: PaddedEncoder) -> torch.Tensor:
+def hidden_states(encoder: TextEncoder) -> torch.Tensor:
     """float32 [T, E] of both texts, side by side."""
-    return _states(encoder, *_texts(encoder))
+    return _states(encoder, *two_texts(encoder))
 
 
 def distance(ours_TE: torch.Tensor, theirs_TE: torch.Tensor) -> float:
@@ -48,11 +49,12 @@ def distance(ours_TE: torch.Tensor, theirs_TE: torch.Tensor) -> float:
     return float(((ours_TE - theirs_TE).abs().mean(-1) / theirs_TE.std(-1)).max())
 
 
-def _texts(encoder: PaddedEncoder) -> list[list[int]]:
+def two_texts(encoder: TextEncoder) -> list[list[int]]:
+    """Token ids of both, which the model has: a short one and a longer one."""
     limit = min(encoder.config.vocab_size, 1000)
     return [[(7 + 13 * place) % limit for place in range(length)] for length in _LENS]
 
 
 @torch.inference_mode()
-def _states(encoder: PaddedEncoder, *texts: list[int]) -> torch.Tensor:
+def _states(encoder: TextEncoder, *texts: list[int]) -> torch.Tensor:
     return encoder(PackedTexts.of(texts, encoder.device)).float()

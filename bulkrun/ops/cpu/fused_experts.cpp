@@ -127,8 +127,8 @@ struct Mixture {
         const Operand gated = operand_of(e.gated, inner, item);
         const Matrix matrix = matrix_of(e.down, item.expert, size, inner);
         T* rows = (T*)e.rows + item.first * size;
-        if (in_bytes) project<ByteWords>(gated, matrix, rows, item.rows, size, 1.0f, item.share);
-        else project<W>(gated, matrix, rows, item.rows, size, 1.0f, item.share);
+        if (in_bytes) project<ByteWords>(gated, matrix, rows, item.rows, size, item.share, AsItIs());
+        else project<W>(gated, matrix, rows, item.rows, size, item.share, AsItIs());
     }
 
     void sum_choices(long token) const {

@@ -14,7 +14,7 @@ static void int8_linear(const T* x, uint32_t* bytes, float* scales, const Matrix
             scales[row] = quantize_row(x + row * size, size, (uint8_t*)(bytes + row * words));
         for (const Block& block : blocks_of(rows))
             project<ByteWords>({bytes + block.first * words, words, scales + block.first}, matrix,
-                               out + block.first * columns, block.rows, columns, 1.0f, block.share);
+                               out + block.first * columns, block.rows, columns, block.share, AsItIs());
     }
 }
 

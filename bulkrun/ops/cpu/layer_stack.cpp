@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "attention_items.h"
+#include "block_products.h"
 #include "gated.h"
 #include "norm_rotary_store.h"
 #include "struct_layout.h"
@@ -44,20 +45,22 @@ struct Stack {
 constexpr int PAD = 32;  // numbers
 
 template <class T, class N>
-struct LayerStack {
+struct LayerStack : BlockProducts<T> {
     using W = typename WordOf<T>::type;
     const Stack& s;
-    const long size, width, x_stride, attended_stride, gated_stride, byte_stride;
+    const TimesFactor<T> to_residual;
+    const long size, width, x_stride, attended_stride, gated_stride;
     const std::vector<Item> items, last_items;
 
     explicit LayerStack(const Stack& s)
-        : s(s),
+        : BlockProducts<T>{s.bytes, s.row_scales, byte_stride_of(s)},
+          s(s),
+          to_residual{s.residual_multiplier},
           size(s.hidden_size),
           width(s.num_heads * s.head_dim),
           x_stride(round_up(size, PAD)),
           attended_stride(round_up(width, PAD)),
           gated_stride(round_up(s.intermediate_size, PAD)),
-          byte_stride(round_up(std::max({x_stride, attended_stride, gated_stride}), BYTE_PAD)),
           items(items_of(step_of(s.layers[0]))),
           last_items(s.kept ? items_of(step_of(s.layers[0]), s.kept, s.num_kept) : items) {}
 
@@ -85,32 +88,25 @@ struct LayerStack {
     }
 
   private:
-    // Rows of a buffer that has as many as a block, for this thread or for all.
-    template <class Number = T>
-    Number* scratch(void* buffer, long stride, const Block& block) const {
-        return (Number*)buffer + (block.share.count > 1 ? 0 : omp_get_thread_num() * THREAD_ROWS) * stride;
-    }
-
-    static void meet(const Block& block) {
-        if (block.share.count > 1) {
-#pragma omp barrier
-        }
+    static long byte_stride_of(const Stack& s) {
+        const long widest = std::max({s.hidden_size, s.num_heads * s.head_dim, s.intermediate_size});
+        return round_up(widest, BYTE_PAD);
     }
 
     Step step_of(const Layer& layer) const {
         return {s.q, layer.k_cache, layer.v_cache, s.attended, s.block_tables, s.context_lens, s.cu_seqlens_q,
-                nullptr, s.num_heads * s.head_dim, round_up(s.num_heads * s.head_dim, PAD), s.num_tokens, s.num_seqs,
-                s.table_width, s.num_heads, s.num_kv_heads, s.head_dim, s.block_size, layer.window, s.scale,
-                s.soft_cap, s.has_fp8_cache, s.num_threads};
+                nullptr, nullptr, s.num_heads * s.head_dim, round_up(s.num_heads * s.head_dim, PAD), s.num_tokens,
+                s.num_seqs, s.table_width, s.num_heads, s.num_kv_heads, s.head_dim, s.block_size, layer.window, 0,
+                s.scale, s.soft_cap, s.has_fp8_cache, 0, s.num_threads};
     }
 
     void first_norm(const Block& block) const {
-        T* x = scratch(s.x, x_stride, block);
+        T* x = this->scratch(s.x, x_stride, block);
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             const T* residual = (const T*)s.residual + (block.first + row) * size;
             norm_or_copy(residual, s.layers[0].input_norm, x + row * x_stride);
         }
-        meet(block);
+        this->meet(block);
     }
 
     void norm_or_copy(const T* from, const void* weight, T* to) const {
@@ -121,8 +117,8 @@ struct LayerStack {
     // Up to attention.
     void begin(const Layer& layer, const Block& block) const {
         const long columns = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim;
-        T* qkv = scratch(s.qkv, columns, block);
-        multiply(scratch(s.x, x_stride, block), x_stride, layer.qkv, qkv, columns, 1.0f, block);
+        T* qkv = this->scratch(s.qkv, columns, block);
+        this->multiply(this->scratch(s.x, x_stride, block), x_stride, layer.qkv, qkv, columns, block, AsItIs());
         const Rotary none = {}, &rotary = layer.rotary < 0 ? none : s.rotaries[layer.rotary];
         const Projection projection = {
             qkv - block.first * columns, layer.qk_norm, rotary.cos, rotary.sin, s.q, layer.k_cache, layer.v_cache,
@@ -171,9 +167,9 @@ struct LayerStack {
     void finish(long i, const Block& block) const {
         const Layer& layer = s.layers[i];
         const bool is_last = i + 1 == s.num_layers;
-        T *x = scratch(s.x, x_stride, block), *out = scratch(s.out, size, block);
-        multiply((const T*)s.attended + block.first * attended_stride, attended_stride, layer.o, out, size,
-                 s.residual_multiplier, block);
+        T *x = this->scratch(s.x, x_stride, block), *out = this->scratch(s.out, size, block);
+        this->multiply((const T*)s.attended + block.first * attended_stride, attended_stride, layer.o, out, size,
+                       block, to_residual);
         add_norm(out, layer.attention_out_norm, layer.mlp_norm, x, x_stride, block);
         if (s.is_gelu) run_mlp<GeluTanh<T>>(layer, x, out, block);
         else run_mlp<Silu<T>>(layer, x, out, block);
@@ -189,40 +185,18 @@ struct LayerStack {
             if (weight) add_norm_row(added, residual, (const N*)weight, to + row * stride, residual, size, s.eps);
             else add_row(added, residual, to + row * stride, size);
         }
-        meet(block);
-    }
-
-    void multiply(const T* x, long stride, const Matrix& matrix, T* out, long columns, float factor,
-                  const Block& block) const {
-        if (matrix.in_bytes())
-            project<ByteWords>(quantized(x, stride, block), matrix, out, block.rows, columns, factor, block.share);
-        else project<W>(operand(x, stride), matrix, out, block.rows, columns, factor, block.share);
-        meet(block);
-    }
-
-    // As bytes, once all threads of the block have done their rows.
-    Operand quantized(const T* x, long stride, const Block& block) const {
-        const long padded = round_up(stride, BYTE_PAD);
-        uint8_t* bytes = scratch<uint8_t>(s.bytes, byte_stride, block);
-        float* scales = scratch<float>(s.row_scales, 1, block);
-        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
-            scales[row] = quantize_row(x + row * stride, stride, bytes + row * padded);
-        meet(block);
-        return {(const uint32_t*)bytes, padded / ByteWords::per_word, scales};
+        this->meet(block);
     }
 
     template <class Gate>
     void run_mlp(const Layer& layer, const T* x, T* out, const Block& block) const {
-        T* gated = scratch(s.gated, gated_stride, block);
-        const Matrix& matrix = layer.gate_up;
-        if (matrix.in_bytes())
-            multiply_gated<ByteWords>(quantized(x, x_stride, block), matrix, gated, gated_stride, block.rows,
-                                      s.intermediate_size, block.share, GateTimesUp<T, Gate>());
-        else
-            multiply_gated<W>(operand(x, x_stride), matrix, gated, gated_stride, block.rows, s.intermediate_size,
-                              block.share, GateTimesUp<T, Gate>());
-        meet(block);
-        multiply(gated, gated_stride, layer.down, out, size, s.residual_multiplier, block);
+        T* gated = this->scratch(s.gated, gated_stride, block);
+        this->with_operand(x, x_stride, layer.gate_up, block, [&](const Operand& rows, auto words) {
+            multiply_gated<decltype(words)>(rows, layer.gate_up, gated, gated_stride, block.rows, s.intermediate_size,
+                                            block.share, GateTimesUp<T, Gate>());
+        });
+        this->meet(block);
+        this->multiply(gated, gated_stride, layer.down, out, size, block, to_residual);
     }
 };
 

@@ -11,31 +11,20 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.cpu import panel_matrix, structs
 from bulkrun.ops.cpu.dtypes import is_cache_dtype, suffix
 from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
-from bulkrun.ops.cpu.panel_linear import PANEL, pack_panels
-from bulkrun.ops.cpu.panel_matrix import PanelWeight
+from bulkrun.ops.cpu.panel_linear import PANEL
+from bulkrun.ops.cpu.stack_memory import PAD, Matrix, StackMemory, padded, set_kept, set_step
 from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.weight_kinds import values_of
 
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
-_THREAD_ROWS = 256  # of panels.h, at most: scratch rows of one thread; those per token grow by as many
-_PAD = 32  # of layer_stack.cpp: what rows are a multiple of
-
-
-class Matrix(NamedTuple):
-    """A weight [O, I], plain or in panels, which those of 8 and 4 bits always are, and perhaps a bias [O]."""
-
-    weight: PanelWeight
-    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +106,15 @@ class LayerStack:
     """The layers and the norm after them, their weights in panels; not for two calls at a time."""
 
     def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, sizes: StackSizes) -> None:
-        self._kept: list[torch.Tensor] = []  # what the tables below point to
+        self._memory = StackMemory(sizes.dtype, _row_sizes(sizes), _TOKEN_SCRATCH)  # what the tables below point to
         self._layers = (_Layer * len(layers))(*[self._layer(layer, sizes) for layer in layers])
         self._rotaries = (_Rotary * (1 + max(-1 if layer.rotary is None else layer.rotary for layer in layers)))()
         self._stack = _Stack(
             layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
-            last_norm=self._keep(last_norm), num_layers=len(layers), eps=sizes.eps, scale=sizes.scale,
+            last_norm=self._memory.keep(last_norm), num_layers=len(layers), eps=sizes.eps, scale=sizes.scale,
             soft_cap=sizes.soft_cap or 0.0, residual_multiplier=sizes.residual_multiplier,
             is_gelu=sizes.activation == "gelu_tanh", **{name: getattr(sizes, name) for name in _CONSTANTS},
         )  # fmt: skip
-        self._row_sizes, self._scratch_rows, self._scratch = _row_sizes(sizes), {}, torch.zeros(0, dtype=sizes.dtype)
         matrices = [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         self._max_tokens = None if all(map(_is_packed, matrices)) else MAX_COPIED_TOKENS
         self._run: Callable[..., None] = structs.struct_function(
@@ -168,31 +156,16 @@ class LayerStack:
         stack.residual, stack.hidden, stack.num_tokens = residual_TE.data_ptr(), hidden_TE.data_ptr(), len(residual_TE)
         stack.block_size, stack.num_threads = k_caches[0].shape[1], torch.get_num_threads()
         stack.has_fp8_cache = k_caches[0].dtype == FP8
-        self._make_room(len(residual_TE))
-        self._set_step(meta)
-        stack.kept, stack.num_kept = (None, len(residual_TE)) if kept is None else (kept.data_ptr(), len(kept))
+        self._memory.make_room(stack, len(residual_TE))
+        set_step(stack, meta)
+        self._set_copies(meta.kv_copies)
+        set_kept(stack, kept, len(residual_TE))
         self._run(ctypes.byref(stack))
         return hidden_TE
 
-    def _make_room(self, num_tokens: int) -> None:
-        """Scratch for a step; rows that are multiplied have whole words behind them, zeros for good."""
-        token_rows, thread_rows = num_tokens + -num_tokens % _THREAD_ROWS, torch.get_num_threads() * _THREAD_ROWS
-        rows = {name: token_rows if name in _TOKEN_SCRATCH else thread_rows for name in _SCRATCH}
-        if all(self._scratch_rows.get(name, 0) >= count for name, count in rows.items()):
-            return
-        self._scratch_rows, sizes = rows, [rows[name] * self._row_sizes[name] for name in _SCRATCH]
-        self._scratch = self._scratch.new_zeros(sum(sizes))
-        for name, part in zip(_SCRATCH, self._scratch.split(sizes), strict=True):
-            setattr(self._stack, name, part.data_ptr())
-
-    def _set_step(self, meta: AttentionMetadata) -> None:
-        stack, tables, copies = self._stack, meta.block_tables_SM, meta.kv_copies
-        assert tables.dtype == meta.context_lens_S.dtype == meta.cu_seqlens_q.dtype == torch.int32
-        assert tables.stride(1) == 1
-        stack.slots, stack.block_tables = meta.slot_mapping_T.data_ptr(), tables.data_ptr()
-        stack.context_lens, stack.cu_seqlens_q = meta.context_lens_S.data_ptr(), meta.cu_seqlens_q.data_ptr()
-        stack.num_seqs, stack.table_width = meta.context_lens_S.numel(), tables.stride(0)
+    def _set_copies(self, copies: torch.Tensor | None) -> None:
         assert copies is None or copies.is_contiguous()
+        stack = self._stack
         stack.kv_copies, stack.num_copies = (None, 0) if copies is None else (copies.data_ptr(), copies.shape[1])
 
     def _layer(self, layer: LayerWeights, sizes: StackSizes) -> _Layer:
@@ -202,26 +175,13 @@ class LayerStack:
             "attention_out_norm": layer.attention_out_norm, "mlp_out_norm": layer.mlp_out_norm,
             "q_norm": q_norm, "k_norm": k_norm,
         }  # fmt: skip
+        memory = self._memory
         return _Layer(
-            qkv=self._matrix(layer.qkv), o=self._matrix(layer.o), down=self._matrix(layer.down),
-            gate_up=self._matrix(_padded_halves(layer.gate_up, sizes.intermediate_size)),
-            **{name: None if norm is None else self._keep(norm) for name, norm in norms.items()},
+            qkv=memory.matrix(layer.qkv), o=memory.matrix(layer.o), down=memory.matrix(layer.down),
+            gate_up=memory.matrix(_padded_halves(layer.gate_up, sizes.intermediate_size)),
+            **{name: None if norm is None else memory.keep(norm) for name, norm in norms.items()},
             window=layer.sliding_window or 0, rotary=-1 if layer.rotary is None else layer.rotary,
         )  # fmt: skip
-
-    def _matrix(self, matrix: Matrix) -> panel_matrix.Matrix:
-        weight, bias = matrix.weight, matrix.bias
-        if isinstance(weight, torch.Tensor) and weight.ndim == 2:
-            weight = pack_panels(F.pad(_padded(weight), (0, -weight.shape[1] % _PAD)))
-        if bias is not None:
-            self._keep(bias := _padded(bias).contiguous())
-        for part in panel_matrix.tensors_of(weight):
-            self._keep(part)
-        return panel_matrix.panel_matrix(weight, bias)
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        self._kept.append(tensor.contiguous())
-        return self._kept[-1].data_ptr()
 
 
 def _is_packed(matrix: Matrix) -> bool:
@@ -234,13 +194,8 @@ def _padded_halves(gate_up: Matrix, size: int) -> Matrix:
         return gate_up
     weight, bias = gate_up
     assert isinstance(weight, torch.Tensor) and weight.ndim == 2, "in panels gates and ups can not be moved apart"
-    halves = [torch.cat([_padded(half) for half in rows.split(size)]) for rows in (weight, bias) if rows is not None]
+    halves = [torch.cat([padded(half) for half in rows.split(size)]) for rows in (weight, bias) if rows is not None]
     return Matrix(halves[0], halves[1] if len(halves) > 1 else None)
-
-
-def _padded(rows: torch.Tensor) -> torch.Tensor:
-    """With zeros behind, up to whole panels."""
-    return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, -rows.shape[0] % PANEL))
 
 
 def _row_sizes(sizes: StackSizes) -> dict[str, int]:
@@ -248,12 +203,12 @@ def _row_sizes(sizes: StackSizes) -> dict[str, int]:
     width = sizes.num_heads * sizes.head_dim
     widest = max(sizes.hidden_size, width, sizes.intermediate_size)
     return {
-        "x": sizes.hidden_size + -sizes.hidden_size % _PAD,
+        "x": sizes.hidden_size + -sizes.hidden_size % PAD,
         "qkv": width + 2 * sizes.num_kv_heads * sizes.head_dim,
         "q": width,
-        "attended": width + -width % _PAD,
+        "attended": width + -width % PAD,
         "out": sizes.hidden_size,
-        "gated": sizes.intermediate_size + -sizes.intermediate_size % _PAD,
+        "gated": sizes.intermediate_size + -sizes.intermediate_size % PAD,
         "bytes": (widest + -widest % ROW_MULTIPLE) // sizes.dtype.itemsize,
         "row_scales": 4 // sizes.dtype.itemsize,
     }

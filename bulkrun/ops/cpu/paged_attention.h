@@ -24,11 +24,14 @@ struct Step {
     void* out;
     const int32_t *block_tables, *context_lens, *cu_seqlens_q;
     const float* sinks;  // of each head: a score without a value; null: none
+    const float* distance_bias;  // of each head, added to a score by how far key and query are apart; null: none
     int64_t q_stride, out_stride, num_tokens, num_seqs, table_width;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window;  // 0: none
-    float scale, soft_cap;  // soft_cap 0: none
+    int64_t max_distance;    // of the biases, of which a head has 2 max_distance + LANES: for distance 0 in the middle
+    float scale, soft_cap;  // soft_cap 0: none, as with biases
     int32_t has_fp8_cache;  // 0: it holds what the queries are
+    int32_t sees_later;     // 0: a query sees its own position and those before it; else all, and there is no window
     int32_t num_threads;
 };
 
@@ -63,7 +66,8 @@ struct Attention {
           count(item.num_queries * group),
           first_token(step.cu_seqlens_q[item.seq] + item.first_query),
           position(step.context_lens[item.seq] - (step.cu_seqlens_q[item.seq + 1] - first_token)),
-          keys{step.window ? std::max(0L, position - step.window + 1) : 0, position + item.num_queries},
+          keys{step.window ? std::max(0L, position - step.window + 1) : 0,
+               step.sees_later ? step.context_lens[item.seq] : position + item.num_queries},
           is_few(count <= LANES) {}
 
     void run() const {
@@ -75,8 +79,8 @@ struct Attention {
                 if (reads_in_place()) score_in_place(rows, part, head);
                 else score(rows, part, head);
             });
-            each_head([&](const Rows<W>& rows, long) {
-                for (long row = 0; row < count; row++) weigh(rows, row, tile, num_keys);
+            each_head([&](const Rows<W>& rows, long head) {
+                for (long row = 0; row < count; row++) weigh(rows, row, head, tile, num_keys);
             });
             each_part((const C*)step.v_cache, tile, num_keys, [&](const Rows<W>& rows, const Part<C>& part, long head) {
                 add_values(rows, part, head);
@@ -203,14 +207,16 @@ struct Attention {
         return cache + (slot * step.num_kv_heads + item.kv_head) * step.head_dim;
     }
 
-    // A row's scores become weights: 2^(score - top), where `top` is the largest score so far, or a little less: only
+    // A row's scores, of the keys from `low` to `at`, become weights: 2^(score - top), where `top` is the largest score so far, or a little less: only
     // what grows much brings the output so far under a new one. Scores are in units of ln 2.
-    void weigh(const Rows<W>& rows, long row, long tile, long num_keys) const {
+    void weigh(const Rows<W>& rows, long row, long kv_head, long tile, long num_keys) const {
         float* scores = rows.scores + row * TILE;
-        const long at = position + row / group - tile, low = step.window ? at - step.window + 1 : 0;  // what it sees
+        const long query = position + row / group - tile;
+        const long at = step.sees_later ? keys.end - 1 - tile : query, low = step.window ? at - step.window + 1 : 0;
         const long first = std::max(low, 0L) / LANES * LANES, end = std::min(num_keys, round_up(at + 1, LANES));
         if (step.soft_cap != 0) cap(scores, first, end);
-        const float unit = (step.soft_cap != 0 ? step.soft_cap : step.scale) * LOG2_E;
+        if (step.distance_bias) add_bias(scores, kv_head * group + row % group, query, end);
+        const float unit = step.distance_bias ? LOG2_E : (step.soft_cap != 0 ? step.soft_cap : step.scale) * LOG2_E;
         f32x16 best = broadcast(-__builtin_inff());
         for (long key = first; key < end; key += LANES) {
             f32x16 score = load(scores + key);
@@ -232,6 +238,13 @@ struct Attention {
             W::store_numbers(rows.weights + row * (TILE / W::per_word), key, weight);
         }
         rows.total[row] = total;
+    }
+
+    // Scores, scaled.
+    void add_bias(float* scores, long head, long query, long end) const {
+        const float* at_zero = step.distance_bias + head * (2 * step.max_distance + LANES) + step.max_distance;
+        for (long key = 0; key < end; key += LANES)
+            store(scores + key, load(scores + key) * step.scale + load(at_zero + key - query));
     }
 
     // Scores, in units of the cap.

@@ -16,10 +16,12 @@ from bulkrun.ops.cpu.structs import struct_function
 from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.paged_attention import paged_attention as reference
 
-_POINTERS = ("q", "k_cache", "v_cache", "out", "block_tables", "context_lens", "cu_seqlens_q", "sinks")
+_POINTERS = (
+    "q", "k_cache", "v_cache", "out", "block_tables", "context_lens", "cu_seqlens_q", "sinks", "distance_bias",
+)  # fmt: skip
 _INTEGERS = (
     "q_stride", "out_stride", "num_tokens", "num_seqs", "table_width",
-    "num_heads", "num_kv_heads", "head_dim", "block_size", "window",
+    "num_heads", "num_kv_heads", "head_dim", "block_size", "window", "max_distance",
 )  # fmt: skip
 
 
@@ -31,8 +33,7 @@ class _Step(ctypes.Structure):
         *[(x, c_int64) for x in _INTEGERS],
         ("scale", c_float),
         ("soft_cap", c_float),
-        ("has_fp8_cache", c_int32),
-        ("num_threads", c_int32),
+        *[(x, c_int32) for x in ("has_fp8_cache", "sees_later", "num_threads")],
     )
 
 
@@ -65,10 +66,10 @@ def paged_attention(
     out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
     step = _Step(
         q_THD.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out_THD.data_ptr(), tables.data_ptr(),
-        context_lens.data_ptr(), cu_seqlens_q.data_ptr(), None if sinks_H is None else sinks_H.data_ptr(),
+        context_lens.data_ptr(), cu_seqlens_q.data_ptr(), None if sinks_H is None else sinks_H.data_ptr(), None,
         q_THD.stride(0), out_THD.stride(0), num_tokens,
         context_lens.numel(), tables.stride(0), num_heads, num_kv_heads, head_dim, k_cache.shape[1],
-        sliding_window or 0, scale, soft_cap or 0.0, k_cache.dtype == FP8, torch.get_num_threads(),
+        sliding_window or 0, 0, scale, soft_cap or 0.0, k_cache.dtype == FP8, False, torch.get_num_threads(),
     )  # fmt: skip
     _function(dtype)(ctypes.byref(step))
     return out_THD

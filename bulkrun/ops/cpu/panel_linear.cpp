@@ -12,7 +12,7 @@ static void panel_linear(const T* x, const Matrix& matrix, T* out, long rows, lo
         const TileSetup tiles;
         for (const Block& block : blocks_of(rows))
             project<W>(operand(x + block.first * size, size), matrix, out + block.first * columns, block.rows, columns,
-                       1.0f, block.share);
+                       block.share, AsItIs());
     }
 }
 

@@ -47,6 +47,12 @@ def tensors_of(weight: PanelWeight) -> list[torch.Tensor]:
     return [part for part in (*weight, *rest) if isinstance(part, torch.Tensor)]
 
 
+def num_columns(weight: PanelWeight) -> int:
+    """How many columns its panels have."""
+    num_panels, _, columns, _ = values_of(weight).shape
+    return num_panels * columns
+
+
 def num_inputs(weight: PanelWeight) -> int:
     """How many numbers a row has."""
     *_, words, _, per_word = values_of(weight).shape

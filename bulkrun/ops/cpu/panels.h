@@ -208,19 +208,30 @@ inline void multiply_panels(const Operand& x, const Matrix& matrix, long rows, l
     pending.use_rows(BLOCK);
 }
 
-// out [rows, columns] = x times the matrix plus its bias, rounded, and times a constant.
-template <class W, class T>
-inline void project(const Operand& x, const Matrix& matrix, T* out, long rows, long columns, float factor,
-                    Share share) {
+// What is stored of a product.
+struct AsItIs {
+    f32x16 operator()(f32x16 number) const { return number; }
+};
+
+// Rounded, and times a constant.
+template <class T>
+struct TimesFactor {
+    float factor;
+
+    f32x16 operator()(f32x16 number) const { return factor == 1 ? number : rounded<T>(number) * factor; }
+};
+
+// out [rows, columns] = change(x times the matrix plus its bias).
+template <class W, class T, class Change>
+inline void project(const Operand& x, const Matrix& matrix, T* out, long rows, long columns, Share share,
+                    const Change& change) {
     const long count = (columns + PANEL - 1) / PANEL, half = (count + 1) / 2;
     multiply_panels<W>(x, matrix, rows, count, share, [&](long row, long panel, const float* sums) {
         for (; panel < count; panel += half, sums += BLOCK * PANEL) {
             const long first = panel * PANEL, end = std::min<long>(PANEL, columns - first);
             T* to = out + row * columns + first;
-            for (long i = 0; i < end; i += LANES) {
-                const f32x16 number = finished<W, T>(sums + i, x, row, matrix, first + i);
-                store(to + i, factor == 1 ? number : rounded<T>(number) * factor, end - i);
-            }
+            for (long i = 0; i < end; i += LANES)
+                store(to + i, change(finished<W, T>(sums + i, x, row, matrix, first + i)), end - i);
         }
     });
 }

@@ -32,7 +32,7 @@ def test_what_earlier_steps_left_reaches_nobody(tmp_path: Path, monkeypatch: pyt
     """A masked-out key must be a finite number (`KVCache`), though no op of today reads one: 0 * NaN is NaN."""
     one = encoder(save_tiny_model(tmp_path, "mistral_sliding"))
     expected = one(texts(1, 1, 9, 30))
-    cache, model = one._cache, one.model
+    cache, model = one._cache._cache, one.model
     assert cache is not None
     for tensor in (cache.k[0], cache.v[0]):
         tensor[1:].fill_(float("nan"))

@@ -14,10 +14,10 @@ from torch import nn
 from bulkrun.errors import ModelError
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.decoder.quantized_layers import Fp8Linear, Int8Linear
+from bulkrun.models.embedding import encoder_loader
 from bulkrun.models.embedding.own_products import OwnProduct, use_own_products
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
-from bulkrun.models.embedding.padded_loader import load_padded_encoder
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
 from bulkrun.ops.cpu.panel_linear import can_pack_panels
 from tests.models.tiny_encoders import save_tiny_encoder
@@ -39,11 +39,18 @@ ROUNDINGS = {"int8": int8_oracle.fake_quantized, "fp8": fp8_oracle.fake_quantize
 HAS_PANELS = can_pack_panels(torch.empty(64, 64))
 
 
-def load(path: Path, quantization: Any = None, dtype: torch.dtype = torch.float32) -> PaddedEncoder:
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_loader, "compile_encoder", lambda *_: None)
+
+
+def load(path: Path, quantization: Any = None) -> PaddedEncoder:
     config = EmbeddingConfig.from_dir(path).model
-    return load_padded_encoder(
-        path, config, dtype=dtype, device=CPU, load_format="auto", quantization=quantization
-    )  # fmt: skip
+    encoder = encoder_loader.load_encoder(
+        path, config, dtype=torch.float32, device=CPU, load_format="auto", quantization=quantization
+    )
+    assert isinstance(encoder, PaddedEncoder)
+    return encoder
 
 
 def plain(path: Path) -> PaddedEncoder:

@@ -12,16 +12,25 @@ from hypothesis import strategies as st
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.embedding_config import EmbeddingConfig
+from bulkrun.models.embedding import encoder_loader
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import FREE_PADDING, MAX_PADDING, PaddedEncoder, similar_lengths
-from bulkrun.models.embedding.padded_loader import load_padded_encoder
 from tests.models.tiny_encoders import ENCODERS, save_tiny_encoder
 from tests.models.tiny_models import edit_weights
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_loader, "compile_encoder", lambda *_: None)
+
+
 def load(path: Path, dtype: torch.dtype = torch.float32, load_format: str = "auto") -> PaddedEncoder:
     config = EmbeddingConfig.from_dir(path).model
-    return load_padded_encoder(path, config, dtype=dtype, device=torch.device("cpu"), load_format=load_format)
+    encoder = encoder_loader.load_encoder(
+        path, config, dtype=dtype, device=torch.device("cpu"), load_format=load_format
+    )  # fmt: skip
+    assert isinstance(encoder, PaddedEncoder)
+    return encoder
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=60).map(sorted))

@@ -10,11 +10,19 @@ from types import ModuleType
 
 import pytest
 
-from bulkrun.ops.cpu import fused_experts, layer_stack, library, norm_rotary_store, paged_attention, step_inputs
+from bulkrun.ops.cpu import (
+    encoder_stack,
+    fused_experts,
+    layer_stack,
+    library,
+    norm_rotary_store,
+    paged_attention,
+    step_inputs,
+)
 from bulkrun.ops.cpu.structs import check_layout, struct_function
 
 pytestmark = pytest.mark.skipif(library.compiled_ops().library is None, reason="no compiled ops on this machine")
-MODULES = (fused_experts, layer_stack, norm_rotary_store, paged_attention, step_inputs)
+MODULES = (encoder_stack, fused_experts, layer_stack, norm_rotary_store, paged_attention, step_inputs)
 
 
 def mirrors_in(module: ModuleType) -> list[type[ctypes.Structure]]:

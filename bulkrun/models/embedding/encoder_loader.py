@@ -1,4 +1,7 @@
-"""A model directory into a `PaddedEncoder`, through transformers: local files, safetensors and its own code only."""
+"""A model directory into an encoder, through transformers: local files, safetensors and its own code only.
+
+Compiled where that can be (`compiled_encoder`); else transformers' code runs, with the engine's products in it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 from transformers.utils import logging
 
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.models.embedding.compiled_encoder import compile_encoder
 from bulkrun.models.embedding.own_products import use_own_products
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
@@ -25,7 +30,7 @@ from bulkrun.settings import Quantization
 _POOLER = "pooler."  # a head over the first token, which no vector is made with; many checkpoints lack it
 
 
-def load_padded_encoder(
+def load_encoder(
     path: Path,
     config: ModelConfig,
     *,
@@ -33,33 +38,51 @@ def load_padded_encoder(
     device: torch.device,
     load_format: str,
     quantization: Quantization | None = None,
-) -> PaddedEncoder:
-    """Load the model, check that padding changes nothing, and exchange its products for the engine's.
+    deterministic: bool = False,
+) -> TextEncoder:
+    """Load the model, check that padding changes nothing, and have it computed as fast as this device can.
 
-    `load_format` dummy: with transformers' own seeded initialization. `quantization`: of its `nn.Linear` modules.
+    `load_format` dummy: with transformers' own seeded initialization. `quantization`: of its products' weights.
     Raises ModelError for an architecture that transformers does not have, for missing or mis-shaped tensors, for
-    weights beyond the memory that is left, and for a model in which a text's hidden states depend on padding. Tensors
-    that the architecture has no place for, such as heads, are left alone, as transformers leaves them.
+    weights beyond the memory that is left, and for a model in which a text's hidden states depend on padding;
+    UsageError for `deterministic` where it is not compiled. Tensors that the architecture has no place for, such as
+    heads, are left alone, as transformers leaves them.
     """
     files = [] if load_format == "dummy" else weight_files(path)
     num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
     refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
     with _errors_named(f"{path}: {config.architecture} is not supported", device):
-        with _no_reports():
-            if files:
-                model = stored_model(AutoModel, path, dtype, may_miss=lambda name: _POOLER in name)
-            else:
-                model = random_model(AutoModel, path, dtype, device)
-        model.config.use_cache = False
-        encoder = PaddedEncoder(model.to(device).eval().requires_grad_(False), config)
-        moved, may_move = moved_by_padding(encoder)
-        use_own_products(encoder, quantization)
+        encoder = PaddedEncoder(_model(path, dtype, device, is_stored=bool(files)), config)
+        _refuse_moved_by_padding(encoder)
+        compiled = compile_encoder(encoder, quantization)
+        if compiled is not None:
+            return compiled
+        if not deterministic:
+            use_own_products(encoder, quantization)
+            return encoder
+    raise UsageError(
+        f"engine.deterministic: on this device {config.architecture} runs through transformers' own code, whose sums "
+        "depend on the batch; leave the key out"
+    )
+
+
+def _model(path: Path, dtype: torch.dtype, device: torch.device, *, is_stored: bool) -> PreTrainedModel:
+    with _no_reports():
+        if is_stored:
+            model = stored_model(AutoModel, path, dtype, may_miss=lambda name: _POOLER in name)
+        else:
+            model = random_model(AutoModel, path, dtype, device)
+    model.config.use_cache = False
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _refuse_moved_by_padding(encoder: PaddedEncoder) -> None:
+    moved, may_move = moved_by_padding(encoder)
     if not moved < may_move:
         raise ModelError(
-            f"{path}: {config.architecture} is not supported: beside a longer text its hidden states are off by "
-            f"{moved:.1%} of their spread; something in it looks at padding"
+            f"beside a longer text its hidden states are off by {moved:.1%} of their spread; something in it looks at "
+            "padding"
         )
-    return encoder
 
 
 @contextmanager

@@ -1,0 +1,94 @@
+"""A KV cache of one step: texts in whole blocks, which are dealt out anew in each step. Knows no model.
+
+No token of an earlier step is ever read again, and a layer reads what it has just written itself: one layer's memory
+serves all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+
+from bulkrun.blocks import NULL_BLOCK
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.kv_cache import KVCache
+from bulkrun.ops import AttentionMetadata
+
+
+class Step(NamedTuple):
+    """Where a step's tokens are in their texts, and where their keys and values go."""
+
+    positions_T: torch.Tensor  # int64
+    k: torch.Tensor  # [N, B, K, D], of any layer
+    v: torch.Tensor
+    meta: AttentionMetadata
+
+
+class StepCache:
+    """Grows with the largest step."""
+
+    def __init__(self, config: ModelConfig, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._one_layer = dataclasses.replace(config, num_layers=1)
+        self._block_size, self._dtype, self._device = block_size, dtype, device
+        self._cache: KVCache | None = None
+
+    def lay_out(self, texts: PackedTexts) -> Step:
+        """Give each text its blocks; what may be read along with them is finite."""
+        text_T = texts.text_of_token()
+        positions_T = texts.positions(text_T)
+        num_blocks = -(-texts.lens_S // self._block_size)
+        first_block_S = 1 + num_blocks.cumsum(0) - num_blocks  # behind the null block
+        first_slot_S = first_block_S * self._block_size
+        cache = self._cache_for(sum(-(-length // self._block_size) for length in texts.lens))
+        _clear(
+            cache, _tails(first_slot_S + texts.lens_S, first_slot_S + num_blocks * self._block_size, self._block_size)
+        )
+        slots_T = first_slot_S[text_T] + positions_T
+        return Step(positions_T, cache.k[0], cache.v[0], self._metadata(texts, slots_T, first_block_S, num_blocks))
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._cache = None
+
+    def _cache_for(self, num_blocks: int) -> KVCache:
+        """A cache with room for so many blocks besides the null block; larger steps replace it."""
+        if self._cache is None or self._cache.num_blocks <= num_blocks:
+            self._cache = None  # the old one goes before the new one comes
+            self._cache = KVCache.allocate(
+                self._one_layer, num_blocks + 1, self._block_size, self._dtype, self._device
+            )  # fmt: skip
+        return self._cache
+
+    def _metadata(
+        self, texts: PackedTexts, slots_T: torch.Tensor, first_block_S: torch.Tensor, num_blocks: torch.Tensor
+    ) -> AttentionMetadata:
+        """Whole prompts; those of one token count as decode sequences, and being the shortest come first."""
+        longest, num_single = texts.lens[-1], texts.lens.count(1)
+        block_M = torch.arange(-(-longest // self._block_size), device=self._device)
+        tables_SM = torch.where(block_M < num_blocks[:, None], first_block_S[:, None] + block_M, NULL_BLOCK)
+        cu_seqlens = torch.nn.functional.pad(texts.ends_S, (1, 0))
+        return AttentionMetadata(
+            slot_mapping_T=slots_T,
+            block_tables_SM=tables_SM.int(),
+            context_lens_S=texts.lens_S.int(),
+            cu_seqlens_q=cu_seqlens.int(),
+            num_decode_seqs=num_single,
+            max_query_len=longest,
+            max_context_len=longest,
+            max_decode_keys=num_single,
+        )
+
+
+def _tails(ends_S: torch.Tensor, block_ends_S: torch.Tensor, block_size: int) -> torch.Tensor:
+    """The slots [S * B] behind each text's end in its last block; slot 0, of the null block, where there is none."""
+    slots = ends_S[:, None] + torch.arange(block_size, device=ends_S.device)
+    return torch.where(slots < block_ends_S[:, None], slots, 0).flatten()
+
+
+def _clear(cache: KVCache, slots: torch.Tensor) -> None:
+    """Zero slots that may be read along: a masked-out key must be a finite number, whatever an earlier step left."""
+    for blocks in (cache.k[0], cache.v[0]):
+        blocks.view(-1, blocks.shape[2] * blocks.shape[3]).index_fill_(0, slots, 0)

@@ -1,0 +1,150 @@
+"""Encoders of BERT's kind in one compiled call: transformers' hidden states, or transformers' code as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bulkrun.errors import UsageError
+from bulkrun.models.config.embedding_config import EmbeddingConfig
+from bulkrun.models.embedding.compiled_encoder import CompiledEncoder, compile_encoder
+from bulkrun.models.embedding.encoder_loader import load_encoder
+from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.embedding.text_encoder import TextEncoder
+from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
+from bulkrun.ops.cpu.int8_linear import can_pack_int8
+from tests.models.tiny_encoders import hidden_states, save_tiny_encoder
+from tests.models.tiny_models import VOCAB_SIZE
+from tests.ops import int8_oracle
+
+CPU = torch.device("cpu")
+VARIANTS = ["bert_in_panels", "bert_tanh_in_panels", "xlm_roberta_in_panels", "distilbert_in_panels", "mpnet_in_panels"]
+LENS = (1, 1, 2, 7, 16, 17, 30, 96)
+pytestmark = pytest.mark.skipif(
+    not can_stack_encoder(torch.float32, 64, 128, 16), reason="encoders are not compiled here"
+)
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> TextEncoder:
+    if not can_stack_encoder(dtype, 64, 128, 16):
+        pytest.skip("this processor does not multiply bf16")
+    config = EmbeddingConfig.from_dir(path).model
+    return load_encoder(path, config, dtype=dtype, device=CPU, load_format="auto", **settings)
+
+
+def texts() -> list[list[int]]:
+    """With tokens that pad a batch, id 0 of some models and 1 of others, in the middle of a text."""
+    generator = torch.Generator().manual_seed(5)
+    made = [torch.randint(4, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENS]
+    made[3][2:4] = [1, 0]
+    made[6][0] = made[6][-1] = 1
+    return made
+
+
+@torch.inference_mode()
+def states(encoder: TextEncoder, given: list[list[int]], kept: torch.Tensor | None = None) -> torch.Tensor:
+    return encoder(PackedTexts.of(given, CPU), kept).float().clone()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_hidden_states_are_those_of_transformers_for_each_text_alone(variant: str, tmp_path: Path) -> None:
+    path = save_tiny_encoder(tmp_path, variant)
+    encoder = load(path)
+    assert isinstance(encoder, CompiledEncoder)
+    expected = torch.cat(hidden_states(path, texts()))
+    torch.testing.assert_close(states(encoder, texts()), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_in_half_precision_they_are_as_good_as_transformers(variant: str, tmp_path: Path) -> None:
+    """Rounded at the same places, each is as far from the exact ones as the other, in the mean over 10,000 numbers."""
+    path = save_tiny_encoder(tmp_path, variant)
+    encoder = load(path, torch.bfloat16)
+    assert isinstance(encoder, CompiledEncoder) and encoder.dtype == torch.bfloat16
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.bfloat16).eval()
+    theirs = states(PaddedEncoder(model, encoder.config), texts())
+    exact = torch.cat(hidden_states(path, texts()))
+    assert (states(encoder, texts()) - exact).abs().mean() < 1.1 * (theirs - exact).abs().mean()
+
+
+@pytest.mark.skipif(not can_pack_int8(64, 64), reason="int8 is not compiled here")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_in_8_bits_they_are_those_of_a_model_rounded_by_hand(variant: str, tmp_path: Path) -> None:
+    """A last bit may round an input to the next number (see test_own_products.py): few tokens may be apart."""
+    path = save_tiny_encoder(tmp_path, variant, num_hidden_layers=1, n_layers=1)
+    encoder = load(path, quantization="int8")
+    assert isinstance(encoder, CompiledEncoder)
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    by_hand = PaddedEncoder(model, EmbeddingConfig.from_dir(path).model)
+    exact = states(by_hand, texts())
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = int8_oracle.fake_quantized(module.weight.data)
+            module.register_forward_pre_hook(lambda _, given: (int8_oracle.fake_quantized(given[0]),))
+    rounded = states(by_hand, texts())
+    apart_T = (states(encoder, texts()) - rounded).abs().amax(-1)
+    assert (apart_T > 1e-4).sum() <= 3 < ((rounded - exact).abs() > 1e-4).any(-1).sum()
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16}, {"quantization": "int8"}], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_text_has_its_bits_in_any_crowd(variant: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    encoder = load(save_tiny_encoder(tmp_path, variant), deterministic=True, **settings)
+    alone = torch.cat([states(encoder, [text]) for text in texts()])
+    assert torch.equal(states(encoder, texts()), alone)
+    ends = torch.tensor(LENS).cumsum(0)
+    assert torch.equal(states(encoder, texts(), ends - 1), alone[ends - 1])
+    encoder.free_scratch()
+    assert torch.equal(states(encoder, texts()), alone)
+
+
+def test_plain_weights_are_let_go(tmp_path: Path) -> None:
+    """Each layer's as soon as it is in panels: a second copy of a model would be memory for nothing."""
+    config = EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "bert_in_panels")).model
+    model = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    padded = PaddedEncoder(model, config)
+    assert compile_encoder(padded, None) is not None
+    assert padded.model is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("bert", {}),  # 48 numbers fill no panels
+        ("bert_in_panels", {"hidden_act": "relu"}),
+        ("modernbert", {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}),
+    ],
+)
+def test_what_is_not_compiled_runs_through_transformers(variant: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    path = save_tiny_encoder(tmp_path, variant, **changes)
+    encoder = load(path)
+    assert isinstance(encoder, PaddedEncoder)
+    torch.testing.assert_close(
+        states(encoder, texts()), torch.cat(hidden_states(path, texts())), rtol=1e-5, atol=2e-5
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"engine\.deterministic: on this device .* transformers' own code"):
+        load(path, deterministic=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_same_names_over_other_code_are_not_believed(dtype: torch.dtype, tmp_path: Path) -> None:
+    """And the model is what it was."""
+    config = EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "bert_in_panels")).model
+    model = transformers.AutoModel.from_pretrained(tmp_path, dtype=dtype).eval().requires_grad_(False)
+    model.encoder.layer[1].register_forward_hook(lambda _, __, out: out + 0.05 * out.roll(1, -1))
+    padded = PaddedEncoder(model, config)
+    expected = states(padded, texts())
+    assert compile_encoder(padded, None) is None
+    assert torch.equal(states(padded, texts()), expected)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_fp8_is_for_gpus(tmp_path: Path) -> None:
+    config = EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "bert_in_panels")).model
+    model = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert compile_encoder(PaddedEncoder(model, config), "fp8") is None
