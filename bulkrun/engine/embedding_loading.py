@@ -52,7 +52,7 @@ def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> Re
     _refuse_meaningless(args)
     device = resolve_device(args.device)
     config = EmbeddingConfig.from_dir(path)
-    if device.type == "cuda" and isinstance(config.model, DecoderConfig):
+    if device.type == "cuda" and isinstance(config.model, DecoderConfig) and config.model.is_causal:
         refuse_gpu_without_kernels()
     sizes = _sizes(config, device, args)
     dtype = default_dtype(config.model, device) if args.dtype == "auto" else getattr(torch, args.dtype)

@@ -76,7 +76,7 @@ def _configs(path: Path) -> tuple[ModelConfig, EmbeddingConfig | None]:
 
 
 def _level(config: ModelConfig, embedding: EmbeddingConfig | None) -> str:
-    if isinstance(config, DecoderConfig):
+    if isinstance(config, DecoderConfig) and config.is_causal:
         return "fast"
     return "general" if embedding is None else "embed"
 

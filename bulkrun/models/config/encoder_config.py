@@ -1,13 +1,13 @@
 """What config.json says of a model that makes hidden states of texts: sizes, or why it cannot be run here.
 
-Torch-free but for model types that were not tried: whether transformers has them is asked of it. A causal decoder of
-the engine's own families is a `DecoderConfig`; whatever else attends, in both directions or one, is a plain
-`ModelConfig` and runs through transformers' code.
+Torch-free but for model types that were not tried: whether transformers has them is asked of it. A decoder of the
+engine's own families, causal or not, is a `DecoderConfig`; whatever else attends is a plain `ModelConfig`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from bulkrun.errors import ModelError
@@ -34,7 +34,7 @@ _COUNTS_FROM_PADDING = (
 
 
 def text_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read a parsed config.json: a DecoderConfig for a causal decoder of the families, else a plain one.
+    """Read a parsed config.json: a DecoderConfig for a decoder of the families, else a plain one.
 
     Raises ModelError for what cannot make hidden states of a text here, KeyError for a missing size.
     """
@@ -49,6 +49,9 @@ def text_config(raw: Mapping[str, Any]) -> ModelConfig:
         )
     refuse_other_parts(raw)
     refuse_quantized(raw)
+    if found is not None:
+        with suppress(ModelError):  # what the decoder cannot do, transformers' code may
+            return DecoderConfig.of_family(*found, raw, is_causal=False)
     if raw.get("model_type") not in TRIED_ENCODERS:
         refuse_unknown(raw, _name(raw))
     if raw.get("auto_map"):

@@ -19,6 +19,17 @@ def sliding_windows(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
     return tuple(window if slides else None for slides in _slides(keys))
 
 
+def windows_both_ways(keys: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Each layer's window where tokens see later ones too: those less than so many positions away, on either side.
+
+    Gemma's files count both sides as one. Raises ModelError for windows of others, which are not known.
+    """
+    windows = sliding_windows(keys)
+    if not keys.get("use_bidirectional_attention") and any(windows):
+        raise ModelError("windows of attention that is_causal false makes both ways are not supported here")
+    return tuple(None if window is None else window // 2 + 1 for window in windows)
+
+
 def _slides(keys: Mapping[str, Any]) -> list[bool]:
     """Which layers have the window, where there is one."""
     layers = range(keys["num_hidden_layers"])

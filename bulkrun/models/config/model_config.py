@@ -23,7 +23,7 @@ from bulkrun.models.config.families import (
     read_keys,
 )
 from bulkrun.models.config.general_config import refuse_impossible, sizes_of
-from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows
+from bulkrun.models.config.layer_kinds import rope_layers, sliding_windows, windows_both_ways
 from bulkrun.models.config.rope import RopeConfig, max_positions, rope_keys
 from bulkrun.models.config.stored_quantization import Quantized, refuse_quantized, stored_quantization
 from bulkrun.models.files.safetensors_header import stored_dtype
@@ -118,6 +118,7 @@ class DecoderConfig(ModelConfig):
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: positions play no role in it
     moe: MoEConfig | None
     stored_quantization: Quantized | None = None  # None: the weights are in `dtype`
+    is_causal: bool = True  # False: each token sees later ones too, within a window as far ahead as behind
 
     @property
     def reachable_positions(self) -> int:
@@ -126,11 +127,18 @@ class DecoderConfig(ModelConfig):
         return max([self.max_position_embeddings, *stretched])
 
     @classmethod
-    def of_family(cls, architecture: str, family: Family, raw: Mapping[str, Any]) -> DecoderConfig:
+    def of_family(
+        cls, architecture: str, family: Family, raw: Mapping[str, Any], *, is_causal: bool = True
+    ) -> DecoderConfig:
         """Read a parsed config.json of the family. Raises ModelError for what the decoder cannot do."""
         quantization, keys = stored_quantization(raw), read_keys(raw, family)
+        if is_causal and keys.get("use_bidirectional_attention"):
+            raise ModelError(
+                "use_bidirectional_attention makes this an encoder; models that generate text are supported"
+            )
         num_heads, num_kv_heads, head_dim = _heads(keys)
-        windows, rope = sliding_windows(keys), rope_keys(raw, family.rope)
+        windows = sliding_windows(keys) if is_causal else windows_both_ways(keys)
+        rope = rope_keys(raw, family.rope)
         ropes = _ropes(raw, rope, keys, windows)
         attention_bias = bool(keys.get("attention_bias", False))
         return cls(
@@ -164,6 +172,7 @@ class DecoderConfig(ModelConfig):
             ropes=ropes,
             moe=_moe(keys, family),
             stored_quantization=quantization,
+            is_causal=is_causal,
             **common_facts(raw),
         )
 
@@ -197,8 +206,6 @@ def _heads(keys: Mapping[str, Any]) -> tuple[int, int, int]:
             f"{num_heads} query heads over {num_kv_heads} key heads of {head_dim} dimensions is not supported; "
             "query heads must be a multiple of key heads, and the dimension even"
         )
-    if keys.get("use_bidirectional_attention"):
-        raise ModelError("use_bidirectional_attention makes this an encoder; models that generate text are supported")
     return num_heads, num_kv_heads, head_dim
 
 

@@ -75,6 +75,7 @@ class Decoder(nn.Module):
         residual_TE = self._embed(input_ids_T)
         if self.layer_stack is not None and self.layer_stack.takes(residual_TE, kv_cache.dtype):
             return self.layer_stack(residual_TE, list(rotaries.values()), kv_cache.k, kv_cache.v, meta, logits_indices)
+        assert self.config.is_causal, "only the compiled layers look both ways"
         x_TE = self.layers[0].input_norm(residual_TE)
         for i, layer in enumerate(self.layers):
             x_TE = layer.attention(x_TE, rotaries.get(self.config.ropes[i]), kv_cache.k[i], kv_cache.v[i], meta)

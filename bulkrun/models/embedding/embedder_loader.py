@@ -9,12 +9,15 @@ import torch
 from bulkrun.errors import UsageError
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.decoder.decoder import Decoder
 from bulkrun.models.embedding.causal_encoder import CausalEncoder
 from bulkrun.models.embedding.dense import load_dense
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.models.embedding.text_encoder import TextEncoder
+from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.loader import load_model
 from bulkrun.models.loading.quantization import refuse_quantization_on
+from bulkrun.ops.cpu.library import library
 from bulkrun.settings import DEFAULT_BLOCK_SIZE, EmbeddingArgs, EngineArgs
 
 
@@ -50,16 +53,9 @@ def _load_encoder(
     path: Path, config: EmbeddingConfig, engine: EngineArgs, dtype: torch.dtype, device: torch.device
 ) -> TextEncoder:
     if isinstance(config.model, DecoderConfig):
-        model = load_model(
-            path,
-            dtype=dtype,
-            device=device,
-            load_format=engine.load_format,
-            quantization=engine.quantization,
-            deterministic=engine.deterministic,
-            has_head=False,
-        )
-        return CausalEncoder(model, block_size=engine.block_size or DEFAULT_BLOCK_SIZE)
+        decoder = _load_decoder(path, config.model, engine, dtype, device)
+        if decoder is not None:
+            return CausalEncoder(decoder, block_size=engine.block_size or DEFAULT_BLOCK_SIZE)
     from bulkrun.models.embedding.encoder_loader import load_encoder  # transformers takes seconds to import
 
     return load_encoder(
@@ -71,6 +67,26 @@ def _load_encoder(
         quantization=engine.quantization,
         deterministic=engine.deterministic,
     )
+
+
+def _load_decoder(
+    path: Path, config: DecoderConfig, engine: EngineArgs, dtype: torch.dtype, device: torch.device
+) -> LanguageModel | None:
+    """None: one that looks both ways, which it only can where all its layers are one compiled call over panels."""
+    if not config.is_causal and (device.type != "cpu" or engine.quantization == "fp8" or library() is None):
+        return None
+    model = load_model(
+        path,
+        config=config,
+        dtype=dtype,
+        device=device,
+        load_format=engine.load_format,
+        quantization=engine.quantization,
+        deterministic=engine.deterministic and config.is_causal,  # those panels are
+        has_head=False,
+    )
+    stack = model.layer_stack if isinstance(model, Decoder) else None
+    return model if config.is_causal or (stack is not None and stack.takes_any_width) else None
 
 
 def _refuse_settings(config: EmbeddingConfig, engine: EngineArgs, device: torch.device) -> None:

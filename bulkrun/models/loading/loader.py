@@ -42,6 +42,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    config: ModelConfig | None = None,
     load_format: str = "auto",
     quantization: Quantization | None = None,
     deterministic: bool = False,
@@ -49,15 +50,16 @@ def load_model(
 ) -> LanguageModel:
     """Build the model of a directory and fill its weights.
 
-    `load_format` dummy: with random ones, from config.json alone, the same on every run. `quantization`: of the
-    projections' weights, each as it is read; None: what is stored in 8 or 4 bits stays so where that is fast
-    (`projection_forms`). `deterministic`: made batch-invariant (`models.decoder.invariant`). Without `has_head`, which
-    is for the decoder's families, there are hidden states alone, whether files have a head or not. Raises ModelError
-    for an unsupported model, for pickle weights, for torn files, and for tensors that are missing, unexpected or of
-    another shape than config.json says; UsageError for a device that cannot do what was asked.
+    `config`: as it was read from there; None: read it. `load_format` dummy: with random weights, from config.json
+    alone, the same on every run. `quantization`: of the projections' weights, each as it is read; None: what is stored
+    in 8 or 4 bits stays so where that is fast (`projection_forms`). `deterministic`: made batch-invariant
+    (`models.decoder.invariant`). Without `has_head`, which is for the decoder's families, there are hidden states
+    alone, whether files have a head or not. Raises ModelError for an unsupported model, for pickle weights, for torn
+    files, and for tensors that are missing, unexpected or of another shape than config.json says; UsageError for a
+    device that cannot do what was asked.
     """
     path = Path(path)
-    config = ModelConfig.from_dir(path)
+    config = config or ModelConfig.from_dir(path)
     if quantization is not None:
         refuse_quantization(config, torch.device(device), quantization)
     if deterministic:

@@ -39,7 +39,8 @@ struct Stack {
     int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
     int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
     float eps, scale, soft_cap, residual_multiplier;
-    int32_t is_gelu, has_fp8_cache, num_threads;  // has_fp8_cache 0: it holds what goes through the layers
+    int32_t is_gelu, sees_later, has_fp8_cache;  // has_fp8_cache 0: it holds what goes through the layers
+    int32_t num_threads;
 };
 
 constexpr int PAD = 32;  // numbers
@@ -97,7 +98,7 @@ struct LayerStack : BlockProducts<T> {
         return {s.q, layer.k_cache, layer.v_cache, s.attended, s.block_tables, s.context_lens, s.cu_seqlens_q,
                 nullptr, nullptr, s.num_heads * s.head_dim, round_up(s.num_heads * s.head_dim, PAD), s.num_tokens,
                 s.num_seqs, s.table_width, s.num_heads, s.num_kv_heads, s.head_dim, s.block_size, layer.window, 0,
-                s.scale, s.soft_cap, s.has_fp8_cache, 0, s.num_threads};
+                s.scale, s.soft_cap, s.has_fp8_cache, s.sees_later, s.num_threads};
     }
 
     void first_norm(const Block& block) const {

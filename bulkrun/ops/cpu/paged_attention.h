@@ -27,11 +27,11 @@ struct Step {
     const float* distance_bias;  // of each head, added to a score by how far key and query are apart; null: none
     int64_t q_stride, out_stride, num_tokens, num_seqs, table_width;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
-    int64_t window;  // 0: none
+    int64_t window;  // a query sees those less than so many positions away; 0: none
     int64_t max_distance;    // of the biases, of which a head has 2 max_distance + LANES: for distance 0 in the middle
     float scale, soft_cap;  // soft_cap 0: none, as with biases
     int32_t has_fp8_cache;  // 0: it holds what the queries are
-    int32_t sees_later;     // 0: a query sees its own position and those before it; else all, and there is no window
+    int32_t sees_later;     // 0: a query sees its own position and those before it; else those after it too
     int32_t num_threads;
 };
 
@@ -67,7 +67,7 @@ struct Attention {
           first_token(step.cu_seqlens_q[item.seq] + item.first_query),
           position(step.context_lens[item.seq] - (step.cu_seqlens_q[item.seq + 1] - first_token)),
           keys{step.window ? std::max(0L, position - step.window + 1) : 0,
-               step.sees_later ? step.context_lens[item.seq] : position + item.num_queries},
+               last_seen(position + item.num_queries - 1) + 1},
           is_few(count <= LANES) {}
 
     void run() const {
@@ -91,6 +91,13 @@ struct Attention {
     }
 
   private:
+    // The last position that a query sees.
+    long last_seen(long query) const {
+        if (!step.sees_later) return query;
+        const long last = step.context_lens[item.seq] - 1;
+        return step.window ? std::min(last, query + step.window - 1) : last;
+    }
+
     template <class F>
     void each_head(const F& use) const {
         const long per_head = is_few ? count : rows_per_kv_head(count);
@@ -211,8 +218,8 @@ struct Attention {
     // what grows much brings the output so far under a new one. Scores are in units of ln 2.
     void weigh(const Rows<W>& rows, long row, long kv_head, long tile, long num_keys) const {
         float* scores = rows.scores + row * TILE;
-        const long query = position + row / group - tile;
-        const long at = step.sees_later ? keys.end - 1 - tile : query, low = step.window ? at - step.window + 1 : 0;
+        const long query = position + row / group - tile, low = step.window ? query - step.window + 1 : 0;
+        const long at = last_seen(position + row / group) - tile;
         const long first = std::max(low, 0L) / LANES * LANES, end = std::min(num_keys, round_up(at + 1, LANES));
         if (step.soft_cap != 0) cap(scores, first, end);
         if (step.distance_bias) add_bias(scores, kv_head * group + row % group, query, end);

@@ -259,15 +259,32 @@ def test_causal_decoders_of_the_families_are_fast(raw: dict[str, Any], tmp_path:
     assert isinstance(read(tmp_path, raw).model, DecoderConfig)
 
 
+QWEN2_BOTH_WAYS = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "is_causal": False}
+GEMMA3_BOTH_WAYS = {
+    "architectures": ["Gemma3TextModel"], "model_type": "gemma3_text", "use_bidirectional_attention": True,
+    "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("raw", "windows"), [(QWEN2_BOTH_WAYS, (None, None)), (GEMMA3_BOTH_WAYS, (257, None))], ids=["qwen2", "gemma3"]
+)
+def test_decoders_that_look_both_ways_are_not_causal(
+    raw: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    """Gemma's window counts both sides, and transformers halves it in the same way."""
+    model = read(tmp_path, QWEN3 | raw).model
+    assert isinstance(model, DecoderConfig) and not model.is_causal
+    assert model.sliding_windows == windows
+
+
 @pytest.mark.parametrize(
     "raw",
     [
         BERT | {"architectures": ["BertForMaskedLM"]},
         BERT | {"architectures": None},
         BERT | {"auto_map": {"AutoModel": "modeling.BertModel"}},
-        QWEN3
-        | {"architectures": ["Gemma3TextModel"], "model_type": "gemma3_text", "use_bidirectional_attention": True},
-        QWEN3 | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "is_causal": False},
+        QWEN3 | QWEN2_BOTH_WAYS | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
         QWEN3 | {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
         BERT | {"architectures": ["ModernBertModel"], "model_type": "modernbert"},
     ],

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.embedding.causal_encoder import CausalEncoder
+from bulkrun.models.embedding.embedder_loader import load_embedder
 from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.loading.loader import load_model
 from bulkrun.ops import AttentionMetadata
+from bulkrun.ops.cpu.layer_stack import StackSizes, can_stack
+from bulkrun.settings import EmbeddingArgs, EngineArgs
+from tests.models.tiny_encoders import hidden_states, save_tiny_encoder
 from tests.models.tiny_models import VOCAB_SIZE, edit_weights, save_tiny_model
 
 CPU = torch.device("cpu")
@@ -21,6 +28,22 @@ CPU = torch.device("cpu")
 def encoder(path: Path, block_size: int = 8) -> CausalEncoder:
     model = load_model(path, dtype=torch.float32, device=CPU, has_head=False)
     return CausalEncoder(model, block_size=block_size)
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> TextEncoder:
+    config, args = EmbeddingConfig.from_dir(path), EmbeddingArgs(pooling="mean")
+    return load_embedder(path, config, args, EngineArgs(**settings), dtype=dtype, device=CPU).encoder
+
+
+@torch.inference_mode()
+def states(one: TextEncoder, given: PackedTexts, kept: torch.Tensor | None = None) -> torch.Tensor:
+    return one(given, kept).float().clone()
+
+
+def skip_unless_stacked(dtype: torch.dtype) -> None:
+    sizes = StackSizes(64, 128, 4, 2, 16, 1e-6, 0.25, None, 1.0, "silu", is_causal=False, dtype=dtype)
+    if not can_stack(sizes, dtype):
+        pytest.skip("this processor has no such compiled layers")
 
 
 def texts(*lens: int) -> PackedTexts:
@@ -85,3 +108,47 @@ def test_a_head_is_never_loaded(tie_word_embeddings: bool, tmp_path: Path) -> No
     edit_weights(path, lm_head__weight=torch.zeros(3, 3))
     model = load_model(path, dtype=torch.float32, device=CPU, has_head=False)
     assert sum(p.numel() for p in model.parameters() if p.shape[0] == VOCAB_SIZE) == VOCAB_SIZE * 48
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", ["gemma3_both_ways_in_panels", "qwen2_both_ways_in_panels"])
+def test_decoders_that_look_both_ways_are_compiled(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A text's bits are its own, in a crowd, with few tokens kept, and in 8 bits."""
+    skip_unless_stacked(dtype)
+    path = save_tiny_encoder(tmp_path, variant)
+    for quantization in (None, "int8"):
+        one = load(path, dtype, quantization=quantization, deterministic=True)
+        assert isinstance(one, CausalEncoder)
+        crowd = states(one, texts(1, 1, 7, 40, 96))
+        ends = torch.tensor([1, 1, 7, 40, 96]).cumsum(0)
+        assert torch.equal(states(one, texts(1, 1, 7, 40, 96), ends - 1), crowd[ends - 1])
+        assert all(
+            torch.equal(states(one, texts(length)), beside)
+            for length, beside in zip((1, 1, 7, 40, 96), crowd.split((1, 1, 7, 40, 96)), strict=True)
+        )
+
+
+@pytest.mark.parametrize("variant", ["gemma3_both_ways_in_panels", "qwen2_both_ways_in_panels"])
+def test_and_give_the_hidden_states_of_transformers(variant: str, tmp_path: Path) -> None:
+    skip_unless_stacked(torch.float32)
+    path, lens = save_tiny_encoder(tmp_path, variant), (1, 1, 7, 40, 96)
+    given = [ids.tolist() for ids in texts(*lens).token_ids_T.split(lens)]
+    expected = torch.cat(hidden_states(path, given))
+    torch.testing.assert_close(states(load(path), texts(*lens)), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("gemma3_both_ways", {}),  # sizes that fill no panels
+        ("qwen2_both_ways_in_panels", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ],
+)
+def test_others_run_through_transformers(variant: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    path = save_tiny_encoder(tmp_path, variant, **changes)
+    encoder = load(path)
+    assert isinstance(encoder, PaddedEncoder)
+    given = [ids.tolist() for ids in texts(3, 40).token_ids_T.split((3, 40))]
+    torch.testing.assert_close(
+        states(encoder, texts(3, 40)), torch.cat(hidden_states(path, given)), rtol=1e-5, atol=2e-5
+    )  # fmt: skip
