@@ -128,10 +128,20 @@ def test_decoders_that_look_both_ways_are_compiled(variant: str, dtype: torch.dt
         )
 
 
-@pytest.mark.parametrize("variant", ["gemma3_both_ways_in_panels", "qwen2_both_ways_in_panels"])
-def test_and_give_the_hidden_states_of_transformers(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "window"),
+    [
+        ("gemma3_both_ways_in_panels", 12),
+        ("gemma3_both_ways_in_panels", 260),
+        ("gemma3_both_ways_in_panels", 1200),
+        ("qwen2_both_ways_in_panels", None),
+    ],
+)
+def test_and_give_the_hidden_states_of_transformers(variant: str, window: int | None, tmp_path: Path) -> None:
+    """Windows end within tiles of keys, in earlier and in later ones."""
     skip_unless_stacked(torch.float32)
-    path, lens = save_tiny_encoder(tmp_path, variant), (1, 1, 7, 40, 96)
+    changes = {"max_position_embeddings": 700, "sliding_window": window}
+    path, lens = save_tiny_encoder(tmp_path, variant, **changes), (1, 1, 7, 40, 96, 257, 600)
     given = [ids.tolist() for ids in texts(*lens).token_ids_T.split(lens)]
     expected = torch.cat(hidden_states(path, given))
     torch.testing.assert_close(states(load(path), texts(*lens)), expected, rtol=1e-5, atol=2e-5)
