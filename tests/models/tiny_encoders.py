@@ -49,6 +49,10 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert_in_panels": ("DistilBertModel", _IN_PANELS | {"hidden_dim": 192, "n_layers": 3}),
     "mpnet_in_panels": ("MPNetModel", _BEHIND_PADDING | _IN_PANELS),
     "modernbert": ("ModernBertModel", {"local_attention": 16, "global_attn_every_n_layers": 3}),
+    "modernbert_in_panels": (
+        "ModernBertModel",
+        {"local_attention": 16, "global_attn_every_n_layers": 3} | _IN_PANELS,
+    ),
     "gemma3_both_ways": ("Gemma3TextModel", _GEMMA | {"use_bidirectional_attention": True}),
     "gemma3_both_ways_in_panels": ("Gemma3TextModel", _GEMMA | {"use_bidirectional_attention": True} | _IN_PANELS),
     "qwen2_both_ways": ("Qwen2Model", {"num_key_value_heads": 2, "is_causal": False}),

@@ -67,6 +67,7 @@ def _sizes(config: DecoderConfig, dtype: torch.dtype) -> StackSizes:
         soft_cap=config.attention_soft_cap,
         residual_multiplier=config.residual_multiplier,
         activation=config.activation,
+        is_layer_norm=False,
         is_causal=config.is_causal,
         dtype=dtype,
     )

@@ -12,10 +12,8 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from bulkrun.models.decoder.layers import Linear
-from bulkrun.models.decoder.quantized_layers import Int8Linear
 from bulkrun.models.embedding.encoder_modules import EncoderModules, find_layers
-from bulkrun.models.embedding.own_products import Product, own_product
+from bulkrun.models.embedding.own_products import own_matrix
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.step_cache import StepCache
@@ -23,8 +21,7 @@ from bulkrun.models.embedding.two_texts import distance, hidden_states, toleranc
 from bulkrun.models.general.in_float32 import in_float32
 from bulkrun.ops.cpu.encoder_stack import EncoderStack, LayerWeights, can_stack_encoder
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
-from bulkrun.ops.cpu.stack_memory import Matrix
-from bulkrun.ops.encoder_layers import EncoderLayer, PlainMatrix, encode
+from bulkrun.ops.encoder_layers import EncoderLayer, encode
 from bulkrun.settings import DEFAULT_BLOCK_SIZE, Quantization
 
 
@@ -103,24 +100,11 @@ def _in_float32(layer: EncoderLayer) -> EncoderLayer:
 
 
 def _in_panels(layer: EncoderLayer, quantization: Quantization | None) -> LayerWeights:
-    def packed(matrix: PlainMatrix) -> Matrix:
-        product = own_product(*matrix, quantization)
-        assert product is not None, "asked for before"
-        return _as_matrix(product)
-
     return LayerWeights(
-        qkv=packed(layer.qkv),
-        o=packed(layer.o),
+        qkv=own_matrix(*layer.qkv, quantization),
+        o=own_matrix(*layer.o, quantization),
         attention_norm=layer.attention_norm,
-        up=packed(layer.up),
-        down=packed(layer.down),
+        up=own_matrix(*layer.up, quantization),
+        down=own_matrix(*layer.down, quantization),
         mlp_norm=layer.mlp_norm,
     )
-
-
-def _as_matrix(product: Product) -> Matrix:
-    bias = None if product.bias is None else product.bias.data
-    if isinstance(product, Int8Linear):
-        return Matrix(product.int8_weight, bias)
-    assert isinstance(product, Linear), "fp8 is not compiled"
-    return Matrix(product.weight.data, bias)

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.embedding.compiled_encoder import compile_encoder
+from bulkrun.models.embedding.compiled_modernbert import compile_modernbert
 from bulkrun.models.embedding.own_products import use_own_products
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
@@ -54,7 +55,7 @@ def load_encoder(
     with _errors_named(f"{path}: {config.architecture} is not supported", device):
         encoder = PaddedEncoder(_model(path, dtype, device, is_stored=bool(files)), config)
         _refuse_moved_by_padding(encoder)
-        compiled = compile_encoder(encoder, quantization)
+        compiled = compile_encoder(encoder, quantization) or compile_modernbert(encoder, quantization)
         if compiled is not None:
             return compiled
         if not deterministic:

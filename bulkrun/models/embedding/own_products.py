@@ -17,6 +17,7 @@ from bulkrun.models.decoder.quantized_layers import Fp8Linear, Int8Linear
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.two_texts import distance, hidden_states, tolerance
 from bulkrun.models.loading.quantization import store_quantized, warn_of_slow_products
+from bulkrun.ops.cpu.stack_memory import Matrix
 from bulkrun.ops.linear import is_packed, pack_linear_weight
 from bulkrun.settings import Quantization
 
@@ -85,3 +86,13 @@ def own_product(weight: torch.Tensor, bias: torch.Tensor | None, quantization: Q
     store_quantized(weight, quantized.weight.data, quantized.weight_scale)
     quantized.pack()
     return quantized
+
+
+def own_matrix(weight: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization | None) -> Matrix:
+    """The same in panels, for compiled layers; there must be such, in float32, bf16 or int8."""
+    product = own_product(weight, bias, quantization)
+    own_bias = None if bias is None else bias.data
+    if isinstance(product, Int8Linear):
+        return Matrix(product.int8_weight, own_bias)
+    assert isinstance(product, Linear), "whoever compiles layers asks for them before"
+    return Matrix(product.weight.data, own_bias)

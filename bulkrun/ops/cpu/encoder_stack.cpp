@@ -114,9 +114,11 @@ struct Encoder : BlockProducts<T> {
     }
 
     void add_norm(const T* out, const void* weight, const void* bias, const Block& block) const {
-        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
-            add_layer_norm_row(out + row * size, (T*)s.x + (block.first + row) * size, (const T*)weight,
-                               (const T*)bias, size, s.eps);
+        for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
+            T* x = (T*)s.x + (block.first + row) * size;
+            add_row(out + row * size, x, x, size);
+            layer_norm_row(x, (const T*)weight, (const T*)bias, x, size, s.eps);
+        }
         this->meet(block);
     }
 

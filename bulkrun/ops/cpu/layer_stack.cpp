@@ -39,11 +39,15 @@ struct Stack {
     int64_t num_layers, num_tokens, num_seqs, table_width, num_copies, num_kept;
     int64_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
     float eps, scale, soft_cap, residual_multiplier;
-    int32_t is_gelu, sees_later, has_fp8_cache;  // has_fp8_cache 0: it holds what goes through the layers
+    int32_t activation;     // SILU, GELU_TANH or GELU
+    int32_t is_layer_norm;  // 0: norms are of root mean squares
+    int32_t sees_later;     // see paged_attention.h
+    int32_t has_fp8_cache;  // 0: it holds what goes through the layers
     int32_t num_threads;
 };
 
 constexpr int PAD = 32;  // numbers
+enum Activation { SILU, GELU_TANH, GELU };
 
 template <class T, class N>
 struct LayerStack : BlockProducts<T> {
@@ -111,8 +115,20 @@ struct LayerStack : BlockProducts<T> {
     }
 
     void norm_or_copy(const T* from, const void* weight, T* to) const {
-        if (weight) norm_row(from, (const N*)weight, to, size, s.eps);
+        if (weight) norm(from, weight, to);
         else memcpy(to, from, size * sizeof(T));
+    }
+
+    void norm(const T* from, const void* weight, T* to) const {
+        if (s.is_layer_norm) layer_norm_row(from, (const N*)weight, (const N*)nullptr, to, size, s.eps);
+        else norm_row(from, (const N*)weight, to, size, s.eps);
+    }
+
+    // To the residual stream what is added, and its norm to `to`.
+    void add_and_norm(const T* added, T* residual, const void* weight, T* to) const {
+        if (!s.is_layer_norm) return add_norm_row(added, residual, (const N*)weight, to, residual, size, s.eps);
+        add_row(added, residual, to, size);
+        norm(residual, weight, to);
     }
 
     // Up to attention.
@@ -172,8 +188,9 @@ struct LayerStack : BlockProducts<T> {
         this->multiply((const T*)s.attended + block.first * attended_stride, attended_stride, layer.o, out, size,
                        block, to_residual);
         add_norm(out, layer.attention_out_norm, layer.mlp_norm, x, x_stride, block);
-        if (s.is_gelu) run_mlp<GeluTanh<T>>(layer, x, out, block);
-        else run_mlp<Silu<T>>(layer, x, out, block);
+        if (s.activation == SILU) run_mlp<Silu<T>>(layer, x, out, block);
+        else if (s.activation == GELU_TANH) run_mlp<GeluTanh<T>>(layer, x, out, block);
+        else run_mlp<Gelu<T>>(layer, x, out, block);
         if (is_last) add_norm(out, layer.mlp_out_norm, s.last_norm, (T*)s.hidden + block.first * size, size, block);
         else add_norm(out, layer.mlp_out_norm, s.layers[i + 1].input_norm, x, x_stride, block);
     }
@@ -182,8 +199,8 @@ struct LayerStack : BlockProducts<T> {
     void add_norm(T* out, const void* out_norm, const void* weight, T* to, long stride, const Block& block) const {
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++) {
             T *added = out + row * size, *residual = (T*)s.residual + (block.first + row) * size;
-            if (out_norm) norm_row(added, (const N*)out_norm, added, size, s.eps);
-            if (weight) add_norm_row(added, residual, (const N*)weight, to + row * stride, residual, size, s.eps);
+            if (out_norm) norm(added, out_norm, added);
+            if (weight) add_and_norm(added, residual, weight, to + row * stride);
             else add_row(added, residual, to + row * stride, size);
         }
         this->meet(block);

@@ -24,6 +24,7 @@ from bulkrun.ops.cpu.stack_memory import PAD, Matrix, StackMemory, padded, set_k
 from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.weight_kinds import values_of
 
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # in the order of layer_stack.cpp
 MAX_COPIED_TOKENS = 256  # from here on torch's products are as fast, and little goes by between them
 
 
@@ -58,7 +59,8 @@ class StackSizes:
     scale: float
     soft_cap: float | None
     residual_multiplier: float  # of what attention and MLP add to the residual stream
-    activation: str  # silu or gelu_tanh
+    activation: str  # one of ACTIVATIONS
+    is_layer_norm: bool  # else norms are of root mean squares
     is_causal: bool
     dtype: torch.dtype  # of what goes through them, and of weights that are not int8
 
@@ -90,7 +92,7 @@ class _Stack(ctypes.Structure):
         *[(x, c_int64) for x in ("num_layers", "num_tokens", "num_seqs", "table_width", "num_copies", "num_kept")],
         *[(x, c_int64) for x in (*_CONSTANTS, "block_size")],
         *[(x, c_float) for x in ("eps", "scale", "soft_cap", "residual_multiplier")],
-        *[(x, c_int32) for x in ("is_gelu", "sees_later", "has_fp8_cache", "num_threads")],
+        *[(x, c_int32) for x in ("activation", "is_layer_norm", "sees_later", "has_fp8_cache", "num_threads")],
     )
 
 
@@ -114,7 +116,8 @@ class LayerStack:
             layers=ctypes.addressof(self._layers), rotaries=ctypes.addressof(self._rotaries),
             last_norm=self._memory.keep(last_norm), num_layers=len(layers), eps=sizes.eps, scale=sizes.scale,
             soft_cap=sizes.soft_cap or 0.0, residual_multiplier=sizes.residual_multiplier,
-            is_gelu=sizes.activation == "gelu_tanh", sees_later=not sizes.is_causal,
+            activation=ACTIVATIONS.index(sizes.activation), is_layer_norm=sizes.is_layer_norm,
+            sees_later=not sizes.is_causal,
             **{name: getattr(sizes, name) for name in _CONSTANTS},
         )  # fmt: skip
         matrices = [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]

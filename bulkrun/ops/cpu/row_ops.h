@@ -46,23 +46,21 @@ inline void add_norm_row(const T* x, const T* residual, const W* weight, T* out,
     scale_row(total, weight, out, size, sum(squares), eps);
 }
 
-// residual: the layer norm of x + residual. size: whole vectors.
-template <class T>
-inline void add_layer_norm_row(const T* x, T* residual, const T* weight, const T* bias, long size, float eps) {
+// out, which may be x: its layer norm; size: whole vectors. bias: null: none.
+template <class T, class W>
+inline void layer_norm_row(const T* x, const W* weight, const W* bias, T* out, long size, float eps) {
     f32x16 total = {}, squares = {};
-    for (long i = 0; i < size; i += LANES) {
-        f32x16 number = rounded<T>(load(x + i) + load(residual + i));
-        store(residual + i, number);
-        total += number;
-    }
+    for (long i = 0; i < size; i += LANES) total += load(x + i);
     const float mean = sum(total) / size;
     for (long i = 0; i < size; i += LANES) {
-        f32x16 apart = load(residual + i) - mean;
+        f32x16 apart = load(x + i) - mean;
         squares += apart * apart;
     }
     const float scale = 1.0f / std::sqrt(sum(squares) / size + eps);
-    for (long i = 0; i < size; i += LANES)
-        store(residual + i, (load(residual + i) - mean) * scale * load(weight + i) + load(bias + i));
+    for (long i = 0; i < size; i += LANES) {
+        f32x16 normed = (load(x + i) - mean) * scale * load(weight + i);
+        store(out + i, bias ? normed + load(bias + i) : normed);
+    }
 }
 
 // Of what is to be rounded to T.

@@ -41,7 +41,9 @@ def states(one: TextEncoder, given: PackedTexts, kept: torch.Tensor | None = Non
 
 
 def skip_unless_stacked(dtype: torch.dtype) -> None:
-    sizes = StackSizes(64, 128, 4, 2, 16, 1e-6, 0.25, None, 1.0, "silu", is_causal=False, dtype=dtype)
+    sizes = StackSizes(
+        64, 128, 4, 2, 16, 1e-6, 0.25, None, 1.0, "silu", is_layer_norm=False, is_causal=False, dtype=dtype
+    )
     if not can_stack(sizes, dtype):
         pytest.skip("this processor has no such compiled layers")
 

@@ -1,4 +1,4 @@
-"""Encoders of BERT's kind in one compiled call: transformers' hidden states, or transformers' code as before."""
+"""Encoders of BERT's and ModernBERT's kinds in one compiled call: transformers' hidden states, or its code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import transformers
 from bulkrun.errors import UsageError
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.embedding.compiled_encoder import CompiledEncoder, compile_encoder
+from bulkrun.models.embedding.compiled_modernbert import CompiledModernBert, compile_modernbert
 from bulkrun.models.embedding.encoder_loader import load_encoder
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
@@ -23,7 +24,11 @@ from tests.models.tiny_models import VOCAB_SIZE
 from tests.ops import int8_oracle
 
 CPU = torch.device("cpu")
-VARIANTS = ["bert_in_panels", "bert_tanh_in_panels", "xlm_roberta_in_panels", "distilbert_in_panels", "mpnet_in_panels"]
+VARIANTS = [
+    "bert_in_panels", "bert_tanh_in_panels", "xlm_roberta_in_panels", "distilbert_in_panels", "mpnet_in_panels",
+    "modernbert_in_panels",
+]  # fmt: skip
+COMPILED = (CompiledEncoder, CompiledModernBert)
 LENS = (1, 1, 2, 7, 16, 17, 30, 96)
 pytestmark = pytest.mark.skipif(
     not can_stack_encoder(torch.float32, 64, 128, 16), reason="encoders are not compiled here"
@@ -55,7 +60,7 @@ def states(encoder: TextEncoder, given: list[list[int]], kept: torch.Tensor | No
 def test_hidden_states_are_those_of_transformers_for_each_text_alone(variant: str, tmp_path: Path) -> None:
     path = save_tiny_encoder(tmp_path, variant)
     encoder = load(path)
-    assert isinstance(encoder, CompiledEncoder)
+    assert isinstance(encoder, COMPILED)
     expected = torch.cat(hidden_states(path, texts()))
     torch.testing.assert_close(states(encoder, texts()), expected, rtol=1e-5, atol=2e-5)
 
@@ -65,7 +70,7 @@ def test_in_half_precision_they_are_as_good_as_transformers(variant: str, tmp_pa
     """Rounded at the same places, each is as far from the exact ones as the other, in the mean over 10,000 numbers."""
     path = save_tiny_encoder(tmp_path, variant)
     encoder = load(path, torch.bfloat16)
-    assert isinstance(encoder, CompiledEncoder) and encoder.dtype == torch.bfloat16
+    assert isinstance(encoder, COMPILED) and encoder.dtype == torch.bfloat16
     model = transformers.AutoModel.from_pretrained(path, dtype=torch.bfloat16).eval()
     theirs = states(PaddedEncoder(model, encoder.config), texts())
     exact = torch.cat(hidden_states(path, texts()))
@@ -78,7 +83,7 @@ def test_in_8_bits_they_are_those_of_a_model_rounded_by_hand(variant: str, tmp_p
     """A last bit may round an input to the next number (see test_own_products.py): few tokens may be apart."""
     path = save_tiny_encoder(tmp_path, variant, num_hidden_layers=1, n_layers=1)
     encoder = load(path, quantization="int8")
-    assert isinstance(encoder, CompiledEncoder)
+    assert isinstance(encoder, COMPILED)
     model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
     by_hand = PaddedEncoder(model, EmbeddingConfig.from_dir(path).model)
     exact = states(by_hand, texts())
@@ -117,7 +122,8 @@ def test_plain_weights_are_let_go(tmp_path: Path) -> None:
     [
         ("bert", {}),  # 48 numbers fill no panels
         ("bert_in_panels", {"hidden_act": "relu"}),
-        ("modernbert", {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}),
+        ("modernbert_in_panels", {"hidden_activation": "relu"}),
+        ("modernbert_in_panels", {"norm_bias": True}),
     ],
 )
 def test_what_is_not_compiled_runs_through_transformers(variant: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -148,3 +154,25 @@ def test_fp8_is_for_gpus(tmp_path: Path) -> None:
     config = EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "bert_in_panels")).model
     model = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert compile_encoder(PaddedEncoder(model, config), "fp8") is None
+
+
+@pytest.mark.parametrize("local_attention", [16, 140, 1200])
+def test_windows_of_modernbert_end_anywhere(local_attention: int, tmp_path: Path) -> None:
+    path = save_tiny_encoder(
+        tmp_path, "modernbert_in_panels", max_position_embeddings=700, local_attention=local_attention
+    )
+    given = [[(7 * place + length) % VOCAB_SIZE for place in range(length)] for length in (3, 64, 129, 600)]
+    torch.testing.assert_close(
+        states(load(path), given), torch.cat(hidden_states(path, given)), rtol=1e-5, atol=2e-5
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_modernbert_that_does_more_is_not_believed(dtype: torch.dtype, tmp_path: Path) -> None:
+    config = EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "modernbert_in_panels")).model
+    model = transformers.AutoModel.from_pretrained(tmp_path, dtype=dtype).eval().requires_grad_(False)
+    model.layers[1].register_forward_hook(lambda _, __, out: out + 0.5 * out.roll(1, -1))
+    padded = PaddedEncoder(model, config)
+    expected = states(padded, texts())
+    assert compile_modernbert(padded, None) is None
+    assert torch.equal(states(padded, texts()), expected)

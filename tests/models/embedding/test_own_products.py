@@ -41,7 +41,8 @@ HAS_PANELS = can_pack_panels(torch.empty(64, 64))
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_loader, "compile_encoder", lambda *_: None)
+    for compile_it in ("compile_encoder", "compile_modernbert"):
+        monkeypatch.setattr(encoder_loader, compile_it, lambda *_: None)
 
 
 def load(path: Path, quantization: Any = None) -> PaddedEncoder:

@@ -21,7 +21,8 @@ from tests.models.tiny_models import edit_weights
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_loader, "compile_encoder", lambda *_: None)
+    for compile_it in ("compile_encoder", "compile_modernbert"):
+        monkeypatch.setattr(encoder_loader, compile_it, lambda *_: None)
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, load_format: str = "auto") -> PaddedEncoder:
