@@ -108,8 +108,9 @@ class Completion:
     codes `runaway` (repetition), `timeout`, `grammar_failed`, `engine_error` and those of a refusal. What was generated
     before is kept in `token_ids`. `prompt_logprobs` has an entry per prompt token, None for the first. `progress` says
     where the text of a constrained output stands that its limit or a stop ended; None where the model itself ended it.
-    `embedding` is what an engine that embeds made of the prompt: float32 numbers, little-endian, one after another;
-    such an engine generates nothing (`token_ids` is empty, `finish_reason` "stop").
+    `embedding` is what an engine that embeds or classifies made of the prompt, its vector or its scores: float32
+    numbers, little-endian, one after another; such an engine generates nothing (`token_ids` is empty, `finish_reason`
+    "stop").
     """
 
     request_id: str

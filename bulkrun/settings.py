@@ -17,6 +17,7 @@ LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["fp8", "int8"]
 Batching = Literal["continuous", "static", "dynamic"]
 Pooling = Literal["cls", "mean", "last"]
+ScoreActivation = Literal["softmax", "sigmoid", "none"]
 
 # What None stands for, where neither model nor memory decide.
 DEFAULT_BLOCK_SIZE = 16
@@ -56,13 +57,20 @@ class EmbeddingArgs:
     dimensions: int | None = None  # the first so many, of models trained for that; cut before it is normalized
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassificationArgs:
+    """How what a classifier makes of a text becomes scores. None: as the model's own files say."""
+
+    activation: ScoreActivation | None = None  # over all labels together, each by itself, or as they come
+
+
 DEFAULTS = EngineArgs()
 
-# Keys that do nothing for an engine that embeds, and whoever sets them expects something: each with why.
+# Keys that do nothing for an engine that embeds or classifies, and whoever sets them expects something: each with why.
 NOT_FOR_EMBEDDING: Mapping[str, str] = MappingProxyType(
     {
-        "kv_cache_dtype": "nothing of a text is kept once its vector is there, so there is no KV cache",
-        "kv_cache_memory_bytes": "nothing of a text is kept once its vector is there, so there is no KV cache",
-        "batching": "a text is embedded in one step, so there is no running batch to join",
+        "kv_cache_dtype": "nothing of a text is kept once it was read, so there is no KV cache",
+        "kv_cache_memory_bytes": "nothing of a text is kept once it was read, so there is no KV cache",
+        "batching": "a text takes one step, so there is no running batch to join",
     }
 )

@@ -29,7 +29,7 @@ def print_plan(report: PlanReport, spec: JobSpec) -> None:
         f"longest {count(counters.max_prompt_tokens)})",
         "identical prompts": f"{count(counters.duplicate_prompts)} run once with another row: "
         f"{count(counters.prompt_tokens - counters.unique_prompt_tokens)} prompt tokens saved",
-        **({} if spec.embeds else _of_outputs(counters)),
+        **(_of_outputs(counters) if spec.generates else {}),
         "duplicate ids": count(report.duplicate_ids.get("count", 0)),
         "too long": f"{count(counters.too_long)} error rows, {count(counters.truncated)} truncated",
         "error rows": ", ".join(f"{code} {count(rows)}" for code, rows in counters.errors.items()) or "none",
@@ -59,8 +59,15 @@ def print_row(row: PreviewedRow) -> None:
     """A row as it went through the job: its prompt, and what the model made of it."""
     click.secho(f"row {cell_text(row.row_id)}", bold=True)
     thoughts = [("reasoning", row.reasoning)] if row.reasoning is not None else []
-    answer = ("response", row.response) if row.embedding is None else ("embedding", _beginning(row.embedding))
-    print_table(["", ""], [("prompt", row.prompt), *thoughts, answer, ("ended by", row.ended_by)])
+    print_table(["", ""], [("prompt", row.prompt), *thoughts, *_answer(row), ("ended by", row.ended_by)])
+
+
+def _answer(row: PreviewedRow) -> list[tuple[str, str | None]]:
+    if row.embedding is not None:
+        return [("embedding", _beginning(row.embedding))]
+    if row.scores is not None:
+        return [*([] if row.label is None else [("label", row.label)]), ("scores", _beginning(row.scores))]
+    return [("response", row.response)]
 
 
 def _beginning(vector: list[float]) -> str:

@@ -98,8 +98,8 @@ def progress_line(snapshot: ProgressSnapshot) -> str:
     """The numbers in one line."""
     total = count(snapshot.rows_total) + ("" if snapshot.plan_complete else "+")
     share = snapshot.rows_done / snapshot.rows_total if snapshot.rows_total else 0.0
-    out = "" if snapshot.embeds else f"{count(snapshot.completion_tokens_per_s)} tok/s out, "
-    cache = "" if snapshot.embeds else f"KV {snapshot.kv_cache_usage:.0%}, "
+    out = f"{count(snapshot.completion_tokens_per_s)} tok/s out, " if snapshot.generates else ""
+    cache = f"KV {snapshot.kv_cache_usage:.0%}, " if snapshot.generates else ""
     return (
         f"{count(snapshot.rows_done)}/{total} rows ({share:.0%}), {count(snapshot.prompt_tokens_per_s)} tok/s in, {out}"
         f"{snapshot.num_running} running, {snapshot.num_waiting} waiting, {cache}"
@@ -139,7 +139,7 @@ def _numbers(snapshot: ProgressSnapshot, phase: str) -> Columns:
         "time": duration(snapshot.elapsed_s),
         "now": phase,
     }
-    if snapshot.embeds:
+    if not snapshot.generates:
         del facts["out"], facts["KV cache"]
     whole = [Text.assemble((name, "dim"), f" {value}", no_wrap=True) for name, value in facts.items()]
     return Columns(whole, padding=(0, 3))

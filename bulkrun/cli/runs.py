@@ -57,7 +57,7 @@ def status(run: RunDir, as_json: bool) -> None:
 def _print_status(found: RunStatus, queue: Sequence[Any]) -> None:
     shards = found.shards_total if found.shards_total is not None else "?"
     total = count(found.rows_total) if found.rows_total is not None else "? (still planning)"
-    out = "" if found.embeds else f", {count(found.completion_tokens)} out"
+    out = f", {count(found.completion_tokens)} out" if found.task == "generate" else ""
     facts = {
         "run": f"{found.root} ({found.name})",
         "state": found.state + (f": {found.message}" if found.message else ""),

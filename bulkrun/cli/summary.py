@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from bulkrun.cli.output import count, counted, duration, note
 
+_MADE = {"generate": "generation", "embed": "vector", "classify": "label"}
+
 if TYPE_CHECKING:
     from bulkrun.job.store.run_record import RunRecord
     from bulkrun.job.work.finish import RunTotals
@@ -31,7 +33,7 @@ def print_summary(done: Submitted, anew: str) -> None:
         return
     totals, record, root = done.totals, read_record(done.run), shlex.quote(str(done.run.root))
     tokens = f"{count(totals.prompt_tokens)} tokens in"
-    tokens += "" if record.embeds else f", {count(totals.completion_tokens)} out"
+    tokens += f", {count(totals.completion_tokens)} out" if record.task == "generate" else ""
     rows = counted(totals.rows, "row") + (f" x {totals.samples} samples" if totals.samples > 1 else "")
     note(f"{totals.status}: {rows} in {duration(done.elapsed_s)} ({tokens})")
     _print_remarks(done, record, root)
@@ -62,7 +64,7 @@ def _print_remarks(done: Submitted, record: RunRecord, root: str) -> None:
         note("  the input has no rows")
     if record.has_random_weights:
         note(f"  warning: {RANDOM_WEIGHTS}")
-    if what := saved(totals, "vector" if record.embeds else "generation"):
+    if what := saved(totals, _MADE[record.task]):
         note(f"  {what}")
     if totals.cut:
         was = "was" if totals.cut == 1 else "were"

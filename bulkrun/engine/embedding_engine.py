@@ -1,4 +1,4 @@
-"""The engine of jobs that embed: requests in, one vector each out, a forward pass over whole texts per step.
+"""The engine of jobs that embed or classify: requests in, numbers of each out, one forward pass over whole texts a step.
 
 Wires the queue (who shares a step) and the embedder (tensors) together. Speaks token ids; knows no text, files, rows or
 jobs. Implements `bulkrun.request.Engine`.
@@ -15,20 +15,21 @@ from typing import Any
 import torch
 
 from bulkrun.engine.counters import Counters
-from bulkrun.engine.embedding_loading import EmbeddingSizes, ready_embedder
+from bulkrun.engine.embedding_loading import EmbeddingSizes, ready_classifier, ready_embedder
 from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
 from bulkrun.engine.pending_vectors import PendingVectors, failed
 from bulkrun.engine.scheduling.finishing import refused
 from bulkrun.engine.scheduling.text_queue import TextQueue, text_refusal
+from bulkrun.models.classification.classifier import Classifier
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request, RowError
-from bulkrun.settings import EmbeddingArgs, EngineArgs
+from bulkrun.settings import ClassificationArgs, EmbeddingArgs, EngineArgs
 
 
 class EmbeddingEngine:
     """Not thread-safe: one caller adds and steps."""
 
-    def __init__(self, embedder: Embedder, sizes: EmbeddingSizes) -> None:
+    def __init__(self, embedder: Embedder | Classifier, sizes: EmbeddingSizes) -> None:
         self.sizes = sizes
         self._embedder = embedder
         self._max_num_batched_tokens = sizes.max_num_batched_tokens  # less once memory ran out
@@ -39,13 +40,17 @@ class EmbeddingEngine:
 
     @classmethod
     def from_model_dir(
-        cls, path: Path | str, embedding: EmbeddingArgs | None = None, **settings: Any
+        cls, path: Path | str, made: EmbeddingArgs | ClassificationArgs | None = None, **settings: Any
     ) -> EmbeddingEngine:
         """Load a Hugging Face model directory; `settings` are those of `EngineArgs`.
 
-        Raises what `ready_embedder` does.
+        made: what of a text, vectors as the model's files have them where it is None. Raises what `ready_embedder` and
+        `ready_classifier` do.
         """
-        return cls(*ready_embedder(Path(path), embedding or EmbeddingArgs(), EngineArgs(**settings)))
+        args = EngineArgs(**settings)
+        if isinstance(made, ClassificationArgs):
+            return cls(*ready_classifier(Path(path), made, args))
+        return cls(*ready_embedder(Path(path), made or EmbeddingArgs(), args))
 
     @property
     def max_model_len(self) -> int:
@@ -59,7 +64,7 @@ class EmbeddingEngine:
 
     @property
     def dimensions(self) -> int:
-        """Numbers of each vector."""
+        """Numbers of each text: of its vector, or a score for each label."""
         return self._embedder.dimensions
 
     def add_request(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""A model directory made ready to embed: the model on its device, and sizes that are known to work together."""
+"""A model directory made ready to embed or classify: the model on its device, and sizes that work together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 
 from bulkrun.engine.device import refuse_gpu_without_kernels, resolve_device
 from bulkrun.errors import UsageError
+from bulkrun.models.classification.classifier import Classifier
+from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.embedding.embedder import Embedder
@@ -20,6 +22,7 @@ from bulkrun.settings import (
     DEFAULT_MAX_NUM_SEQS,
     DEFAULTS,
     NOT_FOR_EMBEDDING,
+    ClassificationArgs,
     EmbeddingArgs,
     EngineArgs,
 )
@@ -37,10 +40,26 @@ class EmbeddingSizes:
 
 
 class ReadyEmbedder(NamedTuple):
-    """What an engine that embeds is made of."""
+    """What an engine that embeds or classifies is made of."""
 
-    embedder: Embedder
+    embedder: Embedder | Classifier
     sizes: EmbeddingSizes
+
+
+def ready_classifier(path: Path, classification: ClassificationArgs, args: EngineArgs) -> ReadyEmbedder:
+    """Load the model and work out the sizes.
+
+    dtype auto: the model's own, float32 on a CPU without bf16 units. Raises ModelError for a model that cannot be used,
+    UsageError for settings that cannot work or mean nothing here.
+    """
+    _refuse_meaningless(args)
+    device = resolve_device(args.device)
+    config = ClassificationConfig.from_dir(path)
+    sizes = _sizes(config, device, args)
+    dtype = default_dtype(config.model, device) if args.dtype == "auto" else getattr(torch, args.dtype)
+    from bulkrun.models.classification.classifier_loader import load_classifier  # transformers takes seconds to import
+
+    return ReadyEmbedder(load_classifier(path, config, classification, args, dtype=dtype, device=device), sizes)
 
 
 def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> ReadyEmbedder:
@@ -59,7 +78,7 @@ def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> Re
     return ReadyEmbedder(load_embedder(path, config, embedding, args, dtype=dtype, device=device), sizes)
 
 
-def _sizes(config: EmbeddingConfig, device: torch.device, args: EngineArgs) -> EmbeddingSizes:
+def _sizes(config: EmbeddingConfig | ClassificationConfig, device: torch.device, args: EngineArgs) -> EmbeddingSizes:
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -76,4 +95,6 @@ def _sizes(config: EmbeddingConfig, device: torch.device, args: EngineArgs) -> E
 def _refuse_meaningless(args: EngineArgs) -> None:
     for key, why in NOT_FOR_EMBEDDING.items():
         if (value := getattr(args, key)) != getattr(DEFAULTS, key):
-            raise UsageError(f"engine.{key}: {value} means nothing to a job that embeds: {why}; leave the key out")
+            raise UsageError(
+                f"engine.{key}: {value} means nothing to a job that generates nothing: {why}; leave the key out"
+            )

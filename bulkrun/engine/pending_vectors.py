@@ -11,7 +11,7 @@ from bulkrun.request import Completion, Request, RowError
 
 _NOT_NUMBERS = RowError(
     "engine_error",
-    "the vector's numbers are not finite for this row; try engine.dtype float32, or check the weights",
+    "the numbers made of this row's text are not finite; try engine.dtype float32, or check the weights",
 )
 
 

@@ -10,15 +10,16 @@ from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config.model_dir import eos_token_ids
 from bulkrun.request import Engine
-from bulkrun.settings import EmbeddingArgs
+from bulkrun.settings import ClassificationArgs, EmbeddingArgs
 from bulkrun.text.tokenizer import Tokenizer
 
 
 def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
     """A function that loads the job's engine; loading is when torch is imported."""
     spec, model_dir = prepared.spec, prepared.model_dir
-    if spec.embeds:
-        return lambda: load_embedding_engine(model_dir, spec.engine, spec.embedding.to_args())
+    if not spec.generates:
+        made = spec.embedding.to_args() if spec.task == "embed" else spec.classification.to_args()
+        return lambda: load_embedding_engine(model_dir, spec.engine, made)
     return lambda: load_engine(model_dir, prepared.tokenizer, spec.engine)
 
 
@@ -43,12 +44,15 @@ def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> En
     )
 
 
-def load_embedding_engine(model_dir: Path, engine: EngineSpec, embedding: EmbeddingArgs) -> Engine:
-    """Load a model that embeds; this imports torch. Raises ModelError, and UsageError for settings that cannot work."""
+def load_embedding_engine(model_dir: Path, engine: EngineSpec, made: EmbeddingArgs | ClassificationArgs) -> Engine:
+    """Load a model that makes vectors or scores of texts; this imports torch.
+
+    Raises ModelError, and UsageError for settings that cannot work.
+    """
     bound_spinning()
     from bulkrun.engine.embedding_engine import EmbeddingEngine
 
-    return EmbeddingEngine.from_model_dir(model_dir, embedding, **engine.model_dump(exclude_none=True))
+    return EmbeddingEngine.from_model_dir(model_dir, made, **engine.model_dump(exclude_none=True))
 
 
 def check_device(engine: EngineSpec) -> None:

@@ -64,7 +64,7 @@ def test_a_run_is_told_without_outputs(folder: Path) -> None:
     assert [len(row["embedding"]) for row in rows] == [4] * 5
     shown = bulkrun("status", "out").stdout
     assert " in (committed)" in shown and query in shown
-    assert json.loads(bulkrun("status", "out", "--json").stdout)["embeds"] is True
+    assert json.loads(bulkrun("status", "out", "--json").stdout)["task"] == "embed"
     assert bulkrun("verify", "out").exit_code == 0
 
 
@@ -96,14 +96,14 @@ def test_a_plan_is_told_without_outputs_and_prefixes(folder: Path) -> None:
 
 
 def test_progress_is_told_without_outputs_and_cache() -> None:
-    assert progress_line(replace(SNAPSHOT, embeds=True)) == (
+    assert progress_line(replace(SNAPSHOT, generates=False)) == (
         "500/2,000 rows (25%), 1,234 tok/s in, 64 running, 128 waiting, 3 errors, 1 h 2 min left"
     )
 
 
 def test_the_live_view_has_no_numbers_of_outputs_and_cache() -> None:
     shown = io.StringIO()
-    Console(file=shown, width=200).print(_numbers(replace(SNAPSHOT, embeds=True), "running the job"))
+    Console(file=shown, width=200).print(_numbers(replace(SNAPSHOT, generates=False), "running the job"))
     assert "in 1,234 tok/s" in shown.getvalue() and "running 64" in shown.getvalue()
     assert "out " not in shown.getvalue() and "KV cache" not in shown.getvalue()
 

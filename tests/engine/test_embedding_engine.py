@@ -236,7 +236,7 @@ def test_random_weights_need_no_checkpoint(name: str, model_dir: Callable[[str],
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kv_cache_dtype": "fp8"}, r"engine\.kv_cache_dtype: fp8 means nothing to a job that embeds"),
+        ({"kv_cache_dtype": "fp8"}, r"engine\.kv_cache_dtype: fp8 means nothing to a job that generates nothing"),
         ({"kv_cache_memory_bytes": 5}, r"engine\.kv_cache_memory_bytes: 5 means nothing"),
         ({"batching": "static"}, r"engine\.batching: static means nothing"),
         ({"deterministic": True}, r"engine\.deterministic: .*BertModel runs through transformers"),

@@ -5,6 +5,7 @@ Declared from the plan, before row one, so that every part has the same schema w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 import pyarrow as pa
@@ -35,6 +36,28 @@ VECTOR_FIELDS: tuple[pa.Field, ...] = (
     pa.field("prompt_tokens", pa.int32()),
     *_ERROR_FIELDS,
 )
+SCORES = "scores"
+_LABELS = b"labels"  # in the metadata of the column of scores
+
+
+def score_fields(labels: Sequence[str]) -> tuple[pa.Field, ...]:
+    """Of a job that classifies; the column of scores says which label each is of."""
+    return (
+        *_ROW_FIELDS,
+        pa.field("label", pa.string()),  # the likeliest; null where a row failed, and of a model with one output
+        pa.field("score", pa.float32()),  # that label's, or the one there is
+        pa.field(SCORES, pa.list_(pa.float32()), metadata={_LABELS: json.dumps(list(labels))}),
+        pa.field("prompt_tokens", pa.int32()),
+        *_ERROR_FIELDS,
+    )
+
+
+def labels_of(scores: pa.Field) -> list[str]:
+    """The labels of a column of `score_fields`, in the order of the scores."""
+    labels: list[str] = json.loads(scores.metadata[_LABELS])
+    return labels
+
+
 RESULT_NAMES = frozenset(field.name for field in RESULT_FIELDS)
 
 

@@ -1,8 +1,9 @@
 """The job file as types: a key, its default and its one-sentence description live in one place.
 
-The larger sections have modules of their own: `sampling`, `embedding`, `engine`, and `cluster` for Slurm and Ray. The
-models are frozen and strict (`"5"` is not 5); an unknown key is an error. `bulkrun.job.jobfile.load` turns YAML into a
-`JobSpec` and problems into `file:line:col` messages; `bulkrun schema` prints the JSON schema made from this.
+The larger sections have modules of their own: `sampling`, `embedding`, `classification`, `engine`, and `cluster` for
+Slurm and Ray; `task` knows which go together. The models are frozen and strict (`"5"` is not 5); an unknown key is an
+error. `bulkrun.job.jobfile.load` turns YAML into a `JobSpec` and problems into `file:line:col` messages; `bulkrun
+schema` prints the JSON schema made from this.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from bulkrun.data.storage.remote import is_remote
+from bulkrun.job.jobfile.classification import ClassificationSpec
 from bulkrun.job.jobfile.cluster import RaySpec, SlurmSpec
-from bulkrun.job.jobfile.embedding import NOTHING_SAMPLED, EmbeddingSpec, Task, problem_of_task
+from bulkrun.job.jobfile.embedding import EmbeddingSpec
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
+from bulkrun.job.jobfile.task import NOTHING_SAMPLED, Task, problem_of_task
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 
 
@@ -87,7 +90,7 @@ class PromptSpec(Section):
     """How a row becomes a prompt: one of `template`, `messages`, `column`; with none, the input's columns tell.
 
     Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`; with
-    `task: embed` a batch line, `text`, `prompt`.
+    `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`.
     """
 
     template: str | None = Field(
@@ -243,13 +246,16 @@ class JobSpec(Section):
     task: Task = Field(
         "generate",
         description="generate: the model continues prompts; the results are texts. embed: one vector for each text, in "
-        "a column `embedding`.",
+        "a column `embedding`. classify: a label for each text, with scores, in columns `label`, `score`, `scores`.",
     )
     input: InputSpec = Field(description="Where the rows come from.")
     prompt: PromptSpec = Field(default_factory=PromptSpec, description="How a row becomes a prompt.")
     sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="How tokens are chosen.")
     embedding: EmbeddingSpec = Field(
         default_factory=EmbeddingSpec, description="With task: embed, how a text becomes a vector."
+    )
+    classification: ClassificationSpec = Field(
+        default_factory=ClassificationSpec, description="With task: classify, how a text becomes a label and scores."
     )
     output: OutputSpec = Field(description="Where the results go.")
     engine: EngineSpec = Field(default_factory=EngineSpec, description="How the engine works.")
@@ -258,14 +264,14 @@ class JobSpec(Section):
     run: RunSpec = Field(default_factory=RunSpec, description="Limits, workers and checkpoints of the run.")
 
     @property
-    def embeds(self) -> bool:
-        """Whether its results are vectors."""
-        return self.task == "embed"
+    def generates(self) -> bool:
+        """Whether a model continues its rows; else it reads them as they are, and makes something of each."""
+        return self.task == "generate"
 
     @property
     def sampled(self) -> SamplingSpec:
         """How its rows run: as `sampling` says, or as rows do of which nothing is generated."""
-        return NOTHING_SAMPLED if self.embeds else self.sampling
+        return self.sampling if self.generates else NOTHING_SAMPLED
 
     def with_keys(self, **sections: Mapping[str, Any]) -> JobSpec:
         """This job with new, unchecked values for some keys: `with_keys(run={"workers": 2})`."""
@@ -274,7 +280,7 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _of_one_task(self) -> JobSpec:
-        names = ("prompt", "sampling", "embedding", "engine", "run")
+        names = ("prompt", "sampling", "embedding", "classification", "engine", "run")
         if (problem := problem_of_task(self.task, {name: getattr(self, name) for name in names})) is not None:
             raise ValueError(problem)
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from bulkrun.data.results.json_schema import arrow_type
-from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS
+from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS, score_fields
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.task import Task
 from bulkrun.job.plan.row_key import ROW_KEY
 
 INPUT_COLUMNS = "input_columns"  # in the end marker of a plan: those that pass through
@@ -18,7 +20,14 @@ _LOGPROBS = pa.list_(pa.struct([*_TOP, ("top", pa.list_(_TOP))]))
 
 def result_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
     """Every column that the job adds to those of the input, in their order in the result."""
-    return (*(VECTOR_FIELDS if spec.embeds else RESULT_FIELDS), *extra_fields(spec))
+    return (*usual_fields(spec.task, spec.classification.labels or ()), *extra_fields(spec))
+
+
+def usual_fields(task: Task, labels: Sequence[str] = ()) -> tuple[pa.Field, ...]:
+    """The columns that all jobs of a task add; `labels` are those of one that classifies."""
+    if task == "classify":
+        return score_fields(labels)
+    return VECTOR_FIELDS if task == "embed" else RESULT_FIELDS
 
 
 def extra_fields(spec: JobSpec) -> tuple[pa.Field, ...]:

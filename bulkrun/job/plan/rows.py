@@ -73,8 +73,8 @@ class RowMaker:
         self._passthrough = passthrough
         self._fitter = fitter_of(spec, max_model_len)
         self._max_model_len = max_model_len
-        self.prefix_levels = 0 if spec.embeds else MAX_LEVELS
-        self._sizes = RowSizes.of(spec.sampling, spec.embedding.dimensions or 0)
+        self.prefix_levels = MAX_LEVELS if spec.generates else 0
+        self._sizes = RowSizes.of(spec.sampling, _numbers_per_row(spec))
         self._id_column = spec.input.id
         self._priorities = Priorities(spec.input.priority, columns)
         self._needs_ids = spec.run.incremental
@@ -223,3 +223,8 @@ def _text_hash(text: str) -> int:
 def _variant(prompt: Prompt | RowError) -> int:
     """A number for the row's own sampling values: 0 when it has none."""
     return _text_hash(prompt.sampling.overrides) if isinstance(prompt, Prompt) and prompt.sampling.overrides else 0
+
+
+def _numbers_per_row(spec: JobSpec) -> int:
+    """What a model makes of a row that it does not continue: numbers of a vector, or scores."""
+    return spec.embedding.dimensions or len(spec.classification.labels or ())

@@ -38,7 +38,7 @@ class RowSizes:
 
     @classmethod
     def of(cls, sampling: SamplingSpec, dimensions: int = 0) -> RowSizes:
-        """`dimensions`: the numbers of a row's vector, of a job that embeds."""
+        """`dimensions`: the numbers that a model makes of a row: its vector, or its scores."""
         output, prompt = (_entry_bytes(top) for top in (sampling.logprobs, sampling.prompt_logprobs))
         return cls(sampling.n, sampling.generations, _TEXT_BYTES + output, prompt, dimensions * _NUMBER_BYTES)
 

@@ -98,11 +98,11 @@ class PromptBuilder:
         self._num_job_messages = 0 if spec.prompt.system is None else 1
         self._before = spec.embedding.prompt or ""
         self._overrides = Overrides(spec.sampling, columns)
-        self._embeds = spec.embeds
+        self._generates = spec.generates
         self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
         if not self._reads:
             raise JobFileError([no_column_used(spec.prompt, columns)])
-        self._chat = None if spec.embeds else _chat_renderer(spec.prompt, text)
+        self._chat = _chat_renderer(spec.prompt, text) if spec.generates else None
         self._template_kwargs = spec.prompt.chat_template_kwargs
         if self._chat is None:
             _refuse_chat(spec)
@@ -160,7 +160,7 @@ class PromptBuilder:
         ask = self._ask(row)
         if isinstance(ask, RowError):
             return ask
-        sampling = NO_OUTPUT if self._embeds else self._overrides.of_row(row, ask.sampling)
+        sampling = self._overrides.of_row(row, ask.sampling) if self._generates else NO_OUTPUT
         if isinstance(sampling, RowError):
             return sampling
         if asks_nothing(ask.messages[self._num_job_messages :]):  # the job's system message is in every row

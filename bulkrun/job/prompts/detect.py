@@ -1,7 +1,7 @@
 """A job that does not say how a row becomes a prompt: the input's columns tell. Knows names and shapes, no values.
 
-Looked for in this order: an OpenAI batch line, then columns `messages`, `prompt`, `text`; of a job that embeds `text`,
-then `prompt`. A mapping in the job file always wins.
+Looked for in this order: an OpenAI batch line, then columns `messages`, `prompt`, `text`; of a job that generates
+nothing `text`, then `prompt`. A mapping in the job file always wins.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
         return spec
     if is_openai_batch(spec.prompt, columns):
         return _as_batch(spec)
-    telling = _OF_TEXTS if spec.embeds else _OF_PROMPTS
+    telling = _OF_PROMPTS if spec.generates else _OF_TEXTS
     for name, key in telling.items():
         if name in columns:
             if key == "messages" and spec.prompt.chat_template == "none":
@@ -70,12 +70,19 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
         [
             "prompt: does not say how a row becomes a prompt, and the input has none of the columns that tell: "
             f"custom_id, url and body (an OpenAI batch), {', '.join(telling)}. It has: {', '.join(columns) or 'none'}"
-            f". Set one of prompt.template, {'' if spec.embeds else 'prompt.messages, '}prompt.column"
+            f". Set one of prompt.template, {'prompt.messages, ' if spec.generates else ''}prompt.column"
         ]
     )
 
 
 def _as_batch(spec: JobSpec) -> JobSpec:
+    if spec.task == "classify":
+        raise JobFileError(
+            [
+                "prompt: the input is an OpenAI batch, which has no endpoint for task: classify; write prompt.template or "
+                "prompt.column"
+            ]
+        )
     if spec.prompt.system is not None:
         raise JobFileError(
             ["prompt.system: the input is an OpenAI batch, whose lines bring their own messages; put it into them"]

@@ -43,7 +43,7 @@ def batch_maker(spec: JobSpec, columns: Sequence[str], id_column: str) -> tuple[
 
 def _endpoints(spec: JobSpec) -> dict[str, _Read]:
     """What the job serves: path -> how a body is read."""
-    if spec.embeds:
+    if spec.task == "embed":
         return {EMBEDDINGS_URL: partial(read_embedding, embedding=spec.embedding)}
     params = BodyParams(spec.sampling)
     return {CHAT_URL: partial(_chat, params=params), COMPLETIONS_URL: partial(_completion, params=params)}

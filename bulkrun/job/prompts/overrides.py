@@ -33,7 +33,7 @@ class RowSampling(NamedTuple):
     greedy: bool
 
 
-# Of a text that is embedded: nothing is generated, and equal texts have equal vectors.
+# Of a text that is embedded or classified: nothing is generated, and equal texts have equal results.
 NO_OUTPUT = RowSampling(None, max_tokens=0, greedy=True)
 
 

@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
+from bulkrun.job.jobfile.task import Task
+
 Facts = Mapping[str, Any]
 
 # Keys whose change leaves every result as it was: --resume-anyway accepts them.
 HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.rows_per_file")
 
+_SECTION_OF_TASK: Mapping[Task, str] = {"embed": "embedding", "classify": "classification"}
 # Where the job file has keys that count for another section here, for people.
 _KEYS = {
     "model.name": "model",
@@ -24,6 +27,7 @@ _KEYS = {
     "prompt.on_too_long": "run.on_too_long",
     "prompt.max_tokens_per_row": "run.max_tokens_per_row",
     "embedding.task": "task",
+    "classification.task": "task",
     "output.columns": "input.columns",
     "output.incremental": "run.incremental",
     "plan.window_rows": "run.window_rows",
@@ -53,7 +57,7 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
         "prompt": _prompt(job["prompt"])
         | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
         "sampling": _sampling(job["sampling"]),
-        **_embedding(job),
+        **_of_task(job),
         "output": {"columns": _carried(given), "partition_by": output["partition_by"]}
         | ({"incremental": True} if run["incremental"] else {}),
         "plan": {"window_rows": run["window_rows"], "rows_per_file": output["rows_per_file"]},
@@ -79,21 +83,24 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "structured_outputs": {**structured, "json": json.dumps(structured["json"])}}
 
 
-def _embedding(job: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _of_task(job: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A job that generates has no such section: it stays what it was before there were others."""
-    return {"embedding": {"task": job["task"], **job["embedding"]}} if is_embedding(job) else {}
+    name = _SECTION_OF_TASK.get(task := task_of(job))
+    return {} if name is None else {name: {"task": task, **job[name]}}
 
 
-def is_embedding(job: Mapping[str, Any]) -> bool:
-    """Whether a job's results are vectors. One that an earlier version recorded has no `task`."""
-    return bool(job.get("task") == "embed")
+def task_of(job: Mapping[str, Any]) -> Task:
+    """What a job makes of its rows. One that an earlier version recorded has no `task`."""
+    task: Task = job.get("task", "generate")
+    return task
 
 
 def key_salt(identity: Mapping[str, Mapping[str, Any]]) -> str:
     """What a result depends on beside its own row, as a hash: the weights (not where they lie), the sampling, and of
     vectors how they are made."""
     common = {"model": {**identity["model"], "name": None}, "sampling": identity["sampling"]}
-    common["embedding"] = identity.get("embedding", {})
+    for name in _SECTION_OF_TASK.values():
+        common[name] = identity.get(name, {})
     # What is not set counts for nothing, so that a key that a later version knows does not make all rows new.
     return fingerprint({key: value for key, value in _flatten(common) if value not in (None, [])})
 

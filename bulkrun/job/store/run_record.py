@@ -24,11 +24,12 @@ from bulkrun.data.storage.durable import (
 )
 from bulkrun.data.storage.remote import insist, is_remote
 from bulkrun.errors import BulkrunError, ResumeError, RunError, UsageError
+from bulkrun.job.jobfile.task import Task
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.events import utc_now
-from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, is_embedding, key_salt
+from bulkrun.job.store.fingerprint import HARMLESS, Facts, differences, fingerprint, identity_of, key_salt, task_of
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
@@ -64,9 +65,9 @@ class RunRecord:
         return int(self.job["sampling"]["n"])
 
     @property
-    def embeds(self) -> bool:
-        """Whether its results are vectors."""
-        return is_embedding(self.job)
+    def task(self) -> Task:
+        """What it makes of its rows."""
+        return task_of(self.job)
 
     @property
     def has_random_weights(self) -> bool:

@@ -24,7 +24,7 @@ _TODAY = (
     *("input.files", "input.path", "input.sql", "input.limit", "input.on_duplicate", "input.max_row_bytes"),
     "input.delimiter",
 )
-_NEVER = ("input.id", "sampling.n", "embedding.task", "embedding.dimensions")
+_NEVER = ("input.id", "sampling.n", "embedding.task", "embedding.dimensions", "classification.task")
 
 Changed = Mapping[str, tuple[Any, Any]]
 

@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from bulkrun.data.results.export_files import CsvSink, JsonlSink, RowSink, json_line, readable_rows
 from bulkrun.data.results.parts import read_part_columns, read_part_info
-from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS
 from bulkrun.data.storage.durable import disk_errors, read_json
 from bulkrun.data.storage.partitions import partition_columns
 from bulkrun.data.tables.in_order import in_row_order
 from bulkrun.data.tables.row_groups import RowGroupWriter
-from bulkrun.errors import RunError
+from bulkrun.errors import RunError, UsageError
+from bulkrun.job.plan.result_columns import usual_fields
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
@@ -56,7 +56,7 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
     """Write the results of a run to one file (openai: two), or to `stdout`.
 
     Raises RunError for a run that is not finished (unless `partial`), is damaged, or whose rows do not add up, and
-    UsageError for a target that cannot be written to.
+    UsageError for a target that cannot be written to, and for labels as OpenAI's lines.
     """
     record, totals = read_record(run), read_totals(run)
     if totals is None and not options.partial:
@@ -64,6 +64,8 @@ def export_run(run: RunDir, options: ExportOptions, stdout: IO[bytes]) -> Export
             f"{run.root}: not finished, so rows would be missing; `bulkrun status {run.root}` shows how far it is, "
             "--partial exports what is committed"
         )
+    if options.format == "openai" and record.task == "classify":
+        raise UsageError("--format openai: OpenAI's batches have no labels; take jsonl, csv or parquet")
     check_targets(run, options)
     report = ExportReport(finished=totals is not None)
     with open_targets(options, stdout) as streams:
@@ -99,8 +101,7 @@ class _Rows:
         self.schema = declared_schema(run)
         self.id_column = record.id_column(self.schema.names)
         if options.format == "openai":
-            results = VECTOR_FIELDS if record.embeds else RESULT_FIELDS
-            wanted = {*_LINE_COLUMNS, *(field.name for field in results), self.id_column}
+            wanted = {*_LINE_COLUMNS, *(field.name for field in usual_fields(record.task)), self.id_column}
             self.schema = pa.schema([field for field in self.schema if field.name in wanted])
 
     def tables(self) -> Iterator[pa.Table]:
@@ -145,7 +146,8 @@ def _write_lines(
 ) -> None:
     created = int(datetime.fromisoformat(record.created).timestamp())
     job = record.job
-    maker = LineMaker(record.run_id, job["model"], created, rows.id_column, job["sampling"], embeds=record.embeds)
+    embeds = record.task == "embed"
+    maker = LineMaker(record.run_id, job["model"], created, rows.id_column, job["sampling"], embeds=embeds)
 
     def output_rows() -> Iterator[dict[str, Any]]:
         for table in rows.tables():

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from bulkrun.data.results.parts import PartInfo, read_part_info
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.task import Task
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
@@ -87,7 +88,7 @@ class RunStatus:
     cut: int = 0  # output rows that ended at max_tokens
     duplicate_ids: int = 0
     random_weights: bool = False
-    embeds: bool = False  # its results are vectors
+    task: Task = "generate"
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -124,7 +125,7 @@ def read_status(run: RunDir) -> RunStatus:
         cut=sum(part.cut for part in parts),
         duplicate_ids=totals.duplicate_ids if totals else plan.duplicate_ids,
         random_weights=record.has_random_weights,
-        embeds=record.embeds,
+        task=record.task,
     )
 
 
@@ -219,7 +220,7 @@ def _last_commit_age(run: RunDir, parts: list[PartInfo]) -> float | None:
 
 def first_look(root: str, record: RunRecord) -> str:
     """The query that shows some results; of a vector, which fills a screen, its beginning. `root` is quoted."""
-    columns = "* REPLACE (embedding[:4] AS embedding)" if record.embeds else "*"
+    columns = "* REPLACE (embedding[:4] AS embedding)" if record.task == "embed" else "*"
     return f'bulkrun query {root} "SELECT {columns} FROM results LIMIT 5"'
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from bulkrun.data.results.parts import PartInfo, count_cut, read_part_info, write_part
-from bulkrun.data.results.schema import EMBEDDING, RESULT_FIELDS, output_schema
+from bulkrun.data.results.schema import EMBEDDING, RESULT_FIELDS, SCORES, output_schema
 from bulkrun.data.storage.durable import disk_errors, make_dirs, publish_new
 from bulkrun.data.storage.partitions import folder_values
 from bulkrun.errors import RunError
@@ -158,7 +158,7 @@ def _result_column(added: pa.Field, outcomes: list[tuple[int, int, JournalRecord
         values: list[Any] = [row for row, _, _ in outcomes]
     elif name == "sample":
         values = [sample for _, sample, _ in outcomes]
-    elif name == EMBEDDING:
+    elif name in (EMBEDDING, SCORES):
         return vector_column([record.extra.get(name) for record in records])
     elif name in _OF_RECORD:
         values = [getattr(record, name) for record in records]

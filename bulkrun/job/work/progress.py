@@ -50,7 +50,7 @@ class ProgressSnapshot:
     elapsed_s: float = 0.0
     eta_s: float | None = None
     plan_complete: bool = False
-    embeds: bool = False  # its results are vectors: no output tokens, no KV cache
+    generates: bool = True  # else there are no output tokens, and no KV cache
 
     @property
     def all_done(self) -> bool:
@@ -98,9 +98,9 @@ class WorkerProgress:
         sampling: SamplingSpec,
         clock: Callable[[], float] = time.monotonic,
         *,
-        embeds: bool = False,
+        generates: bool = True,
     ) -> None:
-        self._plan, self._clock, self._embeds = plan, clock, embeds
+        self._plan, self._clock, self._generates = plan, clock, generates
         self._samples, self._outputs = sampling.n, sampling.generations  # rows of an input row, and what they are of
         self._expected_output = sampling.to_params().max_tokens  # before any ended
         self._began = clock()
@@ -180,7 +180,7 @@ class WorkerProgress:
             elapsed_s=self._clock() - self._began,
             eta_s=remaining / rate if rate > 0 else None,
             plan_complete=self._plan.complete is not None,
-            embeds=self._embeds,
+            generates=self._generates,
         )
 
     @property

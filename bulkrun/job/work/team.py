@@ -80,5 +80,5 @@ def sum_snapshots(team: list[ProgressSnapshot], *, elapsed_s: float) -> Progress
         elapsed_s=elapsed_s,
         eta_s=remaining / rate if rate > 0 else None,
         plan_complete=any(one.plan_complete for one in team),
-        embeds=any(one.embeds for one in team),
+        generates=all(one.generates for one in team),
     )

@@ -1,4 +1,4 @@
-"""Vectors on their way from an engine that embeds into a part: bytes, text in a journal, a column of lists.
+"""Vectors and scores on their way from an engine into a part: bytes, text in a journal, a column of lists.
 
 The numbers are never numbers of Python's: a million vectors are a billion of them. The text is base64 of the engine's
 bytes, so that a vector comes out of a journal with the bits that went in. Knows no files, threads or engine.
@@ -7,13 +7,14 @@ bytes, so that a vector comes out of a journal with the bits that went in. Knows
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bulkrun.data.results.schema import EMBEDDING
+from bulkrun.data.results.schema import EMBEDDING, SCORES, labels_of
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.logprobs import Decode
@@ -24,27 +25,43 @@ F32 = npt.NDArray[np.float32]
 
 
 class VectorReader:
-    """Reads what an engine that embeds made: no text is decoded. As `AnswerReader`, for a job of vectors."""
+    """Reads what an engine made of texts: none is decoded. As `AnswerReader`, for a job of vectors or of scores."""
+
+    def __init__(self, extra: Callable[[bytes], dict[str, Any]]) -> None:
+        """`extra`: the columns of a row's numbers."""
+        self._extra = extra
 
     def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
         """One record per answer, in their order."""
-        return [_record(answer) for answer in answers]
+        return [_record(answer, self._extra) for answer in answers]
 
 
 def reader_of(decode: Decode, fields: Sequence[pa.Field]) -> AnswerReader | VectorReader:
     """What reads the answers of a job whose results have these columns."""
-    embeds = any(field.name == EMBEDDING for field in fields)
-    return VectorReader() if embeds else AnswerReader(decode, fields)
+    by_name = {field.name: field for field in fields}
+    if EMBEDDING in by_name:
+        return VectorReader(lambda made: {EMBEDDING: _text_of(made)})
+    if SCORES in by_name:
+        labels = labels_of(by_name[SCORES])
+        return VectorReader(lambda made: scored(made, labels))
+    return AnswerReader(decode, fields)
+
+
+def scored(made: bytes, labels: Sequence[str]) -> dict[str, Any]:
+    """The likeliest label, its score and all scores; of a model with one output the score alone."""
+    scores = np.frombuffer(made, _FLOAT)
+    best = int(scores.argmax())
+    return {"label": labels[best] if len(scores) > 1 else None, "score": float(scores[best]), SCORES: _text_of(made)}
 
 
 def vector_or_error(done: Completion) -> bytes | RowError:
     """The numbers that an engine made of a text, or why there are none."""
     if done.error is not None:
         return done.error
-    return done.embedding or RowError("engine_error", "the engine made no vector of this row")
+    return done.embedding or RowError("engine_error", "the engine made nothing of this row")
 
 
-def _record(answer: Answer) -> JournalRecord:
+def _record(answer: Answer, extra: Callable[[bytes], dict[str, Any]]) -> JournalRecord:
     done, generation, made = answer.completion, answer.generation, vector_or_error(answer.completion)
     error = made if isinstance(made, RowError) else None
     return JournalRecord(
@@ -54,9 +71,13 @@ def _record(answer: Answer) -> JournalRecord:
         prompt_tokens=done.num_prompt_tokens or len(generation.request.prompt_token_ids),
         error_code=error.code if error else None,
         error_message=error.message if error else None,
-        extra={EMBEDDING: base64.b64encode(made).decode()} if isinstance(made, bytes) else {},
+        extra=extra(made) if isinstance(made, bytes) else {},
         cached_tokens=done.num_cached_tokens,
     )
+
+
+def _text_of(made: bytes) -> str:
+    return base64.b64encode(made).decode()
 
 
 def vector_of(text: str) -> F32:

@@ -31,7 +31,6 @@ from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record, record_document
-from bulkrun.launch.preparation.embedding import find_embedding_model, with_embedding
 from bulkrun.launch.preparation.input_files import (
     check_still_there,
     check_unchanged,
@@ -40,6 +39,7 @@ from bulkrun.launch.preparation.input_files import (
     known_files,
     named_others,
 )
+from bulkrun.launch.preparation.models_of_texts import with_model_of_texts
 from bulkrun.launch.preparation.sampling_defaults import with_defaults
 from bulkrun.launch.preparation.structured_output import check_thinking, warn_of_channels, with_markers, with_schema
 from bulkrun.launch.preparation.variables import refuse_variables
@@ -173,10 +173,9 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     refuse_variables(spec)
     spec = with_schema(spec)
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
-    if spec.embeds:
-        model_dir, embedding = find_embedding_model(spec.model, BUNDLED_ROOT)
-        tokenizer = Tokenizer.from_dir(model_dir, now=now)
-        return PreparedJob(with_embedding(spec, embedding), model_dir, embedding.model, tokenizer, files)
+    if not spec.generates:
+        spec, model_dir, model = with_model_of_texts(spec, BUNDLED_ROOT)
+        return PreparedJob(spec, model_dir, model, Tokenizer.from_dir(model_dir, now=now), files)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
     tokenizer = Tokenizer.from_dir(model_dir, now=now)

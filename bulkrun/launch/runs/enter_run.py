@@ -51,6 +51,6 @@ def enter_run(prepared: PreparedJob, wanted: RunRecord, asked: Submission, view:
     made_root = not run.root.exists()
     record = prepared.enter(wanted, resume_anyway=asked.resume_anyway)
     began = record.run_id == wanted.run_id
-    if began and not prepared.spec.embeds and (ignored := ignored_defaults(prepared.model_dir)):
+    if began and prepared.spec.generates and (ignored := ignored_defaults(prepared.model_dir)):
         view.note(f"the model's generation_config.json has {', '.join(ignored)}, which is not applied")
     return EnteredRun(prepared, record, began, made_root, aside)

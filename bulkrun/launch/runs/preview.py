@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from bulkrun.data.results.schema import EMBEDDING, output_schema
+from bulkrun.data.results.schema import EMBEDDING, SCORES, output_schema
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
@@ -32,6 +32,8 @@ class PreviewedRow(NamedTuple):
     ended_by: str  # stop, length, or the error
     reasoning: str | None = None
     embedding: list[float] | None = None
+    label: str | None = None
+    scores: list[float] | None = None
 
 
 def check_job(spec: JobSpec) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     return {
         "job": spec.name,
         "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
-        **_vectors(prepared.spec),
+        **_made_of_texts(prepared.spec),
         "input files": len(prepared.files),
         "prompt": source.prompt,
         "input columns": ", ".join(f"{field.name} {field.type}" for field in source.input_schema),
@@ -51,9 +53,11 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _vectors(spec: JobSpec) -> dict[str, str]:
-    """What the vectors of a prepared job that embeds are."""
-    if not spec.embeds:
+def _made_of_texts(spec: JobSpec) -> dict[str, str]:
+    """What a prepared job that generates nothing makes of its rows."""
+    if spec.task == "classify":
+        return {"labels": f"{', '.join(spec.classification.labels or ())}; activation {spec.classification.activation}"}
+    if spec.task == "generate":
         return {}
     made = spec.embedding
     normalized = "normalized" if made.normalize else "not normalized"
@@ -139,6 +143,6 @@ def _shown(
     text = prepared.tokenizer.decode_batch([request.prompt_token_ids], skip_special_tokens=False)[0]
     [record] = reader.records([Answer(Generation(request, shard=0, rows=(0,), sample=0), completion)])
     ended = record.finish_reason if record.error_code is None else f"{record.error_code}: {record.error_message}"
-    vector = record.extra.get(EMBEDDING)
-    numbers = None if vector is None else vector_of(vector).tolist()
-    return PreviewedRow(row_id, text, record.response, ended, record.extra.get("reasoning"), numbers)
+    numbers = {name: vector_of(record.extra[name]).tolist() for name in (EMBEDDING, SCORES) if name in record.extra}
+    said = {name: record.extra.get(name) for name in ("reasoning", "label")}
+    return PreviewedRow(row_id, text, record.response, ended, **said, **numbers)

@@ -82,7 +82,7 @@ class EmbeddingConfig:
         _check_chain(path, model.hidden_size, dense)
         return cls(
             model=model,
-            max_model_len=min(model.max_position_embeddings, _max_seq_length(path)),
+            max_model_len=min(model.max_position_embeddings, max_text_len(path)),
             pooling=None if modules is None else modules.pooling,
             normalize=modules is None or modules.normalize,
             dense=dense,
@@ -102,8 +102,8 @@ def _check_chain(path: Path, hidden_size: int, dense: tuple[DenseConfig, ...]) -
         hidden_size = one.out_features
 
 
-def _max_seq_length(path: Path) -> int:
-    """The tokens of a text that the files name: sentence-transformers' own, else the tokenizer's."""
+def max_text_len(path: Path) -> int:
+    """The tokens of a text that a model's files name: sentence-transformers' own, else the tokenizer's."""
     for file in sorted(path.glob(LENGTH_FILES)):
         given = parsed(file, read_object(file) or {}, lambda raw: _length_of(raw, path))
         if given is not None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from bulkrun.models.embedding.dense import Dense
-from bulkrun.models.embedding.packed_texts import PackedTexts
-from bulkrun.models.embedding.pooling import finished, kept_tokens, mean_pooled
+from bulkrun.models.embedding.pooling import finished, text_states
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.settings import Pooling
 
@@ -32,10 +31,7 @@ class Embedder:
         texts: token ids of the model, the shortest text first, each of at least one token and no more than the model
         has positions.
         """
-        packed = PackedTexts.of(texts, self.encoder.device)
-        kept = kept_tokens(packed, self._pooling)
-        hidden = self.encoder(packed, kept)
-        vectors_SE = mean_pooled(hidden, packed.lens_S) if kept is None else hidden.float()
+        vectors_SE = text_states(self.encoder, texts, self._pooling)
         for dense in self._dense:
             vectors_SE = dense(vectors_SE)
         return finished(vectors_SE, self.dimensions, normalize=self._normalize)

@@ -6,9 +6,10 @@ Compiled where that can be (`compiled_encoder`); else transformers' code runs, w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModel, PreTrainedModel
@@ -49,32 +50,61 @@ def load_encoder(
     UsageError for `deterministic` where it is not compiled. Tensors that the architecture has no place for, such as
     heads, are left alone, as transformers leaves them.
     """
+    files = refuse_unfit(path, load_format, dtype, device)
+    with errors_named(f"{path}: {config.architecture} is not supported", device):
+        model = load_transformer(
+            AutoModel, path, dtype, device, is_stored=bool(files), may_miss=lambda name: _POOLER in name
+        )
+        return fast_encoder(PaddedEncoder(model, config), quantization, deterministic=deterministic)
+
+
+def refuse_unfit(path: Path, load_format: str, dtype: torch.dtype, device: torch.device) -> list[Path]:
+    """The files with the weights, none for `load_format` dummy. Raises ModelError for what memory does not hold."""
     files = [] if load_format == "dummy" else weight_files(path)
     num_weights = sum(math.prod(stored.shape) for stored in stored_tensors(files))
     refuse_beyond_ram(num_weights * dtype.itemsize, device, can_quantize=False)
-    with _errors_named(f"{path}: {config.architecture} is not supported", device):
-        encoder = PaddedEncoder(_model(path, dtype, device, is_stored=bool(files)), config)
-        _refuse_moved_by_padding(encoder)
-        compiled = compile_encoder(encoder, quantization) or compile_modernbert(encoder, quantization)
-        if compiled is not None:
-            return compiled
-        if not deterministic:
-            use_own_products(encoder, quantization)
-            return encoder
-    raise UsageError(
-        f"engine.deterministic: on this device {config.architecture} runs through transformers' own code, whose sums "
-        "depend on the batch; leave the key out"
-    )
+    return files
 
 
-def _model(path: Path, dtype: torch.dtype, device: torch.device, *, is_stored: bool) -> PreTrainedModel:
+def load_transformer(
+    auto_class: Any,
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_stored: bool,
+    may_miss: Callable[[str], bool],
+) -> PreTrainedModel:
+    """The model of a directory by one of transformers' Auto classes, on its device; not `is_stored`: with random
+    weights. Raises what `stored_model` does."""
     with _no_reports():
         if is_stored:
-            model = stored_model(AutoModel, path, dtype, may_miss=lambda name: _POOLER in name)
+            model = stored_model(auto_class, path, dtype, may_miss=may_miss)
         else:
-            model = random_model(AutoModel, path, dtype, device)
+            model = random_model(auto_class, path, dtype, device)
     model.config.use_cache = False
     return model.to(device).eval().requires_grad_(False)
+
+
+def fast_encoder(
+    encoder: PaddedEncoder, quantization: Quantization | None, *, deterministic: bool = False
+) -> TextEncoder:
+    """The same, computed as fast as its device can; it must not be used itself afterwards.
+
+    Raises ModelError where a text's hidden states depend on padding, UsageError for `deterministic` where it is not
+    compiled.
+    """
+    _refuse_moved_by_padding(encoder)
+    compiled = compile_encoder(encoder, quantization) or compile_modernbert(encoder, quantization)
+    if compiled is not None:
+        return compiled
+    if deterministic:
+        raise UsageError(
+            f"engine.deterministic: on this device {encoder.config.architecture} runs through transformers' own code, "
+            "whose sums depend on the batch; leave the key out"
+        )
+    use_own_products(encoder, quantization)
+    return encoder
 
 
 def _refuse_moved_by_padding(encoder: PaddedEncoder) -> None:
@@ -87,10 +117,12 @@ def _refuse_moved_by_padding(encoder: PaddedEncoder) -> None:
 
 
 @contextmanager
-def _errors_named(what: str, device: torch.device) -> Iterator[None]:
+def errors_named(what: str, device: torch.device) -> Iterator[None]:
     """transformers has no errors of its own: each is a ModelError, and those of memory say so."""
     try:
         yield
+    except UsageError:
+        raise
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from None
     except torch.OutOfMemoryError as error:

@@ -1,12 +1,23 @@
-"""How the hidden states of a text's tokens become one vector. Functions of tensors; know no model."""
+"""How the hidden states of a text's tokens become one vector. Knows an encoder as a function alone."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.settings import Pooling
+
+
+def text_states(encoder: TextEncoder, texts: Sequence[Sequence[int]], pooling: Pooling) -> torch.Tensor:
+    """One state of each text, of texts of ascending lengths: float32 [S, E]."""
+    packed = PackedTexts.of(texts, encoder.device)
+    kept = kept_tokens(packed, pooling)
+    hidden = encoder(packed, kept)
+    return mean_pooled(hidden, packed.lens_S) if kept is None else hidden.float()
 
 
 def kept_tokens(texts: PackedTexts, pooling: Pooling) -> torch.Tensor | None:

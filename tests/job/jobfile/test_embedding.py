@@ -36,7 +36,7 @@ def problem(folder: Path, more: str, *overrides: str) -> str:
 
 def test_a_job_that_embeds_needs_nothing_more(tmp_path: Path) -> None:
     spec = load(tmp_path)
-    assert spec.embeds and spec.embedding.to_args() == EmbeddingArgs()
+    assert not spec.generates and spec.embedding.to_args() == EmbeddingArgs()
     assert spec.sampled.to_params().greedy, "equal texts run once"
     full = load(tmp_path, "embedding: {pooling: last, normalize: true, dimensions: 256, prompt_name: query}\n")
     assert full.embedding.to_args() == EmbeddingArgs(pooling="last", normalize=True, dimensions=256)
@@ -46,7 +46,7 @@ def test_a_job_that_embeds_needs_nothing_more(tmp_path: Path) -> None:
 def test_a_job_that_generates_is_what_it_was() -> None:
     values = {"name": "a", "model": "m", "input": {"path": "x"}, "output": {"path": "o"}, "sampling": {"top_k": 3}}
     spec = job_of(values)
-    assert spec.task == "generate" and not spec.embeds and spec.sampled is spec.sampling
+    assert spec.task == "generate" and spec.generates and spec.sampled is spec.sampling
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_names_of_other_tools_lead_to_those_here(tmp_path: Path, key: str, hint:
 
 @pytest.mark.parametrize("more", ["prompt: {chat_template: none}\n", "sampling: {}\n", "embedding: {prompt: ''}\n"])
 def test_what_such_a_job_means_anyway_may_be_said(tmp_path: Path, more: str) -> None:
-    assert load(tmp_path, more).embeds
+    assert not load(tmp_path, more).generates
 
 
 def test_every_key_is_described() -> None:

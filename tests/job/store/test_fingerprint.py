@@ -36,7 +36,7 @@ def test_a_job_that_generates_is_the_run_it_was_before_there_were_vectors() -> N
 def test_a_record_that_knows_no_task_is_of_a_job_that_generates() -> None:
     made = record()
     del made.job["task"], made.job["embedding"]
-    assert not made.embeds and not job_of(made.job).embeds
+    assert made.task == "generate" and job_of(made.job).generates
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_vectors_depend_on_makes_another_run_and_other_rows(key: str, value
     made = {"pooling": "mean", "normalize": True, "dimensions": 16, "prompt": ""}
     one, other = record(task="embed", embedding=made), record(task="embed", embedding={**made, key: value})
     assert list(differences(one.identity, other.identity)) == [f"embedding.{key}"]
-    assert one.key_salt != other.key_salt and one.embeds
+    assert one.key_salt != other.key_salt and one.task == "embed"
 
 
 def test_the_task_makes_another_run() -> None:

@@ -99,7 +99,7 @@ def test_status_verify_and_errors_know_such_a_run(tmp_path: Path) -> None:
     report, status = verify_run(run), read_status(run)
     assert report.ok and report.rows == 60, report.problems
     assert (status.state, status.rows_done, status.error_rows) == ("completed_with_errors", 60, 7)
-    assert status.embeds and (status.completion_tokens, status.cut) == (0, 0) and status.prompt_tokens > 0
+    assert status.task == "embed" and (status.completion_tokens, status.cut) == (0, 0) and status.prompt_tokens > 0
     assert read_row_errors(run).counts == {"bad_input": 7}
 
 

@@ -51,9 +51,9 @@ def test_a_shard_open_twice_never_makes_more_than_all() -> None:
 
 
 def test_what_runs_make_is_known_with_any_of_their_workers() -> None:
-    assert not sum_snapshots([ONE, ONE], elapsed_s=1.0).embeds
-    assert sum_snapshots([replace(ONE, embeds=True), ONE], elapsed_s=1.0).embeds
-    assert snapshot_of(replace(ONE, embeds=True).to_json()).embeds
+    assert sum_snapshots([ONE, ONE], elapsed_s=1.0).generates
+    assert not sum_snapshots([replace(ONE, generates=False), ONE], elapsed_s=1.0).generates
+    assert not snapshot_of(replace(ONE, generates=False).to_json()).generates
 
 
 def test_only_living_runners_count_whatever_version_they_are(tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""The section `classification`: how a text becomes scores of labels with `task: classify`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from bulkrun.job.jobfile.section import Section
+from bulkrun.settings import ClassificationArgs, ScoreActivation
+
+
+class ClassificationSpec(Section):
+    """How what the model makes of a text becomes a label and scores. What is not set comes from its config.json."""
+
+    activation: ScoreActivation | None = Field(
+        None,
+        description="softmax: the scores of all labels sum to 1; sigmoid: each label by itself, from 0 to 1; none: the "
+        "model's numbers as they come, for regressions. Default: the model's, by its cross-encoder key, else its "
+        "problem_type, else softmax for several labels and sigmoid for one.",
+    )
+    labels: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="Names for the labels, in the model's order. Default: the model's (`id2label` in config.json).",
+    )
+
+    def to_args(self) -> ClassificationArgs:
+        """What the engine is told."""
+        return ClassificationArgs(activation=self.activation)

@@ -1,0 +1,70 @@
+"""What a job does with its rows, and which keys go with that.
+
+A job of any task leaves alone what is for another one: a key that would do nothing is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.jobfile.section import Section
+from bulkrun.settings import NOT_FOR_EMBEDDING
+
+Task = Literal["generate", "embed", "classify"]
+
+# How rows run of which nothing is generated: without noise, so that equal texts are one.
+NOTHING_SAMPLED = SamplingSpec(temperature=0, max_tokens=1)
+
+_SECTIONS: Mapping[str, tuple[Task, str]] = {  # those of one task alone, and what it makes
+    "embedding": ("embed", "vectors"),
+    "classification": ("classify", "labels"),
+}
+_MAKES: Mapping[Task, str] = {"generate": "generates text", "embed": "makes vectors", "classify": "makes labels"}
+_AS_IT_IS = ("chat_template", "none")  # what a job that generates nothing means anyway
+
+
+def problem_of_task(task: Task, sections: Mapping[str, Section]) -> str | None:
+    """The first key that is of no use to a job with this task, and what to do about it. `sections` are the job's."""
+    return next(_problems(task, sections), None)
+
+
+def _problems(task: Task, sections: Mapping[str, Section]) -> Iterator[str]:
+    for name, (other, made) in _SECTIONS.items():
+        if task != other:
+            fix = f"is for {made}, and this job {_MAKES[task]}; write task: {other}, or leave it out"
+            yield from (f"{name}.{key}: {fix}" for key in _given(sections[name]))
+    if task != "generate":
+        yield from _problems_of_texts(task, sections)
+
+
+def _problems_of_texts(task: Task, sections: Mapping[str, Section]) -> Iterator[str]:
+    """Of a job that generates nothing."""
+    fix = f"nothing is sampled with task: {task}; leave it out, or write task: generate"
+    yield from (f"sampling.{key}: {fix}" for key in _given(sections["sampling"]))
+    for place, fix in _not_with_texts(task).items():
+        name, _, key = place.partition(".")
+        if key in _given(sections[name]) and (key, getattr(sections[name], key)) != _AS_IT_IS:
+            yield f"{place}: {fix}"
+
+
+def _not_with_texts(task: Task) -> Mapping[str, str]:
+    as_it_is = f"with task: {task} a text is {'embedded' if task == 'embed' else 'classified'} as it is"
+    system = "embedding.prompt is put before each" if task == "embed" else "write it into prompt.template"
+    return {
+        "prompt.messages": f"{as_it_is}; write prompt.column or prompt.template",
+        "prompt.system": f"{as_it_is}; {system}",
+        "prompt.chat_template": f"{as_it_is}, without a chat template; leave it out",
+        "prompt.chat_template_kwargs": f"{as_it_is}, without a chat template; leave them out",
+        "run.max_tokens_per_row": f"nothing is generated with task: {task}; engine.max_model_len bounds a text, and "
+        "run.on_too_long says what becomes of a longer one",
+        "run.row_timeout": f"a text takes one step (task: {task}); leave it out",
+        **{f"engine.{key}": f"with task: {task} {why}; leave it out" for key, why in NOT_FOR_EMBEDDING.items()},
+    }
+
+
+def _given(section: Section) -> Iterator[str]:
+    """The keys of a section that are not left as they are by default."""
+    untouched = type(section)()
+    return (key for key in type(section).model_fields if getattr(section, key) != getattr(untouched, key))

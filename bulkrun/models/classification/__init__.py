@@ -1,0 +1,1 @@
+"""Texts to scores of labels: a model, and its head. Inference only."""

@@ -1,0 +1,86 @@
+"""A model directory into a `Classifier`, through transformers: its transformer as for vectors, its head as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from bulkrun.errors import ModelError
+from bulkrun.models.classification.classifier import Classifier
+from bulkrun.models.classification.head import TransformersHead
+from bulkrun.models.config.classification_config import ClassificationConfig
+from bulkrun.models.embedding.encoder_loader import errors_named, fast_encoder, load_transformer, refuse_unfit
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.embedding.pooling import text_states
+from bulkrun.models.embedding.two_texts import two_texts
+from bulkrun.models.loading.quantization import refuse_quantization_on
+from bulkrun.settings import ClassificationArgs, EngineArgs, Pooling
+
+_POOLINGS: tuple[Pooling, ...] = ("cls", "last", "mean")
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1  # of logits, as a share of the largest
+
+
+def load_classifier(
+    path: Path,
+    config: ClassificationConfig,
+    args: ClassificationArgs,
+    engine: EngineArgs,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Classifier:
+    """Load the model of a directory; which state of a text its head reads is found out with two texts.
+
+    `config`: of the same directory. Of `engine` the keys that say how weights are loaded and computed with. Raises
+    ModelError for weights that cannot be used or are missing, and for a model whose head reads something else;
+    UsageError for settings that this model or device cannot have.
+    """
+    if engine.quantization is not None:
+        refuse_quantization_on(device, engine.quantization)
+    files = refuse_unfit(path, engine.load_format, dtype, device)
+    with errors_named(f"{path}: {config.model.architecture} is not supported", device):
+        model = load_transformer(
+            AutoModelForSequenceClassification, path, dtype, device, is_stored=bool(files), may_miss=lambda _: False
+        )
+        padded = PaddedEncoder(model.base_model, config.model)
+        expected_2C = _logits(model, padded)
+        head = TransformersHead(model)
+        pooling = _pooling(padded, head, expected_2C)
+        if expected_2C.shape[1] != len(config.labels):
+            raise ModelError(
+                f"{expected_2C.shape[1]} outputs, and config.json names {len(config.labels)} labels"
+            )
+        encoder = fast_encoder(padded, engine.quantization, deterministic=engine.deterministic)
+    return Classifier(
+        encoder,
+        head,
+        pooling=pooling,
+        num_labels=len(config.labels),
+        activation=args.activation or config.activation,
+        row_by_row=engine.deterministic,
+    )
+
+
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, padded: PaddedEncoder) -> torch.Tensor:
+    """transformers' logits of two texts, each alone."""
+    texts = [torch.tensor([text], device=padded.device) for text in two_texts(padded)]
+    return torch.cat([model(input_ids=text, attention_mask=torch.ones_like(text)).logits for text in texts]).float()
+
+
+@torch.inference_mode()
+def _pooling(padded: PaddedEncoder, head: TransformersHead, expected_2C: torch.Tensor) -> Pooling:
+    """The state of a text that gives the head's logits. Raises ModelError where none does."""
+    off = {}
+    for pooling in _POOLINGS:
+        states_2E = text_states(padded, two_texts(padded), pooling).to(padded.dtype)
+        off[pooling] = float((head(states_2E).float() - expected_2C).abs().max() / expected_2C.abs().max())
+    best = min(_POOLINGS, key=off.__getitem__)
+    if not off[best] < (_TOLERANCE if padded.dtype == torch.float32 else _HALF_TOLERANCE):
+        raise ModelError(
+            "its head reads neither the first nor the last token's state nor their mean: logits are off by "
+            f"{off[best]:.1%}"
+        )
+    return best
