@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -66,8 +67,15 @@ def _answer(row: PreviewedRow) -> list[tuple[str, str | None]]:
     if row.embedding is not None:
         return [("embedding", _beginning(row.embedding))]
     if row.scores is not None:
-        return [*([] if row.label is None else [("label", row.label)]), ("scores", _beginning(row.scores))]
+        return [("label", row.label), ("scores", _likeliest(row.scores))]
     return [("response", row.response)]
+
+
+def _likeliest(scores: Mapping[str, float]) -> str:
+    """The highest scores, and how many there are."""
+    best = sorted(scores, key=scores.__getitem__, reverse=True)[:_SHOWN_NUMBERS]
+    more = f", ... ({counted(len(scores), 'label')})" if len(scores) > len(best) else ""
+    return ", ".join(f"{label} {scores[label]:.4f}" for label in best) + more
 
 
 def _beginning(vector: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""The engine of jobs that embed or classify: requests in, numbers of each out, one forward pass over whole texts a step.
+"""The engine of jobs that embed or classify: requests in, numbers of each out, a pass over whole texts per step.
 
 Wires the queue (who shares a step) and the embedder (tensors) together. Speaks token ids; knows no text, files, rows or
 jobs. Implements `bulkrun.request.Engine`.

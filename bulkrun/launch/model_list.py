@@ -2,7 +2,7 @@
 
 Levels of models that generate: fast, the engine's own decoder; general, transformers' code around the engine's
 attention and cache, right but slower. embed: encoders, for jobs of vectors, which decoders of both levels can do as
-well. unsupported: refused by name.
+well. classify: any of these with a head for labels. unsupported: refused by name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
+from bulkrun.models.config.classification_config import ClassificationConfig, is_classifier
+from bulkrun.models.config.config_file import read_object
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.encoder_config import TRIED_ENCODERS
 from bulkrun.models.config.families import FAMILIES
@@ -32,6 +34,9 @@ def supported_models() -> dict[str, Any]:
         ("embed", kind, models, "vectors; as transformers' in the tests") for kind, models in TRIED_ENCODERS.items()
     ]
     rows += [("embed", "any other encoder of transformers", "-", "checked for what padding does when it is loaded")]
+    rows += [
+        ("classify", "*ForSequenceClassification", "any of these", "labels; its head is looked at when it is loaded")
+    ]
     rows += [("unsupported", names, kind, why) for kind, (names, why) in UNSUPPORTED.items()]
     return {
         "architectures": [dict(zip(_COLUMNS, row, strict=True)) for row in rows],
@@ -40,26 +45,44 @@ def supported_models() -> dict[str, Any]:
 
 
 def describe_model(name: str) -> dict[str, Any]:
-    """What a model is. Raises ModelError when it cannot be found, or can neither generate nor embed."""
+    """What a model is. Raises ModelError when it cannot be found, or can neither generate, embed nor classify."""
     path = resolve_model(name, bundled_root=BUNDLED_ROOT, embeds=True)
-    config, embedding = _configs(path)
+    classification = _classification(path)
+    config, embedding = _configs(path) if classification is None else (classification.model, None)
     stored = config.stored_quantization if isinstance(config, DecoderConfig) else None
     return {
         "model": name,
         "directory": str(path),
         "architecture": config.architecture,
-        "level": _level(config, embedding),
+        "level": "classify" if classification is not None else _level(config, embedding),
         "layers": config.num_layers,
         "hidden size": config.hidden_size,
         "heads": f"{config.num_heads} query, {config.num_kv_heads} key/value of {config.head_dim}",
         "vocabulary": config.vocab_size,
-        "max_model_len": config.max_position_embeddings if embedding is None else embedding.max_model_len,
+        "max_model_len": _max_model_len(config, embedding or classification),
         "dtype": config.dtype,
         **({} if stored is None else {"weights": stored.summary}),
         **({} if embedding is None else {"vectors": _vectors(embedding)}),
+        **({} if classification is None else {"labels": _labels(classification)}),
         "sampling defaults": generation_defaults(path),
         "fingerprint": model_fingerprint(path),
     }
+
+
+def _max_model_len(config: ModelConfig, of_texts: EmbeddingConfig | ClassificationConfig | None) -> int:
+    return config.max_position_embeddings if of_texts is None else of_texts.max_model_len
+
+
+def _classification(path: Path) -> ClassificationConfig | None:
+    """As what the model classifies; None where it has no head for that."""
+    architectures = (read_object(path / "config.json") or {}).get("architectures") or ()
+    if (path / MODULES).is_file():  # made for vectors, whatever it was made from
+        return None
+    return ClassificationConfig.from_dir(path) if any(map(is_classifier, architectures)) else None
+
+
+def _labels(classification: ClassificationConfig) -> str:
+    return f"{', '.join(classification.labels)}; activation {classification.activation}"
 
 
 def _configs(path: Path) -> tuple[ModelConfig, EmbeddingConfig | None]:

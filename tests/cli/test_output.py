@@ -71,6 +71,8 @@ class Shown(NamedTuple):
     response: str = HOSTILE
     reasoning: str | None = None
     embedding: list[float] | None = None
+    label: str | None = None
+    scores: dict[str, float] | None = None
     ended_by: str = "stop"
 
 

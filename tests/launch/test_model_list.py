@@ -16,7 +16,7 @@ from tests.models.tiny_encoders import save_tiny_encoder, write_modules
 from tests.models.tiny_packed import PACKED, quantization_config
 from tests.models.tiny_quantized import FORMATS
 
-LEVELS = ("fast", "general", "embed", "unsupported")
+LEVELS = ("fast", "general", "embed", "classify", "unsupported")
 
 
 def test_every_family_is_listed_and_every_level_says_why() -> None:

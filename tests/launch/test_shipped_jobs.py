@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from itertools import pairwise
 from operator import mul
 from pathlib import Path
@@ -16,7 +17,9 @@ from click.testing import CliRunner
 
 from bulkrun.cli import main
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
+from bulkrun.text.tokenizer import Tokenizer
 from tests.launch.one_process import one_process, own_engine
+from tests.models.tiny_encoders import class_logits, save_tiny_classifier
 
 ROOT = Path(__file__).parent.parent.parent
 FUNCTIONS = {
@@ -124,6 +127,21 @@ def test_vectors_are_the_means_of_the_models_own_states(tmp_path: Path) -> None:
     assert all(alike == pytest.approx(cosines[name], abs=1e-3) for _, name, alike in shown)
 
 
+def test_qualities_are_the_classifiers_own(tmp_path: Path) -> None:
+    """The shipped job names a model of the hub; here it is a small one with the bundled model's tokenizer."""
+    one = {"num_labels": 1, "id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    words = json.loads((BUNDLED_ROOT / "tiny/config.json").read_text())["vocab_size"]
+    model = save_tiny_classifier(tmp_path / "model", "bert", vocab_size=words, **one)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED_ROOT / "tiny" / name, model)
+    rows = run("quality.yaml", tmp_path, f"model={model}", documented=True)
+    tokenizer = Tokenizer.from_dir(model)
+    wanted = class_logits(model, tokenizer.encode_batch([row["docstring"] for row in rows], add_special_tokens=True))
+    assert [row["score"] for row in rows] == pytest.approx(wanted[:, 0].tolist(), abs=1e-4)
+    shown = duckdb.sql(query_in("quality.yaml", tmp_path)).fetchall()
+    assert [name for _, name, _, _ in shown] == [row["name"] for row in sorted(rows, key=lambda row: -row["score"])]
+
+
 def mean_state(text: str) -> list[float]:
     """The mean over the tokens, with a length of 1."""
     import torch
@@ -139,7 +157,6 @@ def mean_state(text: str) -> list[float]:
 
 def test_thoughts_and_answers_are_columns_of_their_own_and_thoughts_keep_to_their_budget(tmp_path: Path) -> None:
     rows = run("reasoning.yaml", tmp_path, documented=False)
-    from bulkrun.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
     for row in rows:

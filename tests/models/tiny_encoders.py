@@ -61,9 +61,38 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# name -> (class that is saved, what differs from _SMALL)
+CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertForSequenceClassification", _BERT_LIKE),
+    "bert_in_panels": ("BertForSequenceClassification", _BERT_LIKE | _IN_PANELS),
+    "roberta": ("RobertaForSequenceClassification", _BERT_LIKE | _BEHIND_PADDING),
+    "xlm_roberta_in_panels": ("XLMRobertaForSequenceClassification", _BERT_LIKE | _BEHIND_PADDING | _IN_PANELS),
+    "distilbert_in_panels": (
+        "DistilBertForSequenceClassification",
+        _IN_PANELS | {"hidden_dim": 192, "n_layers": 3},
+    ),
+    "mpnet_in_panels": ("MPNetForSequenceClassification", _BEHIND_PADDING | _IN_PANELS),
+    "modernbert_in_panels": ("ModernBertForSequenceClassification", {"local_attention": 16} | _IN_PANELS),
+    "modernbert_mean": ("ModernBertForSequenceClassification", {"classifier_pooling": "mean"}),
+    "deberta_v2": ("DebertaV2ForSequenceClassification", {"relative_attention": True, "position_buckets": 8}),
+    "qwen3": ("Qwen3ForSequenceClassification", {"num_key_value_heads": 2, "head_dim": 16}),
+    "llama": ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
+    "gpt2": ("GPT2ForSequenceClassification", {}),
+}
+
+
 def save_tiny_encoder(path: Path, variant: str, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a variant as a Hugging Face checkpoint in float32 and return its directory."""
-    architecture, changes = ENCODERS[variant]
+    return _save(path, *ENCODERS[variant], seed, overrides)
+
+
+def save_tiny_classifier(path: Path, variant: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """The same of a classifier: of three labels, a, b and c, unless `overrides` say otherwise."""
+    labels = {"num_labels": 3, "id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    return _save(path, *CLASSIFIERS[variant], seed, labels | overrides)
+
+
+def _save(path: Path, architecture: str, changes: dict[str, Any], seed: int, overrides: dict[str, Any]) -> Path:
     model_class = getattr(transformers, architecture)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -126,6 +155,13 @@ def hidden_states(path: Path, texts: Sequence[Sequence[int]]) -> list[torch.Tens
     """transformers' last hidden states [len, E] of each text alone, in float32."""
     model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     return [model(input_ids=torch.tensor([list(text)])).last_hidden_state[0] for text in texts]
+
+
+@torch.no_grad()
+def class_logits(path: Path, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """transformers' logits float32 [S, C] of each text alone."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    return torch.cat([model(input_ids=torch.tensor([list(text)])).logits for text in texts])
 
 
 def pooled(hidden: torch.Tensor, pooling: str) -> torch.Tensor:

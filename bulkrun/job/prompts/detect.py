@@ -79,7 +79,7 @@ def _as_batch(spec: JobSpec) -> JobSpec:
     if spec.task == "classify":
         raise JobFileError(
             [
-                "prompt: the input is an OpenAI batch, which has no endpoint for task: classify; write prompt.template or "
+                "prompt: the input is an OpenAI batch, which knows no task: classify; write prompt.template or "
                 "prompt.column"
             ]
         )

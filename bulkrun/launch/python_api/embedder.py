@@ -1,32 +1,24 @@
-"""The Python API's `Embedder`: an engine that makes vectors of texts. Importing this loads no torch; `Embedder()` does.
-
-Lists in, lists out; iterators in, iterators out. A text that cannot be embedded is an output with an `error`, never an
-exception.
-"""
+"""The Python API's `Embedder`: vectors of texts. Importing this loads no torch; making one does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
-from typing import Any, Unpack, overload
+from os import PathLike
+from typing import Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from bulkrun.errors import UsageError
-from bulkrun.job.jobfile.load import job_of
-from bulkrun.job.prompts.fit import OnTooLong, PromptFitter, PromptFrame
+from bulkrun.job.prompts.fit import OnTooLong
 from bulkrun.job.work.vectors import vector_or_error
-from bulkrun.launch.engine import load_embedding_engine
 from bulkrun.launch.preparation.embedding import find_embedding_model, with_embedding
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.launch.python_api.calls import EngineSettings, Shown
-from bulkrun.launch.python_api.prompt_stream import Asked, Ended, PromptStream, SharedEngine
-from bulkrun.launch.python_api.prompts import as_python, error_of
+from bulkrun.launch.python_api.calls import EngineSettings
+from bulkrun.launch.python_api.prompt_stream import Asked, Ended
+from bulkrun.launch.python_api.text_model import TextModel, job_of_texts
 from bulkrun.request import RowError
 from bulkrun.settings import Pooling
-from bulkrun.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +32,7 @@ class EmbeddingOutput:
     num_prompt_tokens: int = 0
 
 
-class Embedder:
+class Embedder(TextModel[EmbeddingOutput]):
     """A model that makes vectors of texts. Several threads may call it and share its steps.
 
     `model` is a hub id, a directory or `bundled:tiny`. The other settings are those of a job file's sections
@@ -72,24 +64,13 @@ class Embedder:
         on_too_long: OnTooLong = "error",
         **engine: Unpack[EngineSettings],
     ) -> None:
-        name = fspath(model) if isinstance(model, PathLike) else model
         embedding = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
         prompts = {"prompt_name": prompt_name, "prompt": prompt}
-        job = {"name": "python", "model": name, "task": "embed", "input": {"path": "-"}, "output": {"path": "-"}}
         run = {"on_too_long": on_too_long}
-        asked = job_of({**job, "embedding": {**embedding, **prompts}, "engine": dict(engine), "run": run})
-        model_dir, config = find_embedding_model(name, BUNDLED_ROOT)
+        asked = job_of_texts(model, "embed", embedding={**embedding, **prompts}, engine=dict(engine), run=run)
+        model_dir, config = find_embedding_model(asked.model, BUNDLED_ROOT)
         spec = with_embedding(asked, config)
-        self._sampling = spec.sampled.to_params()
-        self._before = spec.embedding.prompt or ""
-        self._tokenizer = Tokenizer.from_dir(model_dir)
-        self._shared = SharedEngine(load_embedding_engine(model_dir, spec.engine, spec.embedding.to_args()))
-        self._fitter = PromptFitter(self.max_model_len, spec.run.on_too_long)
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of a text; a longer one is an output with an error."""
-        return self._shared.engine.max_model_len
+        super().__init__(spec, model_dir, spec.embedding.to_args(), _VectorOutputs())
 
     @overload  # a list is an iterable too: the first overload that fits says what comes
     def embed(self, texts: list[str] | str, *, use_tqdm: bool = False) -> list[EmbeddingOutput]: ...  # type: ignore[overload-overlap]
@@ -108,36 +89,7 @@ class Embedder:
         2 x `max_num_seqs` texts ahead of what it has handed out; with `ordered=False` outputs come as they end.
         `use_tqdm` counts them on a bar, in a terminal.
         """
-        given = [texts] if isinstance(texts, str) else texts
-        if not isinstance(given, Iterable):
-            raise UsageError(f"{repr(texts)[:60]} is not a list or an iterator of texts")
-        self._shared.check_process()
-        in_order = ordered or isinstance(given, list)
-        stream = PromptStream(self._shared, _VectorOutputs(), self._encode, map(self._ask, given), ordered=in_order)
-        show = Shown(in_order, use_tqdm)
-        outputs = show.counted(stream.outputs(), len(given) if isinstance(given, list) else None)
-        return list(outputs) if isinstance(given, list) else outputs
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return [self._fitted(ids) for ids in self._tokens(texts)]
-
-    def _tokens(self, texts: list[str]) -> list[list[int]]:
-        return self._tokenizer.encode_batch(texts, add_special_tokens=True)
-
-    def _fitted(self, token_ids: list[int]) -> list[int]:
-        """The ids, cut if that was asked for; those that are too long go on to the engine, which refuses them."""
-        fitted = self._fitter.fit(token_ids, 0, self._frame)
-        return token_ids if isinstance(fitted, RowError) else fitted
-
-    def _frame(self) -> PromptFrame:
-        """What is around every text, and stays: the model's special tokens, and the text before it."""
-        return PromptFrame.between(*self._tokens([self._before + text for text in "ab"]))
-
-    def _ask(self, text: Any) -> Asked:
-        plain = as_python(text)
-        if not isinstance(plain, str):
-            return Asked(None, None, self._sampling, 0, RowError("bad_input", f"{repr(text)[:60]} is not a text"))
-        return Asked(self._before + plain, None, self._sampling, 0, error_of(plain))
+        return self._outputs(texts, ordered=ordered, use_tqdm=use_tqdm)
 
 
 class _VectorOutputs:

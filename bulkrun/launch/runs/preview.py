@@ -33,7 +33,7 @@ class PreviewedRow(NamedTuple):
     reasoning: str | None = None
     embedding: list[float] | None = None
     label: str | None = None
-    scores: list[float] | None = None
+    scores: dict[str, float] | None = None  # by label
 
 
 def check_job(spec: JobSpec) -> dict[str, Any]:
@@ -144,5 +144,7 @@ def _shown(
     [record] = reader.records([Answer(Generation(request, shard=0, rows=(0,), sample=0), completion)])
     ended = record.finish_reason if record.error_code is None else f"{record.error_code}: {record.error_message}"
     numbers = {name: vector_of(record.extra[name]).tolist() for name in (EMBEDDING, SCORES) if name in record.extra}
+    if SCORES in numbers:
+        numbers[SCORES] = dict(zip(prepared.spec.classification.labels or (), numbers[SCORES], strict=True))
     said = {name: record.extra.get(name) for name in ("reasoning", "label")}
     return PreviewedRow(row_id, text, record.response, ended, **said, **numbers)

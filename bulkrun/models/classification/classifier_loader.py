@@ -49,9 +49,7 @@ def load_classifier(
         head = TransformersHead(model)
         pooling = _pooling(padded, head, expected_2C)
         if expected_2C.shape[1] != len(config.labels):
-            raise ModelError(
-                f"{expected_2C.shape[1]} outputs, and config.json names {len(config.labels)} labels"
-            )
+            raise ModelError(f"{expected_2C.shape[1]} outputs, and config.json names {len(config.labels)} labels")
         encoder = fast_encoder(padded, engine.quantization, deterministic=engine.deterministic)
     return Classifier(
         encoder,

@@ -47,9 +47,13 @@ class ClassificationConfig:
         return read_config(path, lambda raw: _parsed(path, with_dtype(raw, path)))
 
 
+def is_classifier(architecture: str) -> bool:
+    """Whether it has a head for labels of texts."""
+    return architecture.endswith(_HEAD)
+
+
 def _parsed(path: Path, raw: Mapping[str, Any]) -> ClassificationConfig:
-    name = next((str(name) for name in raw.get("architectures") or () if str(name).endswith(_HEAD)), None)
-    if name is None:
+    if not any(map(is_classifier, raw.get("architectures") or ())):
         given = ", ".join(map(str, raw.get("architectures") or ())) or "none"
         raise ModelError(
             f"architectures: {given}, and none ends in {_HEAD}: this is no model that classifies texts; take another, "

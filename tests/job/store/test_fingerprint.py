@@ -52,3 +52,13 @@ def test_what_vectors_depend_on_makes_another_run_and_other_rows(key: str, value
 def test_the_task_makes_another_run() -> None:
     assert "embedding.task" in differences(record().identity, record(task="embed").identity)
     assert record().key_salt != record(task="embed").key_salt
+
+
+@pytest.mark.parametrize(("key", "value"), [("activation", "sigmoid"), ("labels", ["no", "yes"])])
+def test_what_labels_depend_on_makes_another_run_and_other_rows(key: str, value: Any) -> None:
+    made = {"activation": "softmax", "labels": ["a", "b"]}
+    one = record(task="classify", classification=made)
+    other = record(task="classify", classification={**made, key: value})
+    assert list(differences(one.identity, other.identity)) == [f"classification.{key}"]
+    assert one.key_salt != other.key_salt and one.task == "classify"
+    assert "embedding" not in one.identity and "classification.task" in differences(record().identity, one.identity)

@@ -22,6 +22,7 @@ from bulkrun.errors import JobFileError, UsageError
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.python_api import embedder as module
+from bulkrun.launch.python_api import text_model
 from bulkrun.settings import EmbeddingArgs
 from bulkrun.text.tokenizer import Tokenizer
 from tests.job.fake_engine import VECTOR_NUMBERS, FakeEmbedder, expected_vector
@@ -40,7 +41,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineSpec, EmbeddingA
         asked.append((engine, embedding))
         return FakeEmbedder(4, refuse=lambda request: len(request.prompt_token_ids) > 100)
 
-    monkeypatch.setattr(module, "load_embedding_engine", load)
+    monkeypatch.setattr(text_model, "load_embedding_engine", load)
     return asked
 
 

@@ -1,0 +1,132 @@
+"""Scores are transformers' own for each text alone, whatever the head, the crowd and the way the model is computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.classification.classifier import Classifier
+from bulkrun.models.classification.classifier_loader import load_classifier
+from bulkrun.models.config.classification_config import ClassificationConfig
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
+from bulkrun.settings import ClassificationArgs, EngineArgs, ScoreActivation
+from tests.models.tiny_encoders import CLASSIFIERS, class_logits, save_tiny_classifier, save_tiny_encoder
+from tests.models.tiny_models import VOCAB_SIZE, edit_weights
+
+LENS = (1, 1, 2, 17, 30, 96)
+
+
+def load(
+    path: Path, activation: ScoreActivation | None = None, dtype: torch.dtype = torch.float32, **engine: Any
+) -> Classifier:
+    config = ClassificationConfig.from_dir(path)
+    args = ClassificationArgs(activation=activation)
+    return load_classifier(path, config, args, EngineArgs(**engine), dtype=dtype, device=torch.device("cpu"))
+
+
+def texts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(4, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENS]
+
+
+@pytest.mark.parametrize("variant", CLASSIFIERS)
+def test_scores_are_those_of_transformers_for_each_text_alone(variant: str, tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, variant)
+    classifier, expected = load(path), class_logits(path, texts()).softmax(-1)
+    assert expected.std(0).max() > 0.01, "texts that all get the same would hide a wrong one"
+    torch.testing.assert_close(classifier(texts()), expected, rtol=0, atol=1e-5)
+    alone = torch.cat([classifier([text]) for text in texts()])
+    torch.testing.assert_close(alone, expected, rtol=0, atol=1e-5)
+    is_compiled = variant.endswith("in_panels") and can_stack_encoder(torch.float32, 64, 128, 16)
+    assert isinstance(classifier.encoder, PaddedEncoder) != is_compiled
+
+
+@pytest.mark.parametrize("variant", ["bert_in_panels", "modernbert_in_panels"])
+def test_deterministic_scores_have_the_same_bits_in_any_crowd(variant: str, tmp_path: Path) -> None:
+    if not can_stack_encoder(torch.float32, 64, 128, 16):
+        pytest.skip("encoders are not compiled here")
+    classifier = load(save_tiny_classifier(tmp_path, variant), deterministic=True)
+    alone = torch.cat([classifier([text]) for text in texts()])
+    assert torch.equal(classifier(texts()), alone)
+
+
+def test_deterministic_is_refused_where_transformers_computes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"engine\.deterministic: on this device BertForSequenceClassification runs"):
+        load(save_tiny_classifier(tmp_path, "bert"), deterministic=True)
+
+
+@pytest.mark.parametrize("settings", [{"dtype": torch.bfloat16}, {"quantization": "int8"}], ids=str)
+@pytest.mark.parametrize("variant", ["bert", "bert_in_panels", "llama"])
+def test_fewer_bits_give_scores_near_those_of_float32(variant: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, variant)
+    exact, near = class_logits(path, texts()).softmax(-1), load(path, **settings)(texts())
+    assert near.dtype == torch.float32 and not torch.equal(near, exact)
+    assert (near - exact).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_activations_are_torchs_own(activation: ScoreActivation, tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, "bert")
+    logits = class_logits(path, texts())
+    expected = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[activation]
+    torch.testing.assert_close(load(path, activation)(texts()), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_regression_is_a_number(tmp_path: Path) -> None:
+    one = {"num_labels": 1, "id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
+    path = save_tiny_classifier(tmp_path, "bert_in_panels", **one)
+    scores = load(path)(texts())
+    assert scores.shape == (len(LENS), 1)
+    torch.testing.assert_close(scores, class_logits(path, texts()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("missing", ["classifier__weight", "bert__pooler__dense__weight"])
+def test_a_head_without_weights_is_refused_and_never_random(missing: str, tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, "bert")
+    edit_weights(path, **{missing: None})
+    with pytest.raises(ModelError, match=missing.replace("__", r"\.").removeprefix(r"bert\.")):
+        load(path)
+
+
+def test_more_labels_than_outputs_are_refused(tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, "gpt2")
+    config = json.loads((path / "config.json").read_text())
+    labels = {str(number): "abcde"[number] for number in range(5)}
+    (path / "config.json").write_text(json.dumps(config | {"id2label": labels}))
+    with pytest.raises(ModelError, match=r"mismatched keys: .*score\.weight"):
+        load(path)
+
+
+def test_a_head_that_reads_something_else_is_refused(tmp_path: Path) -> None:
+    """ALBERT's pooler takes one state, where others take all of them."""
+    config = transformers.AlbertConfig(
+        vocab_size=VOCAB_SIZE, embedding_size=16, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=72, max_position_embeddings=96,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AlbertForSequenceClassification(config)
+        for parameter in model.parameters():
+            parameter.data.normal_()
+        model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"AlbertForSequenceClassification is not supported: its head reads neither"):
+        load(tmp_path)
+
+
+def test_a_model_without_a_head_is_no_classifier(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"architectures: BertModel, and none ends in ForSequenceClassification"):
+        ClassificationConfig.from_dir(save_tiny_encoder(tmp_path, "bert"))
+
+
+def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, "bert")
+    (path / "model.safetensors").unlink()
+    first, again = (load(path, load_format="dummy")(texts()) for _ in range(2))
+    assert torch.equal(first, again) and first.isfinite().all()
