@@ -10,7 +10,7 @@ from bulkrun.errors import UsageError
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.decoder.decoder import Decoder
-from bulkrun.models.embedding.causal_encoder import CausalEncoder
+from bulkrun.models.embedding.decoder_encoder import DecoderEncoder
 from bulkrun.models.embedding.dense import load_dense
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.models.embedding.text_encoder import TextEncoder
@@ -55,7 +55,7 @@ def _load_encoder(
     if isinstance(config.model, DecoderConfig):
         decoder = _load_decoder(path, config.model, engine, dtype, device)
         if decoder is not None:
-            return CausalEncoder(decoder, block_size=engine.block_size or DEFAULT_BLOCK_SIZE)
+            return DecoderEncoder(decoder, block_size=engine.block_size or DEFAULT_BLOCK_SIZE)
     from bulkrun.models.embedding.encoder_loader import load_encoder  # transformers takes seconds to import
 
     return load_encoder(

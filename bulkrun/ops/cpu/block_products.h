@@ -21,6 +21,11 @@ struct BlockProducts {
         }
     }
 
+    // Some rows to the front, one behind the other: in ascending order none overtakes those before it.
+    static void move_to_front(void* rows, long size, const int64_t* kept, long count) {
+        for (long i = 0; i < count; i++) memmove((T*)rows + i * size, (T*)rows + kept[i] * size, size * sizeof(T));
+    }
+
     // out [rows, columns] = change(x times the matrix plus its bias); all threads of the block are through.
     template <class Change>
     void multiply(const T* x, long stride, const Matrix& matrix, T* out, long columns, const Block& block,

@@ -92,13 +92,11 @@ struct Encoder : BlockProducts<T> {
         for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
     }
 
-    // To the front, one behind the other: none overtakes those before it.
     void move_kept() const {
 #pragma omp single
-        for (long i = 0; i < s.num_kept; i++) {
-            T *attended = (T*)s.attended, *x = (T*)s.x;
-            memmove(attended + i * width, attended + s.kept[i] * width, width * sizeof(T));
-            memmove(x + i * size, x + s.kept[i] * size, size * sizeof(T));
+        {
+            this->move_to_front(s.attended, width, s.kept, s.num_kept);
+            this->move_to_front(s.x, size, s.kept, s.num_kept);
         }
     }
 

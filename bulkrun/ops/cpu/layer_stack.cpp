@@ -170,13 +170,11 @@ struct LayerStack : BlockProducts<T> {
         for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
     }
 
-    // To the front, one behind the other: none overtakes those before it.
     void move_kept() const {
 #pragma omp single
-        for (long i = 0; i < s.num_kept; i++) {
-            T *attended = (T*)s.attended, *residual = (T*)s.residual;
-            memmove(attended + i * attended_stride, attended + s.kept[i] * attended_stride, width * sizeof(T));
-            memmove(residual + i * size, residual + s.kept[i] * size, size * sizeof(T));
+        {
+            this->move_to_front(s.attended, attended_stride, s.kept, s.num_kept);
+            this->move_to_front(s.residual, size, s.kept, s.num_kept);
         }
     }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bulkrun.models.config.embedding_config import EmbeddingConfig
-from bulkrun.models.embedding.causal_encoder import CausalEncoder
+from bulkrun.models.embedding.decoder_encoder import DecoderEncoder
 from bulkrun.models.embedding.embedder_loader import load_embedder
 from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
@@ -25,9 +25,9 @@ from tests.models.tiny_models import VOCAB_SIZE, edit_weights, save_tiny_model
 CPU = torch.device("cpu")
 
 
-def encoder(path: Path, block_size: int = 8) -> CausalEncoder:
+def encoder(path: Path, block_size: int = 8) -> DecoderEncoder:
     model = load_model(path, dtype=torch.float32, device=CPU, has_head=False)
-    return CausalEncoder(model, block_size=block_size)
+    return DecoderEncoder(model, block_size=block_size)
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> TextEncoder:
@@ -120,7 +120,7 @@ def test_decoders_that_look_both_ways_are_compiled(variant: str, dtype: torch.dt
     path = save_tiny_encoder(tmp_path, variant)
     for quantization in (None, "int8"):
         one = load(path, dtype, quantization=quantization, deterministic=True)
-        assert isinstance(one, CausalEncoder)
+        assert isinstance(one, DecoderEncoder)
         crowd = states(one, texts(1, 1, 7, 40, 96))
         ends = torch.tensor([1, 1, 7, 40, 96]).cumsum(0)
         assert torch.equal(states(one, texts(1, 1, 7, 40, 96), ends - 1), crowd[ends - 1])

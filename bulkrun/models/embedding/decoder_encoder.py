@@ -1,4 +1,7 @@
-"""A decoder of the engine's own families as an encoder: texts packed, attention over a cache of one step."""
+"""A decoder of the engine's own families as an encoder: texts packed, attention over a cache of one step.
+
+One that looks both ways does so in its one compiled call alone (`embedder_loader`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from bulkrun.models.kv_cache import KVCache
 from bulkrun.models.language_model import LanguageModel
 
 
-class CausalEncoder:
+class DecoderEncoder:
     """Implements `TextEncoder`."""
 
     def __init__(self, model: LanguageModel, *, block_size: int) -> None:
