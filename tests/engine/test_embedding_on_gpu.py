@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
-from bulkrun.settings import EmbeddingArgs
+from bulkrun.settings import ClassificationArgs, EmbeddingArgs
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.engine.test_embedding_engine import MODELS, TOLERANCE, embed, texts
+from tests.models.tiny_encoders import CLASSIFIERS, save_tiny_classifier
 
 SIZES: dict[str, Any] = {"max_num_batched_tokens": 70}
 HAS_GPU = torch.cuda.is_available()
@@ -43,6 +44,33 @@ def test_the_path_of_a_gpu_waits_for_vectors_alone(name: str, num_waits: int, po
     expected = embed(EmbeddingEngine.from_model_dir(path, args, **SIZES), prompts)
     with gpu_stand_in() as gpu:
         engine = EmbeddingEngine.from_model_dir(path, args, device="cuda", **SIZES)
+        gpu.waits.clear()
+        found = embed(engine, prompts)
+    assert gpu.waits.total() == num_waits
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
+@pytest.mark.parametrize("variant", CLASSIFIERS)
+def test_bfloat16_scores_are_near_those_of_the_cpu(variant: str, tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, variant)
+    cpu, cuda = (
+        embed(EmbeddingEngine.from_model_dir(path, ClassificationArgs(), device=device, dtype="bfloat16"), texts())
+        for device in ("cpu", "cuda")
+    )
+    assert (cpu - cuda).abs().mean() < 0.05
+
+
+@pytest.mark.usefixtures("watched_kernels")
+@pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU here, not interpreted")
+@pytest.mark.parametrize(("variant", "num_waits"), [("bert", 1), ("qwen3", 4)])
+def test_the_path_of_a_gpu_waits_for_scores_alone(variant: str, num_waits: int, tmp_path: Path) -> None:
+    """But for transformers, which looks at each mask, more often where it is causal."""
+    path, prompts = save_tiny_classifier(tmp_path, variant), texts((1, 7, 30, 31, 16, 2))
+    expected = embed(EmbeddingEngine.from_model_dir(path, ClassificationArgs(), **SIZES), prompts)
+    with gpu_stand_in() as gpu:
+        engine = EmbeddingEngine.from_model_dir(path, ClassificationArgs(), device="cuda", **SIZES)
         gpu.waits.clear()
         found = embed(engine, prompts)
     assert gpu.waits.total() == num_waits
