@@ -57,10 +57,12 @@ _ELSEWHERE = {
     "batch_size": "write engine.max_num_seqs: the maximum number of sequences running at once",
     "bad_words": "words cannot be forbidden one by one; sampling.structured_outputs says what outputs look like",
     "logit_bias": "logits cannot be changed one by one; sampling.structured_outputs says what outputs look like",
-    **dict.fromkeys(("runner", "task_type", "convert"), "write task: embed for vectors"),
+    **dict.fromkeys(("runner", "task_type", "convert"), "write task: embed for vectors, task: classify for labels"),
     **dict.fromkeys(("truncate_dim", "output_dimension"), "write embedding.dimensions"),
     **dict.fromkeys(("pooling_type", "pooling_mode", "override_pooler_config"), "write embedding.pooling"),
     "normalize_embeddings": "write embedding.normalize",
+    **dict.fromkeys(("function_to_apply", "activation_fn"), "write classification.activation"),
+    **dict.fromkeys(("id2label", "candidate_labels"), "write classification.labels"),
     "trust_remote_code": "code that comes with a model is never run",
 }
 

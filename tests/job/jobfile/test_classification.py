@@ -62,6 +62,16 @@ def test_the_section_is_of_no_other_task(tmp_path: Path, task: str) -> None:
         load(tmp_path, "classification: {labels: [a]}\n", f"task={task}")
 
 
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("function_to_apply", "classification.activation"), ("id2label", "classification.labels"),
+     ("activation", "belongs to classification:")],
+)  # fmt: skip
+def test_names_of_other_tools_lead_to_those_here(tmp_path: Path, key: str, hint: str) -> None:
+    with pytest.raises(JobFileError, match=hint):
+        load(tmp_path, f"{key}: x\n")
+
+
 def test_columns_tell_the_text_and_batch_lines_are_of_no_use(tmp_path: Path) -> None:
     spec = load(tmp_path)
     assert detected_job(spec, ["prompt", "text"]).prompt.column == "text"
