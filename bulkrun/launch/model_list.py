@@ -82,7 +82,7 @@ def _classification(path: Path) -> ClassificationConfig | None:
 
 
 def _labels(classification: ClassificationConfig) -> str:
-    return f"{', '.join(classification.labels)}; activation {classification.activation}"
+    return f"{', '.join(classification.labels)}; activation {classification.activation or 'for the job to set'}"
 
 
 def _configs(path: Path) -> tuple[ModelConfig, EmbeddingConfig | None]:

@@ -14,8 +14,8 @@ class ClassificationSpec(Section):
     activation: ScoreActivation | None = Field(
         None,
         description="softmax: the scores of all labels sum to 1; sigmoid: each label by itself, from 0 to 1; none: the "
-        "model's numbers as they come, for regressions. Default: the model's, by its cross-encoder key, else its "
-        "problem_type, else softmax for several labels and sigmoid for one.",
+        "model's numbers as they come, for regressions. Default: the model's: by its problem_type, else softmax for "
+        "several labels and for one what its cross-encoder key says, or sigmoid.",
     )
     labels: list[str] | None = Field(
         None,

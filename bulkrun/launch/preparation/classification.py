@@ -23,8 +23,8 @@ def find_classifier(name: str, bundled_root: Path) -> tuple[Path, Classification
 def with_classification(spec: JobSpec, model: ClassificationConfig) -> JobSpec:
     """The spec with every key of `classification`, and the length of a text, as the model has them where it is silent.
 
-    Raises JobFileError for another number of labels and for two of one name, UsageError for a length that the model
-    does not have.
+    Raises JobFileError for another number of labels and for two of one name, ModelError for an
+    activation that is not known or makes no sense, UsageError for a length that the model does not have.
     """
     given = spec.classification
     labels = list(model.labels) if given.labels is None else given.labels
@@ -35,5 +35,5 @@ def with_classification(spec: JobSpec, model: ClassificationConfig) -> JobSpec:
         )  # fmt: skip
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise JobFileError([f"classification.labels: {', '.join(twice)} more than once; give each label its own name"])
-    made = {"activation": given.activation or model.activation, "labels": labels}
+    made = {"activation": model.activation_of(given.to_args()), "labels": labels}
     return spec.with_keys(classification=made, engine={"max_model_len": model.model_len(spec.engine.max_model_len)})

@@ -8,9 +8,10 @@ import torch
 
 from bulkrun.models.embedding.pooling import text_states
 from bulkrun.models.embedding.text_encoder import TextEncoder
+from bulkrun.ops.tile_workers import TileWorkers
 from bulkrun.settings import Pooling, ScoreActivation
 
-Head = Callable[[torch.Tensor], torch.Tensor]  # states [S, E] -> logits [S, C] of the labels
+Head = Callable[[torch.Tensor], torch.Tensor]  # states float32 [S, E] -> logits float32 [S, C] of the labels
 
 _ACTIVATIONS: dict[ScoreActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda logits_SC: logits_SC.softmax(-1),
@@ -31,11 +32,16 @@ class Classifier:
         num_labels: int,
         activation: ScoreActivation,
         row_by_row: bool,
+        padding_id: int | None = None,
     ) -> None:
-        """`row_by_row`: the head takes one text at a time, so that its sums do not depend on how many there are."""
+        """`row_by_row`: the head takes one text at a time, on one thread, so that its sums depend on nothing else.
+
+        `padding_id`: see `text_states`.
+        """
         self.encoder = encoder
         self.dimensions = num_labels
-        self._head, self._pooling, self._row_by_row = head, pooling, row_by_row
+        self._head, self._pooling, self._padding_id = head, pooling, padding_id
+        self._alone = TileWorkers(1) if row_by_row else None
         self._activate = _ACTIVATIONS[activation]
 
     @torch.inference_mode()
@@ -45,7 +51,11 @@ class Classifier:
         texts: token ids of the model, the shortest text first, each of at least one token and no more than the model
         has positions.
         """
-        states_SE = text_states(self.encoder, texts, self._pooling).to(self.encoder.dtype)
-        rows = states_SE.split(1) if self._row_by_row else (states_SE,)
-        logits_SC = torch.cat([self._head(row) for row in rows]).float()
-        return self._activate(logits_SC).contiguous()
+        states_SE = text_states(self.encoder, texts, self._pooling, padding_id=self._padding_id)
+        return self._activate(self._logits(states_SE)).contiguous()
+
+    def _logits(self, states_SE: torch.Tensor) -> torch.Tensor:
+        if self._alone is None:
+            return self._head(states_SE)
+        with self._alone.one_thread_each():
+            return torch.cat([self._head(row.clone()) for row in states_SE.split(1)])

@@ -34,11 +34,13 @@ def load_classifier(
     """Load the model of a directory; which state of a text its head reads is found out with two texts.
 
     `config`: of the same directory. Of `engine` the keys that say how weights are loaded and computed with. Raises
-    ModelError for weights that cannot be used or are missing, and for a model whose head reads something else;
+    ModelError for weights that cannot be used or are missing, for a model whose head reads something else, and where
+    nothing says how numbers become scores;
     UsageError for settings that this model or device cannot have.
     """
     if engine.quantization is not None:
         refuse_quantization_on(device, engine.quantization)
+    activation = config.activation_of(args)
     files = refuse_unfit(path, engine.load_format, dtype, device)
     with errors_named(f"{path}: {config.model.architecture} is not supported", device):
         model = load_transformer(
@@ -56,8 +58,9 @@ def load_classifier(
         head,
         pooling=pooling,
         num_labels=len(config.labels),
-        activation=args.activation or config.activation,
+        activation=activation,
         row_by_row=engine.deterministic,
+        padding_id=head.padding_id,
     )
 
 
@@ -73,8 +76,8 @@ def _pooling(padded: PaddedEncoder, head: TransformersHead, expected_2C: torch.T
     """The state of a text that gives the head's logits. Raises ModelError where none does."""
     off = {}
     for pooling in _POOLINGS:
-        states_2E = text_states(padded, two_texts(padded), pooling).to(padded.dtype)
-        off[pooling] = float((head(states_2E).float() - expected_2C).abs().max() / expected_2C.abs().max())
+        states_2E = text_states(padded, two_texts(padded), pooling, padding_id=head.padding_id)
+        off[pooling] = float((head(states_2E) - expected_2C).abs().max() / expected_2C.abs().max())
     best = min(_POOLINGS, key=off.__getitem__)
     if not off[best] < (_TOLERANCE if padded.dtype == torch.float32 else _HALF_TOLERANCE):
         raise ModelError(

@@ -20,13 +20,15 @@ class TransformersHead:
         name = model.base_model_prefix
         self._model, self._states = model, _GivenStates(getattr(model, name))
         setattr(model, name, self._states)
+        model.float()  # what is left of it: few weights, and scores are read to more digits than states
         config = model.config.get_text_config()
-        if config.pad_token_id is None:  # without one, heads over the last token take one text at a time
+        self.padding_id: int | None = config.pad_token_id  # a head over the last token leaves these out at a text's end
+        if self.padding_id is None:  # without one, such a head takes one text at a time
             config.pad_token_id = 0
         self._no_padding = 1 if config.pad_token_id == 0 else 0
 
     def __call__(self, states_SE: torch.Tensor) -> torch.Tensor:
-        """States [S, E] of texts, each as of a text of one token, to logits [S, C]."""
+        """States float32 [S, E] of texts, each as of a text of one token, to logits float32 [S, C]."""
         self._states.given = states_SE[:, None]
         ids = torch.full((len(states_SE), 1), self._no_padding, device=states_SE.device)
         logits: torch.Tensor = self._model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
@@ -40,8 +42,9 @@ class _GivenStates(nn.Module):
 
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
-        pooler = getattr(transformer, "pooler", None)
-        self.pooler = pooler if isinstance(pooler, nn.Module) else None
+        self.pooler = getattr(transformer, "pooler", None)
+        if self.pooler is not None:
+            transformer.pooler = None  # it belongs to the head
 
     def forward(self, *_: Any, **__: Any) -> _Outputs:
         return _Outputs(self.given, None if self.pooler is None else self.pooler(self.given))

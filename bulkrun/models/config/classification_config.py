@@ -15,16 +15,12 @@ from bulkrun.errors import ModelError
 from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.embedding_config import max_text_len
 from bulkrun.models.config.encoder_config import text_config
+from bulkrun.models.config.general_config import CLASSIFIERS
 from bulkrun.models.config.model_config import ModelConfig, with_dtype
-from bulkrun.settings import ScoreActivation
+from bulkrun.settings import ClassificationArgs, ScoreActivation
 
-_HEAD = "ForSequenceClassification"
-_OF_PROBLEM: Mapping[str, ScoreActivation] = {
-    "single_label_classification": "softmax",
-    "multi_label_classification": "sigmoid",
-    "regression": "none",
-}
-_OF_CLASS: Mapping[str, ScoreActivation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+_OF_CLASS: Mapping[str, ScoreActivation] = {"Identity": "none", "Sigmoid": "sigmoid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +30,19 @@ class ClassificationConfig:
     model: ModelConfig
     max_model_len: int  # tokens of a text unless the user asks for more, up to `model`'s positions
     labels: tuple[str, ...]  # in the order of the scores
-    activation: ScoreActivation
+    activation: ScoreActivation | None  # None: the files name one that is not known here
+
+    def activation_of(self, args: ClassificationArgs) -> ScoreActivation:
+        """The one that is asked for, else the model's. Raises ModelError where neither is known, or makes sense."""
+        activation = args.activation or self.activation
+        if activation is None:
+            raise ModelError(
+                "classification.activation: the one that the model's config.json names is not known here; set it to "
+                "sigmoid or none, as the model's card says"
+            )
+        if activation == "softmax" and len(self.labels) == 1:
+            raise ModelError("classification.activation: softmax over the model's one label is always 1; set sigmoid")
+        return activation
 
     def model_len(self, asked: int | None) -> int:
         """The longest text in tokens where `engine.max_model_len` is `asked`. Raises UsageError for too much."""
@@ -49,15 +57,15 @@ class ClassificationConfig:
 
 def is_classifier(architecture: str) -> bool:
     """Whether it has a head for labels of texts."""
-    return architecture.endswith(_HEAD)
+    return architecture.endswith(CLASSIFIERS)
 
 
 def _parsed(path: Path, raw: Mapping[str, Any]) -> ClassificationConfig:
     if not any(map(is_classifier, raw.get("architectures") or ())):
         given = ", ".join(map(str, raw.get("architectures") or ())) or "none"
         raise ModelError(
-            f"architectures: {given}, and none ends in {_HEAD}: this is no model that classifies texts; take another, "
-            "or write task: embed or generate"
+            f"architectures: {given}, and none ends in {CLASSIFIERS}: this is no model that classifies texts; take "
+            "another, or write task: embed or generate"
         )
     model, labels = text_config(raw), _labels(raw)
     return ClassificationConfig(
@@ -79,13 +87,17 @@ def _labels(raw: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(by_number[number] for number in range(len(by_number)))
 
 
-def _activation(raw: Mapping[str, Any], num_labels: int) -> ScoreActivation:
-    """A cross-encoder's own key first, then the kind of problem, then the number of labels."""
+def _activation(raw: Mapping[str, Any], num_labels: int) -> ScoreActivation | None:
+    """As transformers' pipelines have it; of one label as the model's cross-encoder key has it, if there is one."""
+    problem = raw.get("problem_type")
+    if problem is not None and problem not in _PROBLEMS:
+        raise ModelError(f"problem_type {problem!r} is not supported; these are: {', '.join(_PROBLEMS)}")
+    if problem == "regression":
+        return "none"
+    if problem == "multi_label_classification":
+        return "sigmoid"
+    if num_labels > 1:
+        return "softmax"
     own = (raw.get("sentence_transformers") or {}).get("activation_fn")
     own = own or raw.get("sbert_ce_default_activation_function")
-    if own is not None and (known := _OF_CLASS.get(str(own).rsplit(".")[-1])) is not None:
-        return known
-    problem = raw.get("problem_type")
-    if problem is not None and problem not in _OF_PROBLEM:
-        raise ModelError(f"problem_type {problem!r} is not supported; these are: {', '.join(_OF_PROBLEM)}")
-    return _OF_PROBLEM[problem] if problem is not None else "sigmoid" if num_labels == 1 else "softmax"
+    return "sigmoid" if own is None else _OF_CLASS.get(str(own).rsplit(".")[-1])

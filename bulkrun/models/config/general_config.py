@@ -98,6 +98,7 @@ _INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_si
 _STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
 _ALSO_FULL = "attention"  # what hybrids call it
+CLASSIFIERS = "ForSequenceClassification"  # how their classes end
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 
 
@@ -114,6 +115,8 @@ def refuse_impossible(raw: Mapping[str, Any]) -> None:
             f"config.json names no architectures, and model type {shown} alone does not tell; add the class that the "
             'weights are of, such as "architectures": ["StableLmForCausalLM"]'
         )
+    if any(name.endswith(CLASSIFIERS) for name in names):
+        raise ModelError(f"architecture {shown} makes labels of texts and writes none; write task: classify")
     if not any(name.endswith(_DECODERS) for name in names):
         raise ModelError(f"architecture {shown} is not supported; decoders that generate text are (`bulkrun models`)")
     if not any(name in TRIED for name in names):

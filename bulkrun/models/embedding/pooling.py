@@ -12,10 +12,17 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.settings import Pooling
 
 
-def text_states(encoder: TextEncoder, texts: Sequence[Sequence[int]], pooling: Pooling) -> torch.Tensor:
-    """One state of each text, of texts of ascending lengths: float32 [S, E]."""
+def text_states(
+    encoder: TextEncoder, texts: Sequence[Sequence[int]], pooling: Pooling, *, padding_id: int | None = None
+) -> torch.Tensor:
+    """One state of each text, of texts of ascending lengths: float32 [S, E].
+
+    padding_id: the last token is the last one but for these, where a text ends in some.
+    """
     packed = PackedTexts.of(texts, encoder.device)
     kept = kept_tokens(packed, pooling)
+    if pooling == "last" and padding_id is not None:
+        kept = last_but_padding(packed, padding_id)
     hidden = encoder(packed, kept)
     return mean_pooled(hidden, packed.lens_S) if kept is None else hidden.float()
 
@@ -25,6 +32,13 @@ def kept_tokens(texts: PackedTexts, pooling: Pooling) -> torch.Tensor | None:
     if pooling == "mean":
         return None
     return texts.ends_S - 1 if pooling == "last" else texts.ends_S - texts.lens_S
+
+
+def last_but_padding(texts: PackedTexts, padding_id: int) -> torch.Tensor:
+    """int64 [S]: each text's last token that is not of this id; of a text of nothing else, its first."""
+    tokens_T = torch.arange(texts.token_ids_T.numel(), device=texts.token_ids_T.device)
+    counted_T = torch.where(texts.token_ids_T == padding_id, 0, tokens_T)
+    return (texts.ends_S - texts.lens_S).scatter_reduce(0, texts.text_of_token(), counted_T, "amax")
 
 
 def mean_pooled(hidden_TE: torch.Tensor, lens_S: torch.Tensor) -> torch.Tensor:

@@ -130,3 +130,30 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
     (path / "model.safetensors").unlink()
     first, again = (load(path, load_format="dummy")(texts()) for _ in range(2))
     assert torch.equal(first, again) and first.isfinite().all()
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gpt2", "llama"])
+def test_padding_at_the_end_of_a_text_is_left_out_as_transformers_leaves_it(variant: str, tmp_path: Path) -> None:
+    """Where the padding is the end-of-text token, a tokenizer puts it there."""
+    path = save_tiny_classifier(tmp_path, variant, pad_token_id=3)
+    given = [[3], [3, 3], [7, 8, 3], [9, 3, 11, 3, 3], [5, 6, 7, 8, 9, 10]]
+    expected = class_logits(path, given).softmax(-1)
+    torch.testing.assert_close(load(path)(given), expected, rtol=0, atol=1e-5)
+
+
+def test_logits_are_float32_whatever_the_states_are(tmp_path: Path) -> None:
+    logits = load(save_tiny_classifier(tmp_path, "bert"), "none", torch.bfloat16)(texts())
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_deterministic_scores_have_the_same_bits_on_any_number_of_threads(threads: int, tmp_path: Path) -> None:
+    if not can_stack_encoder(torch.float32, 64, 128, 16):
+        pytest.skip("encoders are not compiled here")
+    classifier = load(save_tiny_classifier(tmp_path, "bert_in_panels"), deterministic=True)
+    expected, before = classifier(texts()), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(classifier(texts()), expected)
+    finally:
+        torch.set_num_threads(before)

@@ -10,6 +10,8 @@ import pytest
 
 from bulkrun.errors import ModelError, UsageError
 from bulkrun.models.config.classification_config import ClassificationConfig
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.settings import ClassificationArgs
 
 BERT: dict[str, Any] = {
     "architectures": ["BertForSequenceClassification"], "model_type": "bert", "vocab_size": 100, "hidden_size": 24,
@@ -45,12 +47,24 @@ def test_without_names_there_are_two_labels(tmp_path: Path) -> None:
         ({"problem_type": "single_label_classification"}, "softmax"),
         (ONE | {"sbert_ce_default_activation_function": IDENTITY}, "none"),
         (ONE | {"sentence_transformers": {"activation_fn": IDENTITY, "version": "5.0"}}, "none"),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+        (ONE | {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+        (ONE | {"problem_type": "single_label_classification"}, "sigmoid"),  # softmax over one label is always 1
+        (ONE | {"problem_type": "multi_label_classification"}, "sigmoid"),
+        ({"sentence_transformers": {"activation_fn": IDENTITY}}, "softmax"),
         ({"sentence_transformers": {"version": "5.0"}}, "softmax"),
     ],
 )
 def test_scores_are_what_the_files_say(keys: dict[str, Any], activation: str, tmp_path: Path) -> None:
-    assert read(tmp_path, **keys).activation == activation
+    assert read(tmp_path, **keys).activation_of(ClassificationArgs()) == activation
+
+
+def test_an_activation_that_is_not_known_is_for_the_job_to_set(tmp_path: Path) -> None:
+    config = read(tmp_path, **ONE, sbert_ce_default_activation_function="torch.nn.modules.activation.Tanh")
+    with pytest.raises(ModelError, match=r"classification\.activation: .* is not known here; set it to"):
+        config.activation_of(ClassificationArgs())
+    assert config.activation_of(ClassificationArgs(activation="none")) == "none"
+    with pytest.raises(ModelError, match="softmax over the model's one label is always 1"):
+        config.activation_of(ClassificationArgs(activation="softmax"))
 
 
 @pytest.mark.parametrize(
@@ -74,3 +88,11 @@ def test_a_text_may_be_as_long_as_the_tokenizer_says(tmp_path: Path) -> None:
     assert (config.model_len(None), config.model_len(300)) == (256, 300)
     with pytest.raises(UsageError, match=r"engine\.max_model_len: 513 is above the model's 512 positions"):
         config.model_len(513)
+
+
+def test_a_classifier_writes_no_text_and_the_error_says_what_it_does(tmp_path: Path) -> None:
+    read(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"BertForSequenceClassification makes labels of texts .* write task: classify"
+    ):
+        ModelConfig.from_dir(tmp_path)
