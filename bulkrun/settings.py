@@ -16,6 +16,7 @@ KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["fp8", "int8"]
 Batching = Literal["continuous", "static", "dynamic"]
+Task = Literal["generate", "embed", "classify"]
 Pooling = Literal["cls", "mean", "last"]
 ScoreActivation = Literal["softmax", "sigmoid", "none"]
 

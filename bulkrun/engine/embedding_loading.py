@@ -46,39 +46,36 @@ class ReadyEmbedder(NamedTuple):
     sizes: EmbeddingSizes
 
 
-def ready_classifier(path: Path, classification: ClassificationArgs, args: EngineArgs) -> ReadyEmbedder:
-    """Load the model and work out the sizes.
-
-    dtype auto: the model's own, float32 on a CPU without bf16 units. Raises ModelError for a model that cannot be used,
-    UsageError for settings that cannot work or mean nothing here.
-    """
-    _refuse_meaningless(args)
-    device = resolve_device(args.device)
-    config = ClassificationConfig.from_dir(path)
-    sizes = _sizes(config, device, args)
-    dtype = default_dtype(config.model, device) if args.dtype == "auto" else getattr(torch, args.dtype)
-    from bulkrun.models.classification.classifier_loader import load_classifier  # transformers takes seconds to import
-
-    return ReadyEmbedder(load_classifier(path, config, classification, args, dtype=dtype, device=device), sizes)
-
-
 def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> ReadyEmbedder:
     """Load the model and work out the sizes.
 
     dtype auto: the model's own, float32 on a CPU without bf16 units. Raises ModelError for a model that cannot be used
     and where nothing says how to pool, UsageError for settings that cannot work or mean nothing here.
     """
+    config = EmbeddingConfig.from_dir(path)
+    sizes, dtype = _sizes(config, args), _dtype(config, args)
+    if sizes.device.type == "cuda" and isinstance(config.model, DecoderConfig) and config.model.is_causal:
+        refuse_gpu_without_kernels()
+    return ReadyEmbedder(load_embedder(path, config, embedding, args, dtype=dtype, device=sizes.device), sizes)
+
+
+def ready_classifier(path: Path, classification: ClassificationArgs, args: EngineArgs) -> ReadyEmbedder:
+    """The same for a model that classifies; ModelError where nothing says how numbers become scores."""
+    config = ClassificationConfig.from_dir(path)
+    sizes, dtype = _sizes(config, args), _dtype(config, args)
+    from bulkrun.models.classification.classifier_loader import load_classifier  # transformers takes seconds to import
+
+    return ReadyEmbedder(load_classifier(path, config, classification, args, dtype=dtype, device=sizes.device), sizes)
+
+
+def _dtype(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> torch.dtype:
+    device = resolve_device(args.device)
+    return default_dtype(config.model, device) if args.dtype == "auto" else getattr(torch, args.dtype)
+
+
+def _sizes(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> EmbeddingSizes:
     _refuse_meaningless(args)
     device = resolve_device(args.device)
-    config = EmbeddingConfig.from_dir(path)
-    if device.type == "cuda" and isinstance(config.model, DecoderConfig) and config.model.is_causal:
-        refuse_gpu_without_kernels()
-    sizes = _sizes(config, device, args)
-    dtype = default_dtype(config.model, device) if args.dtype == "auto" else getattr(torch, args.dtype)
-    return ReadyEmbedder(load_embedder(path, config, embedding, args, dtype=dtype, device=device), sizes)
-
-
-def _sizes(config: EmbeddingConfig | ClassificationConfig, device: torch.device, args: EngineArgs) -> EmbeddingSizes:
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:

@@ -46,7 +46,7 @@ def supported_models() -> dict[str, Any]:
 
 def describe_model(name: str) -> dict[str, Any]:
     """What a model is. Raises ModelError when it cannot be found, or can neither generate, embed nor classify."""
-    path = resolve_model(name, bundled_root=BUNDLED_ROOT, embeds=True)
+    path = resolve_model(name, bundled_root=BUNDLED_ROOT, task="embed")
     classification = _classification(path)
     config, embedding = _configs(path) if classification is None else (classification.model, None)
     stored = config.stored_quantization if isinstance(config, DecoderConfig) else None

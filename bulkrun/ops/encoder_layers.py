@@ -5,12 +5,15 @@ Vaswani et al. 2017, Devlin et al. 2019; biases by distance as in MPNet (Song et
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
+
+M = TypeVar("M")
+N = TypeVar("N")
 
 
 class Norm(NamedTuple):
@@ -28,15 +31,21 @@ class PlainMatrix(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderLayer:
-    """One layer; queries, keys and values are one matrix [3 H D, E]."""
+class EncoderLayer(Generic[M]):
+    """One layer, of plain matrices or of others; queries, keys and values are one of [3 H D, E]."""
 
-    qkv: PlainMatrix
-    o: PlainMatrix
+    qkv: M
+    o: M
+    up: M
+    down: M
     attention_norm: Norm
-    up: PlainMatrix
-    down: PlainMatrix
     mlp_norm: Norm
+
+    def map(self, change: Callable[[M], N]) -> EncoderLayer[N]:
+        """The same with other matrices."""
+        return EncoderLayer(
+            *map(change, (self.qkv, self.o, self.up, self.down)), self.attention_norm, self.mlp_norm
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class EncoderSizes:
 
 
 def encode(
-    x_TE: torch.Tensor, lens: Sequence[int], layers: Iterable[EncoderLayer], sizes: EncoderSizes
+    x_TE: torch.Tensor, lens: Sequence[int], layers: Iterable[EncoderLayer[PlainMatrix]], sizes: EncoderSizes
 ) -> torch.Tensor:
     """Hidden states [T, E] of texts of so many tokens each, one behind the other, from their embeddings x_TE."""
     for layer in layers:

@@ -2,8 +2,7 @@
 
 The larger sections have modules of their own: `sampling`, `embedding`, `classification`, `engine`, and `cluster` for
 Slurm and Ray; `task` knows which go together. The models are frozen and strict (`"5"` is not 5); an unknown key is an
-error. `bulkrun.job.jobfile.load` turns YAML into a `JobSpec` and problems into `file:line:col` messages; `bulkrun
-schema` prints the JSON schema made from this.
+error. `load` turns YAML into a `JobSpec` and problems into `file:line:col`; `bulkrun schema` prints its JSON schema.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from bulkrun.job.jobfile.embedding import EmbeddingSpec
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
-from bulkrun.job.jobfile.task import NOTHING_SAMPLED, Task, problem_of_task
+from bulkrun.job.jobfile.task import NOTHING_SAMPLED, problem_of_task
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
+from bulkrun.settings import Task
 
 
 class ChatMessage(Section):

@@ -6,13 +6,10 @@ A job of any task leaves alone what is for another one: a key that would do noth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
-from bulkrun.settings import NOT_FOR_EMBEDDING
-
-Task = Literal["generate", "embed", "classify"]
+from bulkrun.settings import NOT_FOR_EMBEDDING, Task
 
 # How rows run of which nothing is generated: without noise, so that equal texts are one.
 NOTHING_SAMPLED = SamplingSpec(temperature=0, max_tokens=1)

@@ -10,8 +10,8 @@ import pyarrow as pa
 from bulkrun.data.results.json_schema import arrow_type
 from bulkrun.data.results.schema import RESULT_FIELDS, VECTOR_FIELDS, score_fields
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.jobfile.task import Task
 from bulkrun.job.plan.row_key import ROW_KEY
+from bulkrun.settings import Task
 
 INPUT_COLUMNS = "input_columns"  # in the end marker of a plan: those that pass through
 _TOP = pa.struct([("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())])

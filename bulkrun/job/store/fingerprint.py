@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from bulkrun.job.jobfile.task import Task
+from bulkrun.settings import Task
 
 Facts = Mapping[str, Any]
 

@@ -24,7 +24,6 @@ from bulkrun.data.storage.durable import (
 )
 from bulkrun.data.storage.remote import insist, is_remote
 from bulkrun.errors import BulkrunError, ResumeError, RunError, UsageError
-from bulkrun.job.jobfile.task import Task
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.bucket_owner import own_prefix, refuse_fresh, refuse_used_prefix
 from bulkrun.job.store.difference_lines import difference_lines
@@ -34,6 +33,7 @@ from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir, make_state_dirs
 from bulkrun.job.store.workers import LifeWatch, read_workers
+from bulkrun.settings import Task
 
 FORMAT = 2
 

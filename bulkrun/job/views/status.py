@@ -15,7 +15,6 @@ from typing import Any, Literal
 from bulkrun.data.results.parts import PartInfo, read_part_info
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.jobfile.task import Task
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
@@ -30,6 +29,7 @@ from bulkrun.job.work.delivery import lacks_results
 from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.progress import ProgressSnapshot
 from bulkrun.job.work.team import snapshot_of, sum_snapshots
+from bulkrun.settings import Task
 
 State = Literal[
     "queued",

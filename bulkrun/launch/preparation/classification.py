@@ -16,7 +16,7 @@ from bulkrun.models.config.model_dir import resolve_model
 
 def find_classifier(name: str, bundled_root: Path) -> tuple[Path, ClassificationConfig]:
     """The directory of a model that classifies, and what its files say. Raises ModelError."""
-    model_dir = resolve_model(name, bundled_root=bundled_root, embeds=True)
+    model_dir = resolve_model(name, bundled_root=bundled_root, task="classify")
     return model_dir, ClassificationConfig.from_dir(model_dir)
 
 

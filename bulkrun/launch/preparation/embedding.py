@@ -17,7 +17,7 @@ from bulkrun.models.config.model_dir import resolve_model
 
 def find_embedding_model(name: str, bundled_root: Path) -> tuple[Path, EmbeddingConfig]:
     """The directory of a model that embeds, and what its files say. Raises ModelError."""
-    model_dir = resolve_model(name, bundled_root=bundled_root, embeds=True)
+    model_dir = resolve_model(name, bundled_root=bundled_root, task="embed")
     return model_dir, EmbeddingConfig.from_dir(model_dir)
 
 

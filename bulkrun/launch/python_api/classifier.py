@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Unpack, overload
 
-import numpy as np
-
+from bulkrun.data.results.schema import SCORES
 from bulkrun.job.prompts.fit import OnTooLong
-from bulkrun.job.work.vectors import vector_or_error
+from bulkrun.job.work.vectors import scored, vector_of, vector_or_error
 from bulkrun.launch.preparation.classification import find_classifier, with_classification
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.python_api.calls import EngineSettings
@@ -98,8 +97,7 @@ class _ScoreOutputs:
         tokens = one.done.num_prompt_tokens or len(one.request.prompt_token_ids)
         if isinstance(made, RowError):
             return ClassificationOutput(one.index, one.asked.text, None, None, None, made, tokens)
-        numbers = np.frombuffer(made, "<f4").tolist()
-        scores = dict(zip(self._labels, numbers, strict=True))
-        best = max(scores, key=scores.__getitem__)
-        label = best if len(scores) > 1 else None
-        return ClassificationOutput(one.index, one.asked.text, label, scores[best], scores, num_prompt_tokens=tokens)
+        found = scored(made, self._labels)
+        scores = dict(zip(self._labels, vector_of(found[SCORES]).tolist(), strict=True))
+        label, score = found["label"], found["score"]
+        return ClassificationOutput(one.index, one.asked.text, label, score, scores, num_prompt_tokens=tokens)

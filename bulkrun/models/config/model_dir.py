@@ -9,23 +9,34 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.config.embedding_config import LENGTH_FILES, PROMPTS_FILE, EmbeddingConfig
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.sentence_modules import MODULES, module_folders
 from bulkrun.models.files.safetensors_header import read_header
 from bulkrun.models.files.weight_files import ADAPTER
+from bulkrun.settings import Task
 
 BUNDLED_PREFIX = "bundled:"
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 _NOT_FROM_HUB = ["consolidated*", "*/*"]  # the same weights under other names; adapters, exports to other formats
 # of models that embed; the folders of their modules begin with a digit (1_Pooling), those of exports do not
-_EMBEDDING_CONFIGS = [MODULES, PROMPTS_FILE, LENGTH_FILES, "tokenizer_config.json", "*/config.json"]
+_MORE_CONFIGS: Mapping[Task, Sequence[str]] = {
+    "generate": (),
+    "embed": (MODULES, PROMPTS_FILE, LENGTH_FILES, "tokenizer_config.json", "*/config.json"),
+    "classify": (LENGTH_FILES, "tokenizer_config.json"),
+}
+_CHECKS: Mapping[Task, Callable[[str], object]] = {
+    "generate": ModelConfig.from_dir,
+    "embed": EmbeddingConfig.from_dir,
+    "classify": ClassificationConfig.from_dir,
+}
 _NOT_FROM_EMBEDDING_HUB = ["consolidated*", "[!0-9]*/*", "*/*/*"]
 _FINGERPRINT_FILES = (
     "config.json",
@@ -64,12 +75,11 @@ _NOT_APPLIED: Mapping[str, Any] = {
 _BLOCKS, _BLOCK_BYTES = 16, 4096  # of each weights file, for its fingerprint
 
 
-def resolve_model(name: str, *, bundled_root: Path, embeds: bool = False) -> Path:
+def resolve_model(name: str, *, bundled_root: Path, task: Task = "generate") -> Path:
     """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id.
 
-    A model from the hub is one that generates, or one that `embeds`: which files are wanted, and what must be in
-    config.json before gigabytes are fetched, is not the same. Raises ModelError that says what was tried and what to
-    do.
+    `task` is what a model from the hub is for: which files are wanted, and what must be in config.json before gigabytes
+    are fetched, is not the same. Raises ModelError that says what was tried and what to do.
     """
     if name.startswith(BUNDLED_PREFIX):
         return _bundled(name, bundled_root)
@@ -82,7 +92,7 @@ def resolve_model(name: str, *, bundled_root: Path, embeds: bool = False) -> Pat
         raise ModelError(f"model: {name!r} is a file; give the directory that holds config.json and the safetensors")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"model: no such directory: {name!r}; check the path (relative ones start here: {Path.cwd()})")
-    return _from_hub(name, embeds=embeds)
+    return _from_hub(name, task)
 
 
 def model_fingerprint(path: Path | str) -> str:
@@ -195,12 +205,12 @@ def _bundled(name: str, bundled_root: Path) -> Path:
     raise ModelError(f"model: {name!r} is not bundled; these are: {known}")
 
 
-def _from_hub(name: str, *, embeds: bool) -> Path:
+def _from_hub(name: str, task: Task) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     tried = f"no directory {name!r} here ({Path.cwd()}), and"
     try:
-        return _downloaded(name, embeds=embeds)
+        return _downloaded(name, task)
     except HFValidationError:
         raise ModelError(f"model: {tried} it is not a hub id (owner/name) either; check the name") from None
     except LocalEntryNotFoundError:
@@ -216,14 +226,13 @@ def _from_hub(name: str, *, embeds: bool) -> Path:
         ) from None
 
 
-def _downloaded(name: str, *, embeds: bool) -> Path:
+def _downloaded(name: str, task: Task) -> Path:
     """The directory of a whole model; what it is gets looked at before gigabytes of what cannot be run."""
     from huggingface_hub import snapshot_download
 
-    check: Callable[[str], object] = EmbeddingConfig.from_dir if embeds else ModelConfig.from_dir
-    ignored = _NOT_FROM_EMBEDDING_HUB if embeds else _NOT_FROM_HUB
-    configs = ["config.json", ADAPTER, *(_EMBEDDING_CONFIGS if embeds else [])]
-    check(snapshot_download(name, allow_patterns=configs, ignore_patterns=ignored))
+    ignored = _NOT_FROM_EMBEDDING_HUB if task == "embed" else _NOT_FROM_HUB
+    configs = ["config.json", ADAPTER, *_MORE_CONFIGS[task]]
+    _CHECKS[task](snapshot_download(name, allow_patterns=configs, ignore_patterns=ignored))
     return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=ignored))
 
 

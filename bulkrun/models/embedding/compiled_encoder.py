@@ -19,9 +19,9 @@ from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.step_cache import StepCache
 from bulkrun.models.embedding.two_texts import distance, hidden_states, tolerance, two_texts
 from bulkrun.models.general.in_float32 import in_float32
-from bulkrun.ops.cpu.encoder_stack import EncoderStack, LayerWeights, can_stack_encoder
+from bulkrun.ops.cpu.encoder_stack import EncoderStack, can_stack_encoder
 from bulkrun.ops.cpu.int8_linear import can_pack_int8
-from bulkrun.ops.encoder_layers import EncoderLayer, encode
+from bulkrun.ops.encoder_layers import EncoderLayer, Norm, PlainMatrix, encode
 from bulkrun.settings import DEFAULT_BLOCK_SIZE, Quantization
 
 
@@ -58,7 +58,7 @@ def compile_encoder(encoder: PaddedEncoder, quantization: Quantization | None) -
     embeddings, layers = encoder.model.get_submodule("embeddings"), []
     encoder.model = None  # type: ignore[assignment]  # so that each layer's plain weights go once it is in panels
     while found.layers:
-        layers.append(_in_panels(found.layers.pop(0), quantization))
+        layers.append(found.layers.pop(0).map(lambda matrix: own_matrix(*matrix, quantization)))
     return CompiledEncoder(encoder, embeddings, EncoderStack(layers, found.sizes, encoder.dtype))
 
 
@@ -94,17 +94,7 @@ def _is_same(found: EncoderModules, encoder: PaddedEncoder) -> bool:
     return False
 
 
-def _in_float32(layer: EncoderLayer) -> EncoderLayer:
-    fields = (getattr(layer, field.name) for field in dataclasses.fields(layer))
-    return EncoderLayer(*(type(pair)(*(part.float() for part in pair)) for pair in fields))
-
-
-def _in_panels(layer: EncoderLayer, quantization: Quantization | None) -> LayerWeights:
-    return LayerWeights(
-        qkv=own_matrix(*layer.qkv, quantization),
-        o=own_matrix(*layer.o, quantization),
-        attention_norm=layer.attention_norm,
-        up=own_matrix(*layer.up, quantization),
-        down=own_matrix(*layer.down, quantization),
-        mlp_norm=layer.mlp_norm,
-    )
+def _in_float32(layer: EncoderLayer[PlainMatrix]) -> EncoderLayer[PlainMatrix]:
+    wide = layer.map(lambda matrix: PlainMatrix(*(part.float() for part in matrix)))
+    norms = {name: Norm(*(part.float() for part in getattr(layer, name))) for name in ("attention_norm", "mlp_norm")}
+    return dataclasses.replace(wide, **norms)

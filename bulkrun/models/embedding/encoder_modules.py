@@ -68,7 +68,7 @@ _DISTILBERT = _Names(
 class EncoderModules:
     """The layers, and the parts of each that hold its weights."""
 
-    layers: list[EncoderLayer]
+    layers: list[EncoderLayer[PlainMatrix]]
     sizes: EncoderSizes
 
 
@@ -94,7 +94,7 @@ def find_layers(model: nn.Module, config: ModelConfig) -> EncoderModules | None:
     return None
 
 
-def _weights(layer: nn.Module, names: _Names) -> EncoderLayer:
+def _weights(layer: nn.Module, names: _Names) -> EncoderLayer[PlainMatrix]:
     """Raises AttributeError where a part, or its bias, is not there."""
     return EncoderLayer(
         qkv=_joined([layer.get_submodule(name) for name in names.qkv]),

@@ -50,3 +50,10 @@ inline std::vector<Item> items_of(const Step& step, const int64_t* tokens, long 
 template <class T>
 void attend_item(const Step& step, const std::vector<Item>& items, size_t index,
                  const Rows<typename WordOf<T>::type>& rows);
+
+// All of them, by the threads of a parallel region.
+template <class T>
+inline void attend_items(const Step& step, const std::vector<Item>& items, const Rows<typename WordOf<T>::type>& rows) {
+#pragma omp for schedule(dynamic, 1)
+    for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
+}

@@ -1,13 +1,9 @@
-// Every layer of an encoder over a step's texts, in one call and one parallel region. Contract: encoder_stack.py.
+// Every layer of an encoder over a step's texts, in one call (layer_loop.h). Contract: encoder_stack.py.
 //
-// Each token sees its whole text. Threads share the work as in layer_stack.cpp: of few tokens each product's columns, of
-// many the tokens, and all meet for attention. Norms come after what is added, so what goes into a product is the
-// residual stream itself. Values are rounded where the reference rounds them.
+// Each token sees its whole text. Norms come after what is added, so what goes into a product is the residual stream
+// itself. Values are rounded where the reference rounds them.
 
-#include <cstdlib>
-
-#include "attention_items.h"
-#include "block_products.h"
+#include "layer_loop.h"
 #include "norm_rotary_store.h"
 #include "row_ops.h"
 #include "struct_layout.h"
@@ -53,25 +49,31 @@ struct Encoder : BlockProducts<T> {
           items(items_of(step)),
           last_items(s.kept ? items_of(step, s.kept, s.num_kept) : items) {}
 
-    void run() const {
-#pragma omp parallel num_threads(s.num_threads)
-        {
-            char* memory = (char*)aligned_alloc(64, round_up(Rows<W>::bytes(s.head_dim), 64));
-            const Rows<W> rows(memory, s.head_dim);
-            const TileSetup tiles;
-            const std::vector<Block> blocks = blocks_of(s.num_tokens);
-            for (long i = 0; i < s.num_layers; i++) {
-                for (const Block& block : blocks) {
-                    if (i > 0) finish(s.layers[i - 1], block);
-                    begin(s.layers[i], block);
-                }
-#pragma omp barrier
-                attend(i + 1 < s.num_layers ? items : last_items, rows);
-            }
-            if (s.kept) move_kept();
-            for (const Block& block : blocks_of(s.num_kept)) finish(s.layers[s.num_layers - 1], block);
-            free(memory);
-        }
+    void run() const { run_layers<W>(*this); }
+
+    void up_to_attention(long i, const Block& block) const {
+        if (i > 0) after_attention(i - 1, block);
+        begin(s.layers[i], block);
+    }
+
+    void attend(long i, const Rows<W>& rows) const {
+        attend_items<T>(step, i + 1 < s.num_layers ? items : last_items, rows);
+    }
+
+    void move_kept() const {
+        this->move_to_front(s.attended, width, s.kept, s.num_kept);
+        this->move_to_front(s.x, size, s.kept, s.num_kept);
+    }
+
+    void after_attention(long i, const Block& block) const {
+        const EncoderLayer& layer = s.layers[i];
+        T *out = this->scratch(s.out, size, block), *up = this->scratch(s.up, s.intermediate_size, block);
+        this->multiply((const T*)s.attended + block.first * width, width, layer.o, out, size, block, AsItIs());
+        add_norm(out, layer.attention_norm, layer.attention_norm_bias, block);
+        if (s.is_gelu_tanh) run_up<GeluTanh<T>>(layer, up, block);
+        else run_up<Gelu<T>>(layer, up, block);
+        this->multiply(up, s.intermediate_size, layer.down, out, size, block, AsItIs());
+        add_norm(out, layer.mlp_norm, layer.mlp_norm_bias, block);
     }
 
   private:
@@ -85,30 +87,6 @@ struct Encoder : BlockProducts<T> {
                                        0, s.eps, 0, s.num_threads};
         for (long row = block.share.begin(block.rows); row < block.share.end(block.rows); row++)
             store_token<T, T>(projection, block.first + row);
-    }
-
-    void attend(const std::vector<Item>& items, const Rows<W>& rows) const {
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
-    }
-
-    void move_kept() const {
-#pragma omp single
-        {
-            this->move_to_front(s.attended, width, s.kept, s.num_kept);
-            this->move_to_front(s.x, size, s.kept, s.num_kept);
-        }
-    }
-
-    // From attention on.
-    void finish(const EncoderLayer& layer, const Block& block) const {
-        T *out = this->scratch(s.out, size, block), *up = this->scratch(s.up, s.intermediate_size, block);
-        this->multiply((const T*)s.attended + block.first * width, width, layer.o, out, size, block, AsItIs());
-        add_norm(out, layer.attention_norm, layer.attention_norm_bias, block);
-        if (s.is_gelu_tanh) run_up<GeluTanh<T>>(layer, up, block);
-        else run_up<Gelu<T>>(layer, up, block);
-        this->multiply(up, s.intermediate_size, layer.down, out, size, block, AsItIs());
-        add_norm(out, layer.mlp_norm, layer.mlp_norm_bias, block);
     }
 
     void add_norm(const T* out, const void* weight, const void* bias, const Block& block) const {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,22 +20,10 @@ from bulkrun.ops.cpu.int8_linear import ROW_MULTIPLE
 from bulkrun.ops.cpu.library import c_number, library
 from bulkrun.ops.cpu.panel_linear import PANEL
 from bulkrun.ops.cpu.stack_memory import Matrix, StackMemory, set_kept, set_step
-from bulkrun.ops.encoder_layers import EncoderSizes, Norm
+from bulkrun.ops.encoder_layers import EncoderLayer, EncoderSizes
 
 _LANES = 16  # of vector.h
 _ROWS = 16  # of a tile
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer, its matrices in panels, of 8 bits too; queries, keys and values are one."""
-
-    qkv: Matrix
-    o: Matrix
-    attention_norm: Norm
-    up: Matrix
-    down: Matrix
-    mlp_norm: Norm
 
 
 class _EncoderLayer(ctypes.Structure):
@@ -73,10 +60,10 @@ def can_stack_encoder(dtype: torch.dtype, hidden_size: int, intermediate_size: i
 
 
 class EncoderStack:
-    """The layers, their weights in panels; not for two calls at a time."""
+    """The layers, their matrices in panels, of 8 bits too; not for two calls at a time."""
 
-    def __init__(self, layers: Sequence[LayerWeights], sizes: EncoderSizes, dtype: torch.dtype) -> None:
-        width, inner = sizes.num_heads * sizes.head_dim, _columns(layers[0].up)
+    def __init__(self, layers: Sequence[EncoderLayer[Matrix]], sizes: EncoderSizes, dtype: torch.dtype) -> None:
+        width, inner = sizes.num_heads * sizes.head_dim, panel_matrix.num_columns(layers[0].up.weight)
         self._memory = memory = StackMemory(dtype, _row_sizes(width, inner, dtype), _TOKEN_SCRATCH)
         self._layers = (_EncoderLayer * len(layers))(*[self._layer(layer) for layer in layers])
         self._width, bias = width, sizes.distance_bias
@@ -120,7 +107,7 @@ class EncoderStack:
         self._run(ctypes.byref(stack))
         return x_TE if kept is None else x_TE[: len(kept)]
 
-    def _layer(self, layer: LayerWeights) -> _EncoderLayer:
+    def _layer(self, layer: EncoderLayer[Matrix]) -> _EncoderLayer:
         keep, matrix = self._memory.keep, self._memory.matrix
         attention, mlp = layer.attention_norm, layer.mlp_norm
         return _EncoderLayer(
@@ -128,10 +115,6 @@ class EncoderStack:
             attention_norm=keep(attention.weight), attention_norm_bias=keep(attention.bias),
             mlp_norm=keep(mlp.weight), mlp_norm_bias=keep(mlp.bias),
         )  # fmt: skip
-
-
-def _columns(matrix: Matrix) -> int:
-    return panel_matrix.num_columns(matrix.weight)
 
 
 def _row_sizes(width: int, inner: int, dtype: torch.dtype) -> dict[str, int]:

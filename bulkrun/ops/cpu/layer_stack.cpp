@@ -1,14 +1,8 @@
-// Every layer of a decoder over a step, in one call and one parallel region. Contract: layer_stack.py.
-//
-// Of few tokens threads share each product's columns and go through a layer together. Of many each thread takes some
-// through the layer, block by block, and all meet for attention alone. Of the last layer most tokens need no more than
-// keys and values: only those that are kept go on. Values are rounded where the ops of the same names round them.
+// Every layer of a decoder over a step, in one call (layer_loop.h). Contract: layer_stack.py. Values are rounded where the
+// ops of the same names round them.
 
-#include <cstdlib>
-
-#include "attention_items.h"
-#include "block_products.h"
 #include "gated.h"
+#include "layer_loop.h"
 #include "norm_rotary_store.h"
 #include "struct_layout.h"
 
@@ -69,27 +63,37 @@ struct LayerStack : BlockProducts<T> {
           items(items_of(step_of(s.layers[0]))),
           last_items(s.kept ? items_of(step_of(s.layers[0]), s.kept, s.num_kept) : items) {}
 
-    void run() const {
-#pragma omp parallel num_threads(s.num_threads)
-        {
-            char* memory = (char*)aligned_alloc(64, round_up(Rows<W>::bytes(s.head_dim), 64));
-            const Rows<W> rows(memory, s.head_dim);
-            const TileSetup tiles;
-            const std::vector<Block> blocks = blocks_of(s.num_tokens);
-            for (long i = 0; i < s.num_layers; i++) {
-                for (const Block& block : blocks) {
-                    if (i == 0) first_norm(block);
-                    else finish(i - 1, block);
-                    begin(s.layers[i], block);
-                }
-#pragma omp barrier
-                copy_kv(s.layers[i]);
-                attend(s.layers[i], i + 1 < s.num_layers ? items : last_items, rows);
-            }
-            if (s.kept) move_kept();
-            for (const Block& block : blocks_of(s.num_kept)) finish(s.num_layers - 1, block);
-            free(memory);
-        }
+    void run() const { run_layers<W>(*this); }
+
+    void up_to_attention(long i, const Block& block) const {
+        if (i == 0) first_norm(block);
+        else after_attention(i - 1, block);
+        begin(s.layers[i], block);
+    }
+
+    void attend(long i, const Rows<W>& rows) const {
+        copy_kv(s.layers[i]);
+        attend_items<T>(step_of(s.layers[i]), i + 1 < s.num_layers ? items : last_items, rows);
+    }
+
+    void move_kept() const {
+        this->move_to_front(s.attended, attended_stride, s.kept, s.num_kept);
+        this->move_to_front(s.residual, size, s.kept, s.num_kept);
+    }
+
+    // From attention on, up to the norm before the next layer.
+    void after_attention(long i, const Block& block) const {
+        const Layer& layer = s.layers[i];
+        const bool is_last = i + 1 == s.num_layers;
+        T *x = this->scratch(s.x, x_stride, block), *out = this->scratch(s.out, size, block);
+        this->multiply((const T*)s.attended + block.first * attended_stride, attended_stride, layer.o, out, size,
+                       block, to_residual);
+        add_norm(out, layer.attention_out_norm, layer.mlp_norm, x, x_stride, block);
+        if (s.activation == SILU) run_mlp<Silu<T>>(layer, x, out, block);
+        else if (s.activation == GELU_TANH) run_mlp<GeluTanh<T>>(layer, x, out, block);
+        else run_mlp<Gelu<T>>(layer, x, out, block);
+        if (is_last) add_norm(out, layer.mlp_out_norm, s.last_norm, (T*)s.hidden + block.first * size, size, block);
+        else add_norm(out, layer.mlp_out_norm, s.layers[i + 1].input_norm, x, x_stride, block);
     }
 
   private:
@@ -162,35 +166,6 @@ struct LayerStack : BlockProducts<T> {
         for (long i = 0; i < s.num_copies; i++)
             for (void* cache : {layer.k_cache, layer.v_cache})
                 memcpy((char*)cache + s.kv_copies[s.num_copies + i] * row, (char*)cache + s.kv_copies[i] * row, row);
-    }
-
-    void attend(const Layer& layer, const std::vector<Item>& items, const Rows<W>& rows) const {
-        const Step step = step_of(layer);
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
-    }
-
-    void move_kept() const {
-#pragma omp single
-        {
-            this->move_to_front(s.attended, attended_stride, s.kept, s.num_kept);
-            this->move_to_front(s.residual, size, s.kept, s.num_kept);
-        }
-    }
-
-    // From attention on, up to the norm before the next layer.
-    void finish(long i, const Block& block) const {
-        const Layer& layer = s.layers[i];
-        const bool is_last = i + 1 == s.num_layers;
-        T *x = this->scratch(s.x, x_stride, block), *out = this->scratch(s.out, size, block);
-        this->multiply((const T*)s.attended + block.first * attended_stride, attended_stride, layer.o, out, size,
-                       block, to_residual);
-        add_norm(out, layer.attention_out_norm, layer.mlp_norm, x, x_stride, block);
-        if (s.activation == SILU) run_mlp<Silu<T>>(layer, x, out, block);
-        else if (s.activation == GELU_TANH) run_mlp<GeluTanh<T>>(layer, x, out, block);
-        else run_mlp<Gelu<T>>(layer, x, out, block);
-        if (is_last) add_norm(out, layer.mlp_out_norm, s.last_norm, (T*)s.hidden + block.first * size, size, block);
-        else add_norm(out, layer.mlp_out_norm, s.layers[i + 1].input_norm, x, x_stride, block);
     }
 
     // To the residual stream comes what a block has computed, with a norm of its own if there is one.

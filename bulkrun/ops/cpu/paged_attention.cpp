@@ -28,8 +28,7 @@ static void attend(const Step& step) {
         char* memory = (char*)aligned_alloc(64, round_up(Rows<W>::bytes(step.head_dim), 64));
         Rows<W> rows(memory, step.head_dim);
         const TileSetup tiles;
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < items.size(); i++) attend_item<T>(step, items, i, rows);
+        attend_items<T>(step, items, rows);
         free(memory);
     }
 }

@@ -22,7 +22,7 @@ from bulkrun.models.config.model_dir import (
     model_fingerprint,
     resolve_model,
 )
-from tests.models.tiny_encoders import save_tiny_encoder, write_modules
+from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_modules
 from tests.models.tiny_models import EOS_TOKEN_ID, save_tiny_model
 
 
@@ -103,11 +103,24 @@ def test_hub_models_that_embed_come_with_their_modules(hub: Path, monkeypatch: p
     for name in ("sentence_bert_config.json", "config_sentence_transformers.json", "tokenizer_config.json"):
         (hub / name).write_text("{}")
     before = {file.relative_to(hub).as_posix() for file in hub.rglob("*") if file.is_file()}
-    assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub, embeds=True) == hub
+    assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub, task="embed") == hub
     now = {file.relative_to(hub).as_posix() for file in hub.rglob("*") if file.is_file()}
     assert now - before == {"model.safetensors", "tokenizer.json"}
     with pytest.raises(ModelError, match="BertModel is not supported"):
         resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub)
+
+
+def test_hub_models_that_classify_have_a_head_or_are_not_downloaded(hub: Path) -> None:
+    save_tiny_model(hub, "qwen3")
+    (hub / "model.safetensors").unlink()
+    (hub / "generation_config.json").unlink()
+    with pytest.raises(ModelError, match="Qwen3ForCausalLM, and none ends in ForSequenceClassification"):
+        resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub, task="classify")
+    assert [file.name for file in hub.iterdir()] == ["config.json"]
+    save_tiny_classifier(hub, "bert")
+    (hub / "model.safetensors").unlink()
+    assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub, task="classify") == hub
+    assert (hub / "model.safetensors").exists()
 
 
 def test_offline_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

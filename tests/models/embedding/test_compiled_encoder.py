@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +114,11 @@ def test_plain_weights_are_let_go(tmp_path: Path) -> None:
     """Each layer's as soon as it is in panels: a second copy of a model would be memory for nothing."""
     config = EmbeddingConfig.from_dir(save_tiny_encoder(tmp_path, "bert_in_panels")).model
     model = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    padded = PaddedEncoder(model, config)
+    padded, layer = PaddedEncoder(model, config), weakref.ref(model.encoder.layer[0])
+    del model
     assert compile_encoder(padded, None) is not None
-    assert padded.model is None
+    gc.collect()
+    assert layer() is None
 
 
 @pytest.mark.parametrize(

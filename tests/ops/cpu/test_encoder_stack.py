@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bulkrun.ops.attention_metadata import AttentionMetadata
-from bulkrun.ops.cpu.encoder_stack import EncoderStack, LayerWeights, can_stack_encoder
+from bulkrun.ops.cpu.encoder_stack import EncoderStack, can_stack_encoder
 from bulkrun.ops.cpu.panel_linear import pack_panels
 from bulkrun.ops.cpu.stack_memory import Matrix
 from bulkrun.ops.encoder_layers import EncoderLayer, EncoderSizes, Norm, PlainMatrix, encode
@@ -24,7 +24,7 @@ LENS = [1, 1, 2, 15, 16, 17, 40, 129, 300]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.06}
 
 
-def layers(shape: tuple[int, int, int], dtype: torch.dtype, count: int = 2) -> list[EncoderLayer]:
+def layers(shape: tuple[int, int, int], dtype: torch.dtype, count: int = 2) -> list[EncoderLayer[PlainMatrix]]:
     heads, dim, inner = shape
     width, generator = heads * dim, torch.Generator().manual_seed(3)
 
@@ -38,7 +38,7 @@ def layers(shape: tuple[int, int, int], dtype: torch.dtype, count: int = 2) -> l
 
     return [
         EncoderLayer(
-            matrix(3 * width, width), matrix(width, width), norm(), matrix(inner, width), matrix(width, inner), norm()
+            matrix(3 * width, width), matrix(width, width), matrix(inner, width), matrix(width, inner), norm(), norm()
         )
         for _ in range(count)
     ]
@@ -51,15 +51,9 @@ def sizes(shape: tuple[int, int, int], activation: str = "gelu", max_len: int | 
     return EncoderSizes(heads, dim, 1e-12, activation, bias)  # type: ignore[arg-type]
 
 
-def stack(plain: Sequence[EncoderLayer], shared: EncoderSizes, dtype: torch.dtype) -> EncoderStack:
-    def packed(part: PlainMatrix | Norm) -> Matrix | Norm:
-        return part if isinstance(part, Norm) else Matrix(pack_panels(part.weight), part.bias)
-
-    packed_layers = [
-        LayerWeights(**{field.name: packed(getattr(layer, field.name)) for field in fields(layer)})  # type: ignore[arg-type]
-        for layer in plain
-    ]
-    return EncoderStack(packed_layers, shared, dtype)
+def stack(plain: Sequence[EncoderLayer[PlainMatrix]], shared: EncoderSizes, dtype: torch.dtype) -> EncoderStack:
+    packed = [layer.map(lambda matrix: Matrix(pack_panels(matrix.weight), matrix.bias)) for layer in plain]
+    return EncoderStack(packed, shared, dtype)
 
 
 def embeddings(lens: Sequence[int], width: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -179,16 +173,19 @@ def test_gelu_is_exact_to_float32_over_its_range() -> None:
     still = Norm(torch.ones(width), nothing)
     layer = EncoderLayer(
         PlainMatrix(torch.zeros(3 * width, width), torch.zeros(3 * width)),
-        PlainMatrix(torch.zeros(width, width), nothing), still, PlainMatrix(eye, nothing), PlainMatrix(eye, nothing),
+        PlainMatrix(torch.zeros(width, width), nothing),
+        PlainMatrix(eye, nothing),
+        PlainMatrix(eye, nothing),
         still,
-    )  # fmt: skip
+        still,
+    )
     shared = sizes((4, 16, 64))
     ours = run(stack([layer], shared, torch.float32), [x], shared)
     exact = encode(x.double(), [40], [as_double(layer)], shared)
     torch.testing.assert_close(ours.double(), exact, rtol=0, atol=2e-6)
 
 
-def as_double(layer: EncoderLayer) -> EncoderLayer:
+def as_double(layer: EncoderLayer[PlainMatrix]) -> EncoderLayer[PlainMatrix]:
     parts = {field.name: getattr(layer, field.name) for field in fields(layer)}
     return replace(layer, **{name: type(part)(*(tensor.double() for tensor in part)) for name, part in parts.items()})
 

@@ -178,4 +178,5 @@ def test_slots_beyond_two_to_the_31_bytes() -> None:
     meta.block_tables_SM[0, 0] = num_blocks - 1
     assert can_attend(q_THD, k_cache)
     out = paged_attention(q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
-    torch.testing.assert_close(out.double(), rounded(qkv_TND[:, 3:]).expand(-1, 2, -1), atol=0, rtol=0)
+    # one key: its weight and what weights are divided by are rounded, each to float32
+    torch.testing.assert_close(out.double(), rounded(qkv_TND[:, 3:]).expand(-1, 2, -1), atol=0, rtol=1e-6)
