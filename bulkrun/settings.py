@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -33,6 +34,7 @@ class EngineArgs:
     device: Device = "auto"
     dtype: Dtype = "auto"
     load_format: LoadFormat = "auto"
+    adapter: Path | None = None  # a LoRA adapter's directory
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None

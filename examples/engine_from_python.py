@@ -7,7 +7,7 @@ import sys
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.models.config.model_dir import resolve_model
+from bulkrun.models.config.find_model import resolve_model
 from bulkrun.request import Request, SamplingParams
 from bulkrun.text.stop import stop_matcher_factory
 from bulkrun.text.tokenizer import Tokenizer

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bulkrun.job.jobfile.engine import EngineSpec
+from bulkrun.launch.preparation.adapter import adapter_dir
 from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config.model_dir import eos_token_ids
@@ -40,7 +42,7 @@ def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> En
         stop_matcher_factory=stop_matcher_factory(tokenizer),
         constraint_factory=token_constraint_factory(tokenizer, {*eos_token_ids(model_dir), *own}),
         more_eos_token_ids=own,
-        **engine.model_dump(exclude_none=True),
+        **_settings(engine),
     )
 
 
@@ -52,7 +54,12 @@ def load_embedding_engine(model_dir: Path, engine: EngineSpec, made: EmbeddingAr
     bound_spinning()
     from bulkrun.engine.embedding_engine import EmbeddingEngine
 
-    return EmbeddingEngine.from_model_dir(model_dir, made, **engine.model_dump(exclude_none=True))
+    return EmbeddingEngine.from_model_dir(model_dir, made, **_settings(engine))
+
+
+def _settings(engine: EngineSpec) -> dict[str, Any]:
+    """The keys of the engine's `EngineArgs` that are set."""
+    return {**engine.model_dump(exclude_none=True), "adapter": adapter_dir(engine)}
 
 
 def check_device(engine: EngineSpec) -> None:

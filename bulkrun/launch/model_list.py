@@ -17,9 +17,10 @@ from bulkrun.models.config.config_file import read_object
 from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.encoder_config import TRIED_ENCODERS
 from bulkrun.models.config.families import FAMILIES
+from bulkrun.models.config.find_model import BUNDLED_PREFIX, resolve_model
 from bulkrun.models.config.general_config import TRIED, UNSUPPORTED
 from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
-from bulkrun.models.config.model_dir import BUNDLED_PREFIX, generation_defaults, model_fingerprint, resolve_model
+from bulkrun.models.config.model_dir import generation_defaults, model_fingerprint
 from bulkrun.models.config.sentence_modules import MODULES
 
 _COLUMNS = ("level", "architecture", "family", "notes")

@@ -22,7 +22,8 @@ from bulkrun.settings import (
 class EngineSpec(Section):
     """How the engine works, not what it answers: most may change under a run. Names are vLLM's.
 
-    Random or 8-bit weights, an 8-bit KV cache and `deterministic` are the exceptions: with them it is another run.
+    An adapter, random or 8-bit weights, an 8-bit KV cache and `deterministic` are the exceptions: with them it is
+    another run.
     """
 
     device: Device = Field(DEFAULTS.device, description="auto: the GPU if there is one.")
@@ -30,6 +31,12 @@ class EngineSpec(Section):
     load_format: LoadFormat = Field(
         DEFAULTS.load_format,
         description="auto: the model's safetensors; dummy: random weights, for measuring speed without a download.",
+    )
+    adapter: str | None = Field(
+        None,
+        description="A LoRA adapter, a directory as PEFT saves it or a hub id: added to the model's weights as they "
+        "are loaded, which must be stored unquantized. Where it has a tokenizer, that and its chat template count. "
+        "Default: none.",
     )
     max_num_seqs: int | None = Field(
         None,
@@ -107,6 +114,14 @@ class EngineSpec(Section):
             raise ValueError(
                 f"deterministic: does not go with quantization: {self.quantization}, whose products depend on the "
                 "batch; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _an_adapter_of_something(self) -> EngineSpec:
+        if self.adapter is not None and self.load_format == "dummy":
+            raise ValueError(
+                "adapter: means nothing to the random weights of load_format: dummy; leave one of the two out"
             )
         return self
 

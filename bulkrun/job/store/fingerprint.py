@@ -20,6 +20,7 @@ Facts = Mapping[str, Any]
 HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.rows_per_file")
 
 _SECTION_OF_TASK: Mapping[Task, str] = {"embed": "embedding", "classify": "classification"}
+_OF_ENGINE = ("load_format", "adapter", "quantization", "kv_cache_dtype", "deterministic")  # and make another model
 # Where the job file has keys that count for another section here, for people.
 _KEYS = {
     "model.name": "model",
@@ -32,9 +33,7 @@ _KEYS = {
     "output.incremental": "run.incremental",
     "plan.window_rows": "run.window_rows",
     "plan.rows_per_file": "output.rows_per_file",
-    **{
-        f"model.{name}": f"engine.{name}" for name in ("load_format", "quantization", "kv_cache_dtype", "deterministic")
-    },
+    **{f"model.{name}": f"engine.{name}" for name in _OF_ENGINE},
 }
 
 

@@ -17,8 +17,8 @@ from bulkrun.job.jobfile.load import job_of, override_job
 from bulkrun.launch.bench.shapes import write_shape
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.threads import bound_spinning
+from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.config.model_dir import resolve_model
 from bulkrun.scratch import Scratch
 from bulkrun.settings import EngineArgs
 

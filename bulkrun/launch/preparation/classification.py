@@ -11,7 +11,7 @@ from pathlib import Path
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.models.config.classification_config import ClassificationConfig
-from bulkrun.models.config.model_dir import resolve_model
+from bulkrun.models.config.find_model import resolve_model
 
 
 def find_classifier(name: str, bundled_root: Path) -> tuple[Path, ClassificationConfig]:

@@ -12,7 +12,7 @@ from bulkrun.errors import JobFileError, did_you_mean
 from bulkrun.job.jobfile.embedding import EmbeddingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.models.config.embedding_config import EmbeddingConfig
-from bulkrun.models.config.model_dir import resolve_model
+from bulkrun.models.config.find_model import resolve_model
 
 
 def find_embedding_model(name: str, bundled_root: Path) -> tuple[Path, EmbeddingConfig]:

@@ -31,6 +31,7 @@ from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record, record_document
+from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.input_files import (
     check_still_there,
     check_unchanged,
@@ -43,8 +44,9 @@ from bulkrun.launch.preparation.models_of_texts import with_model_of_texts
 from bulkrun.launch.preparation.sampling_defaults import with_defaults
 from bulkrun.launch.preparation.structured_output import check_thinking, warn_of_channels, with_markers, with_schema
 from bulkrun.launch.preparation.variables import refuse_variables
+from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.config.model_dir import model_fingerprint, resolve_model
+from bulkrun.models.config.model_dir import adapter_fingerprint, model_fingerprint
 from bulkrun.models.files.weight_files import refuse_missing_weights
 from bulkrun.text.tokenizer import Tokenizer
 
@@ -151,6 +153,8 @@ class PreparedJob:
         if engine.load_format != "dummy":
             refuse_missing_weights(self.model_dir)
         facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
+        if (adapter := adapter_dir(engine)) is not None:
+            facts["adapter"] = adapter_fingerprint(adapter)
         if engine.load_format == "dummy":
             facts["load_format"] = "dummy"
         if engine.quantization is not None:
@@ -175,16 +179,18 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
     if not spec.generates:
         spec, model_dir, model = with_model_of_texts(spec, BUNDLED_ROOT)
-        return PreparedJob(spec, model_dir, model, Tokenizer.from_dir(model_dir, now=now), files)
+        tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine), now=now)
+        return PreparedJob(spec, model_dir, model, tokenizer, files)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
-    tokenizer = Tokenizer.from_dir(model_dir, now=now)
+    tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine), now=now)
     if warns:
         warn_of_channels(spec, model.architecture)
     spec = with_markers(spec, model.architecture)
     check_thinking(spec, tokenizer)
     model.model_len(spec.engine.max_model_len)
-    _check_stop_tokens(spec.sampling, model.vocab_size)
+    own = 0 if spec.engine.adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
+    _check_stop_tokens(spec.sampling, max(model.vocab_size, own))
     return PreparedJob(
         spec=with_defaults(spec, model_dir),
         model_dir=model_dir,

@@ -16,6 +16,7 @@ class EngineSettings(TypedDict, total=False):
     device: Device
     dtype: Dtype
     load_format: LoadFormat
+    adapter: str | None
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int

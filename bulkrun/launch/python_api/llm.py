@@ -18,6 +18,7 @@ from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.work.answers import AnswerReader
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import load_engine
+from bulkrun.launch.preparation.adapter import tokenizer_dir
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.preparation.structured_output import with_schema
@@ -25,7 +26,8 @@ from bulkrun.launch.python_api.calls import EngineSettings, Shown
 from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker
 from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
-from bulkrun.models.config.model_dir import generation_defaults, resolve_model
+from bulkrun.models.config.find_model import resolve_model
+from bulkrun.models.config.model_dir import generation_defaults
 from bulkrun.request import SamplingParams
 from bulkrun.text.tokenizer import Tokenizer
 
@@ -68,7 +70,7 @@ class LLM:
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)
         self._seed = seed
         self._defaults = generation_defaults(model_dir)
-        self._tokenizer = Tokenizer.from_dir(model_dir)
+        self._tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, settings))
         self._shared = SharedEngine(load_engine(model_dir, self._tokenizer, settings))
 
     @property

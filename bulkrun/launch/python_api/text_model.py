@@ -15,6 +15,7 @@ from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
 from bulkrun.launch.engine import load_embedding_engine
+from bulkrun.launch.preparation.adapter import tokenizer_dir
 from bulkrun.launch.python_api.calls import Shown
 from bulkrun.launch.python_api.prompt_stream import Asked, Outputs, PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import as_python, error_of
@@ -43,7 +44,7 @@ class TextModel(Generic[_O]):
         self._reader = reader
         self._sampling = spec.sampled.to_params()
         self._before = spec.embedding.prompt or ""
-        self._tokenizer = Tokenizer.from_dir(model_dir)
+        self._tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine))
         self._shared = SharedEngine(load_embedding_engine(model_dir, spec.engine, made))
         self._fitter = PromptFitter(self.max_model_len, spec.run.on_too_long)
 

@@ -44,6 +44,7 @@ def check_job(spec: JobSpec) -> dict[str, Any]:
     return {
         "job": spec.name,
         "model": f"{spec.model} ({prepared.model.architecture}, up to {prepared.max_model_len:,} tokens)",
+        **({} if spec.engine.adapter is None else {"adapter": spec.engine.adapter}),
         **_made_of_texts(prepared.spec),
         "input files": len(prepared.files),
         "prompt": source.prompt,

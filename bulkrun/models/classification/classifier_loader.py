@@ -44,7 +44,13 @@ def load_classifier(
     files = refuse_unfit(path, engine.load_format, dtype, device)
     with errors_named(f"{path}: {config.model.architecture} is not supported", device):
         model = load_transformer(
-            AutoModelForSequenceClassification, path, dtype, device, is_stored=bool(files), may_miss=lambda _: False
+            AutoModelForSequenceClassification,
+            path,
+            dtype,
+            device,
+            is_stored=bool(files),
+            adapter=engine.adapter,
+            may_miss=lambda _: False,
         )
         padded = PaddedEncoder(model.base_model, config.model)
         expected_2C = _logits(model, padded)

@@ -1,4 +1,4 @@
-"""A model as a directory: where it is, what it is (fingerprint), what it suggests (generation defaults).
+"""A model as a directory: what it is (fingerprint), what it suggests (generation defaults).
 
 Torch-free, so that the job column's launcher can ask before anything heavy is loaded. Knows file names and JSON;
 weights are never read here, only the headers of their files.
@@ -9,35 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
-from bulkrun.models.config.classification_config import ClassificationConfig
-from bulkrun.models.config.embedding_config import LENGTH_FILES, PROMPTS_FILE, EmbeddingConfig
+from bulkrun.models.config.embedding_config import LENGTH_FILES, PROMPTS_FILE
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.sentence_modules import MODULES, module_folders
 from bulkrun.models.files.safetensors_header import read_header
 from bulkrun.models.files.weight_files import ADAPTER
-from bulkrun.settings import Task
 
-BUNDLED_PREFIX = "bundled:"
-_HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
-_NOT_FROM_HUB = ["consolidated*", "*/*"]  # the same weights under other names; adapters, exports to other formats
-# of models that embed; the folders of their modules begin with a digit (1_Pooling), those of exports do not
-_MORE_CONFIGS: Mapping[Task, Sequence[str]] = {
-    "generate": (),
-    "embed": (MODULES, PROMPTS_FILE, LENGTH_FILES, "tokenizer_config.json", "*/config.json"),
-    "classify": (LENGTH_FILES, "tokenizer_config.json"),
-}
-_CHECKS: Mapping[Task, Callable[[str], object]] = {
-    "generate": ModelConfig.from_dir,
-    "embed": EmbeddingConfig.from_dir,
-    "classify": ClassificationConfig.from_dir,
-}
-_NOT_FROM_EMBEDDING_HUB = ["consolidated*", "[!0-9]*/*", "*/*/*"]
 _FINGERPRINT_FILES = (
     "config.json",
     "generation_config.json",
@@ -75,26 +57,6 @@ _NOT_APPLIED: Mapping[str, Any] = {
 _BLOCKS, _BLOCK_BYTES = 16, 4096  # of each weights file, for its fingerprint
 
 
-def resolve_model(name: str, *, bundled_root: Path, task: Task = "generate") -> Path:
-    """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id.
-
-    `task` is what a model from the hub is for: which files are wanted, and what must be in config.json before gigabytes
-    are fetched, is not the same. Raises ModelError that says what was tried and what to do.
-    """
-    if name.startswith(BUNDLED_PREFIX):
-        return _bundled(name, bundled_root)
-    path = Path(name)
-    with suppress(RuntimeError):  # nobody has that name
-        path = path.expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
-        raise ModelError(f"model: {name!r} is a file; give the directory that holds config.json and the safetensors")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ModelError(f"model: no such directory: {name!r}; check the path (relative ones start here: {Path.cwd()})")
-    return _from_hub(name, task)
-
-
 def model_fingerprint(path: Path | str) -> str:
     """A hash of what a model is: configs, tokenizer, and each safetensors file's name, size, header and some blocks.
 
@@ -112,6 +74,14 @@ def model_fingerprint(path: Path | str) -> str:
     _update_weights(digest, path)
     if (path / MODULES).is_file():
         _update_modules(digest, path)
+    return digest.hexdigest()
+
+
+def adapter_fingerprint(path: Path) -> str:
+    """The same of a LoRA adapter's directory. Raises ModelError for a torn safetensors file."""
+    digest = hashlib.blake2b(digest_size=16)
+    _update(digest, ADAPTER, (path / ADAPTER).read_bytes())
+    _update(digest, "files", model_fingerprint(path).encode())
     return digest.hexdigest()
 
 
@@ -194,46 +164,6 @@ def _defaults(raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         return
     for key in ("temperature", "top_k", "top_p", "min_p"):
         yield key, raw.get(key)
-
-
-def _bundled(name: str, bundled_root: Path) -> Path:
-    path = bundled_root / name.removeprefix(BUNDLED_PREFIX)
-    if path.parent == bundled_root and (path / "config.json").is_file():
-        return path
-    have = sorted(p.parent.name for p in bundled_root.glob("*/config.json"))
-    known = ", ".join(BUNDLED_PREFIX + model for model in have) or "none in this installation"
-    raise ModelError(f"model: {name!r} is not bundled; these are: {known}")
-
-
-def _from_hub(name: str, task: Task) -> Path:
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    tried = f"no directory {name!r} here ({Path.cwd()}), and"
-    try:
-        return _downloaded(name, task)
-    except HFValidationError:
-        raise ModelError(f"model: {tried} it is not a hub id (owner/name) either; check the name") from None
-    except LocalEntryNotFoundError:
-        raise ModelError(
-            f"model: {tried} the hub cannot be reached and the model is not in its local cache; download it "
-            f"where there is network (`hf download {name}`) and give the directory"
-        ) from None
-    except (HfHubHTTPError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"model: {tried} the hub did not give it: {first_line}; check the name, or log in with "
-            "`hf auth login` if the model is gated"
-        ) from None
-
-
-def _downloaded(name: str, task: Task) -> Path:
-    """The directory of a whole model; what it is gets looked at before gigabytes of what cannot be run."""
-    from huggingface_hub import snapshot_download
-
-    ignored = _NOT_FROM_EMBEDDING_HUB if task == "embed" else _NOT_FROM_HUB
-    configs = ["config.json", ADAPTER, *_MORE_CONFIGS[task]]
-    _CHECKS[task](snapshot_download(name, allow_patterns=configs, ignore_patterns=ignored))
-    return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=ignored))
 
 
 def _update(digest: hashlib.blake2b, name: str, content: bytes) -> None:

@@ -66,6 +66,7 @@ def _load_encoder(
         load_format=engine.load_format,
         quantization=engine.quantization,
         deterministic=engine.deterministic,
+        adapter=engine.adapter,
     )
 
 
@@ -84,6 +85,7 @@ def _load_decoder(
         quantization=engine.quantization,
         deterministic=engine.deterministic and config.is_causal,  # those panels are
         has_head=False,
+        adapter=engine.adapter,
     )
     stack = model.layer_stack if isinstance(model, Decoder) else None
     return model if config.is_causal or (stack is not None and stack.takes_any_width) else None

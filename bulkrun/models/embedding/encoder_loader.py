@@ -25,6 +25,7 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
+from bulkrun.models.loading.adapter import Adapter
 from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 from bulkrun.settings import Quantization
@@ -41,19 +42,27 @@ def load_encoder(
     load_format: str,
     quantization: Quantization | None = None,
     deterministic: bool = False,
+    adapter: Path | None = None,
 ) -> TextEncoder:
     """Load the model, check that padding changes nothing, and have it computed as fast as this device can.
 
     `load_format` dummy: with transformers' own seeded initialization. `quantization`: of its products' weights.
-    Raises ModelError for an architecture that transformers does not have, for missing or mis-shaped tensors, for
-    weights beyond the memory that is left, and for a model in which a text's hidden states depend on padding;
-    UsageError for `deterministic` where it is not compiled. Tensors that the architecture has no place for, such as
-    heads, are left alone, as transformers leaves them.
+    `adapter`: the directory of a LoRA adapter, added to the weights. Raises ModelError for an architecture that
+    transformers does not have, for missing or mis-shaped tensors, for an adapter that does not fit, for weights beyond
+    the memory that is left, and for a model in which a text's hidden states depend on padding; UsageError for
+    `deterministic` where it is not compiled. Tensors that the architecture has no place for, such as heads, are left
+    alone, as transformers leaves them.
     """
     files = refuse_unfit(path, load_format, dtype, device)
     with errors_named(f"{path}: {config.architecture} is not supported", device):
         model = load_transformer(
-            AutoModel, path, dtype, device, is_stored=bool(files), may_miss=lambda name: _POOLER in name
+            AutoModel,
+            path,
+            dtype,
+            device,
+            is_stored=bool(files),
+            adapter=adapter,
+            may_miss=lambda name: _POOLER in name,
         )
         return fast_encoder(PaddedEncoder(model, config), quantization, deterministic=deterministic)
 
@@ -73,13 +82,15 @@ def load_transformer(
     device: torch.device,
     *,
     is_stored: bool,
+    adapter: Path | None,
     may_miss: Callable[[str], bool],
 ) -> PreTrainedModel:
     """The model of a directory by one of transformers' Auto classes, on its device; not `is_stored`: with random
-    weights. Raises what `stored_model` does."""
+    weights. `adapter`: the directory of one, added to them. Raises what `stored_model` does."""
     with _no_reports():
         if is_stored:
-            model = stored_model(auto_class, path, dtype, may_miss=may_miss)
+            added = None if adapter is None else Adapter.from_dir(adapter)
+            model = stored_model(auto_class, path, dtype, may_miss=may_miss, adapter=added)
         else:
             model = random_model(auto_class, path, dtype, device)
     model.config.use_cache = False

@@ -53,11 +53,7 @@ def weight_files(path: Path) -> list[Path]:
 def other_format(path: Path) -> str | None:
     """What a directory is that is no model in Hugging Face's format, and what to do; None where nothing tells."""
     if (path / ADAPTER).is_file():
-        return (
-            f"{ADAPTER} makes it an adapter (LoRA), which is not applied here; merge it into its base model: "
-            "AutoPeftModelForCausalLM.from_pretrained(path).merge_and_unload().save_pretrained(new_path), and save the "
-            "tokenizer beside it"
-        )
+        return f"{ADAPTER} makes it an adapter (LoRA): name its base as the model, and this directory in engine.adapter"
     if any(path.glob("*.gguf")):
         return "its weights are GGUF, which is not read; download the model's safetensors"
     if (path / "params.json").is_file():

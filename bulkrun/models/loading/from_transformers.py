@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from bulkrun.models.loading.adapted_model import add_to_model
+from bulkrun.models.loading.adapter import Adapter
+
 
 def stored_model(
     auto_class: Any,
@@ -16,12 +19,14 @@ def stored_model(
     dtype: torch.dtype,
     *,
     may_miss: Callable[[str], bool] = lambda _: False,
+    adapter: Adapter | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """The model of the directory's files, by one of transformers' Auto classes; no code that comes with it is run.
 
-    Raises ValueError for tensors that are missing, except those that `may_miss`, or mis-shaped, and whatever
-    transformers raises, which has no errors of its own. Tensors without a place are left alone.
+    `adapter`: what is added to its weights. Raises ModelError where it does not fit, ValueError for tensors that are
+    missing, except those that `may_miss`, or mis-shaped, and whatever transformers raises, which has no errors of its
+    own. Tensors without a place are left alone.
     """
     model, report = auto_class.from_pretrained(
         path,
@@ -37,6 +42,8 @@ def stored_model(
         wrong = sorted(str(name) for name in report[kind] if not may_miss(str(name)))
         if wrong:
             raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(wrong[:5])}; download the model again")
+    if adapter is not None:
+        add_to_model(model, adapter)
     return model
 
 

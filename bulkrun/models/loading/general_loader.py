@@ -14,14 +14,21 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_attention
+from bulkrun.models.loading.adapter import Adapter
 from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
 
 def load_general_model(
-    path: Path, config: ModelConfig, files: list[Path], *, dtype: torch.dtype, device: torch.device | str
+    path: Path,
+    config: ModelConfig,
+    files: list[Path],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    adapter: Adapter | None = None,
 ) -> GeneralModel:
-    """Load the model and check it against its own attention.
+    """Load the model, add the adapter if there is one, and check it against its own attention.
 
     Without files its weights are transformers' own seeded initialization. Raises ModelError for an architecture that
     transformers does not have or that asks for code of its own, for missing or mis-shaped tensors, for weights beyond
@@ -35,7 +42,7 @@ def load_general_model(
     try:
         attention = {"attn_implementation": ATTENTION_NAME}
         if files:
-            model = stored_model(AutoModelForCausalLM, path, dtype, **attention)
+            model = stored_model(AutoModelForCausalLM, path, dtype, adapter=adapter, **attention)
         else:
             model = random_model(AutoModelForCausalLM, path, dtype, device, **attention)
         general = GeneralModel(model.to(device).eval().requires_grad_(False), config)

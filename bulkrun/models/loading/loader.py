@@ -25,15 +25,18 @@ from bulkrun.models.files.read_ahead import read_tensors, release_pinned
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.host_memory import untouched_zeros
 from bulkrun.models.language_model import LanguageModel
+from bulkrun.models.loading.adapted_tensors import on_text_model
+from bulkrun.models.loading.adapter import Adapter, LowRank
 from bulkrun.models.loading.any_weights import AnyScale, AnyWeights, any_weights
 from bulkrun.models.loading.dummy_weights import fill_with_random_weights
 from bulkrun.models.loading.projection_forms import Forms, form_projections
 from bulkrun.models.loading.quantization import refuse_quantization, store_quantized, warn_of_slow_products
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
-from bulkrun.models.loading.tensor_names import HEAD, HEAD_MODULE, Target, targets
+from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, HEAD_MODULE, Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
 from bulkrun.settings import Quantization
 
+_Stored = AnyScale | LowRank  # what a tensor is dequantized with, or what is added to it
 _HUGE_PAGE_BYTES = 2 * 2**20
 
 
@@ -47,6 +50,7 @@ def load_model(
     quantization: Quantization | None = None,
     deterministic: bool = False,
     has_head: bool = True,
+    adapter: Path | None = None,
 ) -> LanguageModel:
     """Build the model of a directory and fill its weights.
 
@@ -54,9 +58,10 @@ def load_model(
     alone, the same on every run. `quantization`: of the projections' weights, each as it is read; None: what is stored
     in 8 or 4 bits stays so where that is fast (`projection_forms`). `deterministic`: made batch-invariant
     (`models.decoder.invariant`). Without `has_head`, which is for the decoder's families, there are hidden states
-    alone, whether files have a head or not. Raises ModelError for an unsupported model, for pickle weights, for torn
-    files, and for tensors that are missing, unexpected or of another shape than config.json says; UsageError for a
-    device that cannot do what was asked.
+    alone, whether files have a head or not. `adapter`: the directory of a LoRA adapter, added to the weights as they
+    are read. Raises ModelError for an unsupported model, for pickle weights, for torn files, for tensors that are
+    missing, unexpected or of another shape than config.json says, and for an adapter that does not fit; UsageError for
+    a device that cannot do what was asked.
     """
     path = Path(path)
     config = config or ModelConfig.from_dir(path)
@@ -65,13 +70,14 @@ def load_model(
     if deterministic:
         refuse_invariance(config, torch.device(device), quantization)
     files = None if load_format == "dummy" else weight_files(path)
+    added = None if adapter is None else Adapter.from_dir(adapter)
     if not isinstance(config, DecoderConfig):
         assert has_head, "hidden states alone come from the decoder"
         from bulkrun.models.loading.general_loader import load_general_model  # transformers takes seconds to import
 
-        return load_general_model(path, config, files or [], dtype=dtype, device=device)
+        return load_general_model(path, config, files or [], dtype=dtype, device=device, adapter=added)
     options = {"deterministic": deterministic, "has_head": has_head}
-    model = _load_decoder(path, config, files, dtype, torch.device(device), quantization, **options)
+    model = _load_decoder(path, config, files, added, dtype, torch.device(device), quantization, **options)
     model.pack_weights(quantized_alone=deterministic)
     warn_of_slow_products(model)
     if deterministic:
@@ -84,6 +90,7 @@ def _load_decoder(
     path: Path,
     config: DecoderConfig,
     files: list[Path] | None,
+    adapter: Adapter | None,
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization | None,
@@ -96,8 +103,12 @@ def _load_decoder(
     if not has_head:  # as if it were tied, and then without
         config = dataclasses.replace(config, tie_word_embeddings=True)
         tensors = {name: stored for name, stored in tensors.items() if not name.startswith(HEAD_MODULE)}
+    if adapter is not None:
+        adapter, tensors, config = on_text_model(adapter, tensors, config, has_head=has_head)
     weights = any_weights(tensors, config.stored_quantization, path)
-    if config.tie_word_embeddings and (HEAD in weights.scales or has_own_head(tensors, dtype)):
+    added = {} if adapter is None else adapter.added
+    is_apart = HEAD in weights.scales or bool(HEAD in tensors and added.keys() & {EMBEDDING, HEAD})
+    if config.tie_word_embeddings and (is_apart or has_own_head(tensors, dtype)):
         config = dataclasses.replace(config, tie_word_embeddings=False)
     model, scales = _without_memory(config, dtype, has_head=has_head), dict(weights.read_scales(weights.scales))
     forms = Forms(weights, scales, dtype, device, quantization, deterministic=deterministic)
@@ -105,7 +116,7 @@ def _load_decoder(
     if files is None:
         fill_with_random_weights(model)
     else:
-        _fill(model, weights, scales, path, pack=not deterministic)
+        _fill(model, weights, scales | added, path, pack=not deterministic)
     return model
 
 
@@ -141,8 +152,9 @@ def _empty(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device=device)
 
 
-def _fill(model: Decoder, weights: AnyWeights, scales: dict[str, AnyScale], path: Path, *, pack: bool) -> None:
-    """Read every tensor to its place; `pack` each matrix as soon as it is whole, while the next ones are read."""
+def _fill(model: Decoder, weights: AnyWeights, how: dict[str, _Stored], path: Path, *, pack: bool) -> None:
+    """Read every tensor to its place, some by `how` they are stored or what is added to them; `pack` each matrix as
+    soon as it is whole, while the next ones are read."""
     wanted = dict(targets(model, weights.tensors.keys()))
     stored = checked_tensors(wanted, weights.tensors, weights.scales, model.config, path)
     unfilled = Counter(_memory(target.view) for target in wanted.values())
@@ -156,7 +168,7 @@ def _fill(model: Decoder, weights: AnyWeights, scales: dict[str, AnyScale], path
 
     for one, tensor in read_tensors([weights.in_file(one) for one in stored], place, pinned=not is_on_host):
         target = wanted.pop(one.name)
-        _store(tensor, scales.pop(one.name, None), target)
+        _store(tensor, how.pop(one.name, None), target)
         memory = _memory(target.view)
         unfilled[memory] -= 1
         if not unfilled[memory] and memory in packers:
@@ -176,9 +188,9 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _store(tensor: torch.Tensor, scale: AnyScale | None, target: Target) -> None:
-    if scale is not None:
-        scale.store(tensor, target)
+def _store(tensor: torch.Tensor, how: _Stored | None, target: Target) -> None:
+    if how is not None:
+        how.store(tensor, target)
         return
     if target.scale is not None:
         store_quantized(tensor.view(target.view.shape), target.view, target.scale)

@@ -32,19 +32,25 @@ _NOT_SUPPORTED = (
     "which are not supported unless config.json says how they are meant; use the model's bfloat16, float16 or float32 "
     "checkpoint"
 )
-_BODY_EMBEDDING = EMBEDDING.removeprefix("model.")
+BODY = "model."  # what the names of all but the head begin with
+_BODY_EMBEDDING = EMBEDDING.removeprefix(BODY)
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model)\.|^language_model\.(?=lm_head)")
 
 
 def text_tensors(files: list[Path], *, is_tied: bool) -> dict[str, StoredTensor]:
     """What the files hold for a text model, by name. Raises ModelError for a torn file."""
-    named = {_text_name(stored.name): stored for stored in stored_tensors(files)}
-    kept = {name: stored for name, stored in named.items() if not _IGNORED.search(name)}
-    prefix = "model." if _BODY_EMBEDDING in kept else ""  # a body saved by itself
+    named = {text_name(stored.name): stored for stored in stored_tensors(files)}
+    kept = {name: stored for name, stored in named.items() if not is_ignored(name)}
+    prefix = BODY if _BODY_EMBEDDING in kept else ""  # a body saved by itself
     whole = {name if name == HEAD else prefix + name: stored for name, stored in kept.items()}
     if is_tied and EMBEDDING not in whole and HEAD in whole:
         whole[EMBEDDING] = whole.pop(HEAD)  # one of the two is enough
     return {name: stored._replace(name=name) for name, stored in whole.items()}
+
+
+def is_ignored(name: str) -> bool:
+    """Whether a tensor of this name is none of a text model's weights."""
+    return _IGNORED.search(name) is not None
 
 
 def has_own_head(tensors: Mapping[str, StoredTensor], dtype: torch.dtype) -> bool:
@@ -120,10 +126,10 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _text_name(name: str) -> str:
+def text_name(name: str) -> str:
     """A tensor's name as it is where there is nothing but a text model."""
     match = _TEXT_PREFIX.match(name)
-    return name if match is None else name.replace(match[0], "model." if match[1] else "", 1)
+    return name if match is None else name.replace(match[0], BODY if match[1] else "", 1)
 
 
 def _pieces(stored: StoredTensor) -> Iterator[StoredTensor]:

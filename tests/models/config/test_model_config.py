@@ -182,7 +182,7 @@ def test_broken_config_file_is_named(text: str | None, message: str, tmp_path: P
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("adapter_config.json", r"an adapter \(LoRA\), .*merge_and_unload\(\)\.save_pretrained"),
+        ("adapter_config.json", r"an adapter \(LoRA\): name its base as the model"),
         ("model-Q4_K_M.gguf", r"GGUF, which is not read; download the model's safetensors"),
         ("params.json", r"its maker's own format; download the one in Hugging Face's"),
     ],

@@ -15,12 +15,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.find_model import resolve_adapter, resolve_model
 from bulkrun.models.config.model_dir import (
+    adapter_fingerprint,
     eos_token_ids,
     generation_defaults,
     ignored_defaults,
     model_fingerprint,
-    resolve_model,
 )
 from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_modules
 from tests.models.tiny_models import EOS_TOKEN_ID, save_tiny_model
@@ -121,6 +122,41 @@ def test_hub_models_that_classify_have_a_head_or_are_not_downloaded(hub: Path) -
     (hub / "model.safetensors").unlink()
     assert resolve_model("Qwen/Qwen3-0.6B", bundled_root=hub, task="classify") == hub
     assert (hub / "model.safetensors").exists()
+
+
+def test_adapters_come_from_the_hub_without_the_steps_of_their_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "tokenizer.json", "README.md",
+             "checkpoint-500/adapter_model.safetensors", "chat_template.jinja", "training_args.bin")  # fmt: skip
+    header = b"{}".ljust(8)
+
+    def download(repo: str, **patterns: list[str]) -> str:
+        for name in filter_repo_objects(files, **patterns):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header)
+        (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "lora_alpha": 16}')
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_adapter("acme/lora") == tmp_path
+    got = sorted(file.name for file in tmp_path.iterdir())
+    assert got == ["adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "tokenizer.json"]
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match="adapter_model"):
+        resolve_adapter(str(tmp_path))
+
+
+def test_an_adapters_fingerprint_sees_its_config_and_its_weights(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "adapter", "llama")
+    (path / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    seen = {adapter_fingerprint(path)}
+    assert adapter_fingerprint(path) in seen
+    (path / "adapter_config.json").write_text('{"lora_alpha": 8}')
+    seen.add(adapter_fingerprint(path))
+    save_tiny_model(tmp_path / "other", "llama", num_hidden_layers=2)
+    (path / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    assert len({*seen, adapter_fingerprint(path)}) == 3
 
 
 def test_offline_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,114 @@
+"""The name of a model or an adapter into a directory: bundled, local, or from the hub. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_config import AdapterConfig
+from bulkrun.models.config.classification_config import ClassificationConfig
+from bulkrun.models.config.embedding_config import LENGTH_FILES, PROMPTS_FILE, EmbeddingConfig
+from bulkrun.models.config.model_config import ModelConfig
+from bulkrun.models.config.sentence_modules import MODULES
+from bulkrun.models.files.weight_files import ADAPTER
+from bulkrun.settings import Task
+
+BUNDLED_PREFIX = "bundled:"
+_MODEL_KEY, _ADAPTER_KEY = "model", "engine.adapter"
+_HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+_NOT_FROM_HUB = ["consolidated*", "*/*"]  # the same weights under other names; adapters, exports to other formats
+# of models that embed; the folders of their modules begin with a digit (1_Pooling), those of exports do not
+_MORE_CONFIGS: Mapping[Task, Sequence[str]] = {
+    "generate": (),
+    "embed": (MODULES, PROMPTS_FILE, LENGTH_FILES, "tokenizer_config.json", "*/config.json"),
+    "classify": (LENGTH_FILES, "tokenizer_config.json"),
+}
+_CHECKS: Mapping[Task, Callable[[str], object]] = {
+    "generate": ModelConfig.from_dir,
+    "embed": EmbeddingConfig.from_dir,
+    "classify": ClassificationConfig.from_dir,
+}
+_NOT_FROM_EMBEDDING_HUB = ["consolidated*", "[!0-9]*/*", "*/*/*"]
+
+
+def resolve_model(name: str, *, bundled_root: Path, task: Task = "generate") -> Path:
+    """The directory of a model: `bundled:NAME` under `bundled_root`, a local directory, or else a hub id.
+
+    `task` is what a model from the hub is for: which files are wanted, and what must be in config.json before gigabytes
+    are fetched, is not the same. Raises ModelError that says what was tried and what to do.
+    """
+    if name.startswith(BUNDLED_PREFIX):
+        return _bundled(name, bundled_root)
+    local = _local(name, _MODEL_KEY, "config.json and the safetensors")
+    return local or _from_hub(name, _MODEL_KEY, lambda: _downloaded(name, task))
+
+
+def resolve_adapter(name: str) -> Path:
+    """The directory of a LoRA adapter: a local one, or else a hub id's. Raises ModelError, also for another kind."""
+    path = _local(name, _ADAPTER_KEY, f"{ADAPTER} and its safetensors")
+    path = path or _from_hub(name, _ADAPTER_KEY, lambda: _downloaded_adapter(name))
+    AdapterConfig.from_dir(path)
+    return path
+
+
+def _local(name: str, key: str, holds: str) -> Path | None:
+    """The directory of that name, None where it may be a hub id. Raises ModelError, naming the key, for neither."""
+    path = Path(name)
+    with suppress(RuntimeError):  # nobody has that name
+        path = path.expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ModelError(f"{key}: {name!r} is a file; give the directory that holds {holds}")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"{key}: no such directory: {name!r}; check the path (relative ones start here: {Path.cwd()})")
+    return None
+
+
+def _bundled(name: str, bundled_root: Path) -> Path:
+    path = bundled_root / name.removeprefix(BUNDLED_PREFIX)
+    if path.parent == bundled_root and (path / "config.json").is_file():
+        return path
+    have = sorted(p.parent.name for p in bundled_root.glob("*/config.json"))
+    known = ", ".join(BUNDLED_PREFIX + model for model in have) or "none in this installation"
+    raise ModelError(f"model: {name!r} is not bundled; these are: {known}")
+
+
+def _from_hub(name: str, key: str, download: Callable[[], Path]) -> Path:
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    tried = f"no directory {name!r} here ({Path.cwd()}), and"
+    try:
+        return download()
+    except HFValidationError:
+        raise ModelError(f"{key}: {tried} it is not a hub id (owner/name) either; check the name") from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"{key}: {tried} the hub cannot be reached and it is not in its local cache; download it where there is "
+            f"network (`hf download {name}`) and give the directory"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"{key}: {tried} the hub did not give it: {first_line}; check the name, or log in with `hf auth login` if "
+            "it is gated"
+        ) from None
+
+
+def _downloaded(name: str, task: Task) -> Path:
+    """The directory of a whole model; what it is gets looked at before gigabytes of what cannot be run."""
+    from huggingface_hub import snapshot_download
+
+    ignored = _NOT_FROM_EMBEDDING_HUB if task == "embed" else _NOT_FROM_HUB
+    configs = ["config.json", ADAPTER, *_MORE_CONFIGS[task]]
+    _CHECKS[task](snapshot_download(name, allow_patterns=configs, ignore_patterns=ignored))
+    return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=ignored))
+
+
+def _downloaded_adapter(name: str) -> Path:
+    """The directory of an adapter without the folders of its training (checkpoint-500)."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=["*/*"]))

@@ -1,0 +1,160 @@
+"""A LoRA adapter on its base model: what it adds to which of the base's weights, added once, as they are read.
+
+After that the model is one like any other and as fast: no op knows of it. A sum is worked out in float32, some rows at
+a time, and rounded once to the model's dtype or quantized (`engine.quantization`). Sources: Hu et al. 2021 (LoRA),
+Kalajdzievski 2023 (rsLoRA), Liu et al. 2024 (DoRA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_config import AdapterConfig
+from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
+from bulkrun.models.files.read_ahead import read_tensors
+from bulkrun.models.loading.stored_quantized import store_dequantized
+from bulkrun.models.loading.tensor_names import Target
+
+_PIECE_NUMBERS = 2**20  # of a weight, worked on at a time
+_BEFORE_NAMES = "base_model.model."  # what PEFT puts around a model
+_OF_BASE = ".base_layer"  # and around a module of it
+_PARTS = {  # of a module, by the ends of tensors' names
+    ".lora_A.weight": "A",
+    ".lora_B.weight": "B",
+    ".lora_embedding_A": "embedding A",
+    ".lora_embedding_B": "embedding B",
+    ".lora_magnitude_vector": "magnitude",
+    ".lora_magnitude_vector.weight": "magnitude",
+}
+
+
+class LowRank(NamedTuple):
+    """What is added to a weight [O, I], or whatever its rows and columns are."""
+
+    left_OR: torch.Tensor  # float32
+    right_RI: torch.Tensor  # float32
+    scale: float
+    magnitude_O: torch.Tensor | None  # float32: the length that each row of the sum is brought to
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight."""
+        return len(self.left_OR), self.right_RI.shape[1]
+
+    def store(self, weight: torch.Tensor, target: Target) -> None:
+        """Put the sum where the weight, [O, I] of any floating point dtype, belongs; it may lie there already."""
+        store_dequantized(self.sums(weight.to(target.view.device, non_blocking=True)), target)
+
+    def sums(self, weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The sum in float32, some rows of the weight at a time."""
+        left_OR, right_RI = self.left_OR.to(weight.device), self.right_RI.to(weight.device)
+        step = max(1, _PIECE_NUMBERS // right_RI.shape[1])
+        for first in range(0, len(weight), step):
+            rows = slice(first, first + step)
+            piece = weight[rows].to(torch.float32, copy=True).addmm_(left_OR[rows], right_RI, alpha=self.scale)
+            if self.magnitude_O is not None:
+                lengths = piece.norm(dim=1, keepdim=True)
+                piece *= self.magnitude_O[rows, None].to(piece.device) / lengths
+            yield rows, piece
+
+
+class Adapter(NamedTuple):
+    """An adapter's parts by the names of the base model's tensors."""
+
+    path: Path
+    base: str
+    whole: Mapping[str, StoredTensor]  # in the place of the base's
+    added: Mapping[str, LowRank]
+
+    @property
+    def names(self) -> set[str]:
+        """The base's tensors that become others."""
+        return {*self.whole, *self.added}
+
+    def named(self, name_of: Callable[[str], str | None]) -> Adapter:
+        """The same with each name as `name_of` has it, without what has none."""
+        names = {name: new for name in self.names if (new := name_of(name)) is not None}
+        whole = {names[name]: one._replace(name=names[name]) for name, one in self.whole.items() if name in names}
+        return self._replace(whole=whole, added={names[name]: one for name, one in self.added.items() if name in names})
+
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ModelError unless the base has every tensor that becomes another, in these shapes."""
+        for name, one in (*self.whole.items(), *self.added.items()):
+            shape = one.shape
+            if name not in shapes:
+                what = f"it changes {name}, which the model does not have"
+            elif shape != shapes[name]:
+                what = f"its {name} is {list(shape)}, the model's {list(shapes[name])}"
+            else:
+                continue
+            raise ModelError(
+                f"{self.path}: {what}; it was trained on {self.base}: make that the model, or merge the two with PEFT"
+            )
+
+    @classmethod
+    def from_dir(cls, path: Path) -> Adapter:
+        """Read an adapter's directory but for whole tensors, which are read when the model is.
+
+        Raises ModelError for a kind that cannot be added, for files that are missing or torn, and for tensors that
+        belong to nothing or do not fit each other.
+        """
+        config = AdapterConfig.from_dir(path)
+        modules: dict[str, dict[str, StoredTensor]] = {}
+        whole = {}
+        for one in stored_tensors([config.weights]):
+            name = one.name.removeprefix(_BEFORE_NAMES)
+            ending = next((ending for ending in _PARTS if name.endswith(ending)), None)
+            if ending is not None:
+                modules.setdefault(name.removesuffix(ending), {})[_PARTS[ending]] = one
+            else:
+                own = _whole_name(name, config.weights)
+                whole[own] = one._replace(name=own)
+        added = {f"{module}.weight": _low_rank(module, parts, config) for module, parts in modules.items()}
+        return cls(path, config.base, whole, added)
+
+
+def base_name(name: str, known: Collection[str], body: str) -> str:
+    """An adapter's name as one of the base's, whose body's names begin with `body`.
+
+    An adapter may have been trained on the body alone, and a body may have been saved alone.
+    """
+    others = (other for other in (name, f"{body}{name}", name.removeprefix(body)) if other in known)
+    return next(others, name)
+
+
+def _whole_name(name: str, file: Path) -> str:
+    """The base's name of a tensor that an adapter holds whole. Raises ModelError for a part of something unknown."""
+    if ".lora_" in name or not name.endswith((".weight", ".bias")):
+        raise ModelError(f"{file}: tensor {name} is of no kind of LoRA that is added here; merge it with PEFT")
+    return name.replace(_OF_BASE, "")
+
+
+def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterConfig) -> LowRank:
+    """Read what belongs to a module. Raises ModelError where it does not fit together."""
+    names = {one.name: part for part, one in parts.items()}
+    read = {names[one.name]: tensor.float() for one, tensor in read_tensors([*parts.values()], lambda _: None)}
+    magnitude = read.pop("magnitude", None)
+    is_embedding = read.keys() == {"embedding A", "embedding B"}
+    if not (is_embedding or read.keys() == {"A", "B"}) or (magnitude is not None) != config.has_magnitudes:
+        raise _misfit(module, parts, config)
+    a_RI, b_OR = (read[f"embedding {part}" if is_embedding else part] for part in "AB")
+    rows = magnitude is None or magnitude.shape == b_OR.shape[:1]
+    if not (a_RI.ndim == b_OR.ndim == 2 and len(a_RI) == b_OR.shape[1] and rows):
+        raise _misfit(module, parts, config)
+    scale = config.scale(module, len(a_RI))
+    if is_embedding or config.is_transposed:  # a weight of one row for each input
+        return LowRank(a_RI.T.contiguous(), b_OR.T.contiguous(), scale, magnitude)
+    return LowRank(b_OR, a_RI, scale, magnitude)
+
+
+def _misfit(module: str, parts: Mapping[str, StoredTensor], config: AdapterConfig) -> ModelError:
+    shown = ", ".join(f"{part} {list(one.shape)}" for part, one in sorted(parts.items()))
+    return ModelError(
+        f"{config.weights}: the tensors of {module} do not go together ({shown}; use_dora "
+        f"{str(config.has_magnitudes).lower()}); download the adapter again"
+    )

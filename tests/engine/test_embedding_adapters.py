@@ -1,0 +1,75 @@
+"""Vectors and labels of models with a LoRA adapter: those of PEFT, which leaves the weights as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bulkrun.engine.embedding_engine import EmbeddingEngine
+from bulkrun.errors import ModelError
+from bulkrun.settings import ClassificationArgs, EmbeddingArgs
+from tests.engine.test_embedding_engine import TOLERANCE, embed, save_body, texts
+from tests.models.tiny_adapters import QKV, save_adapter
+from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {"target_modules": ["query", "value", "dense"]},
+    "bert_in_panels": {"target_modules": ["query", "value", "dense"]},  # compiled
+    "xlm_roberta": {"target_modules": ["query", "word_embeddings"], "bias": "all"},
+    "modernbert": {"target_modules": ["Wqkv", "Wo"]},
+}
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "bert_in_panels": {"target_modules": ["query", "value"]},
+    "roberta": {"target_modules": ["query", "dense"]},
+    "qwen3": {"target_modules": QKV},
+}
+
+
+def load(path: Path, adapter: Path, made: EmbeddingArgs | ClassificationArgs, **settings: Any) -> EmbeddingEngine:
+    return EmbeddingEngine.from_model_dir(path, made, dtype="float32", device="cpu", adapter=adapter, **settings)
+
+
+@torch.no_grad()
+def last_states(path: Path, adapter: Path, lora: dict[str, Any]) -> torch.Tensor:
+    """The last token's state [S, E] of each text alone, with a new adapter of the body."""
+    base = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    model = save_adapter(adapter, base, **lora)
+    return torch.stack([model(input_ids=torch.tensor([text])).last_hidden_state[0, -1] for text in texts()])
+
+
+@pytest.mark.parametrize("variant", ENCODERS)
+def test_vectors_are_pefts(variant: str, tmp_path: Path) -> None:
+    path = save_tiny_encoder(tmp_path / "base", variant)
+    theirs = last_states(path, tmp_path / "adapter", ENCODERS[variant])
+    engine = load(path, tmp_path / "adapter", EmbeddingArgs(pooling="last", normalize=False))
+    torch.testing.assert_close(embed(engine, texts()), theirs, **TOLERANCE)
+
+
+def test_a_decoder_that_embeds_takes_one_with_or_without_a_head(tmp_path: Path) -> None:
+    path = save_body(tmp_path / "base", "qwen3")
+    made = EmbeddingArgs(pooling="last", normalize=False)
+    theirs = last_states(path, tmp_path / "adapter", {"target_modules": QKV})
+    torch.testing.assert_close(embed(load(path, tmp_path / "adapter", made), texts()), theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("variant", CLASSIFIERS)
+def test_labels_are_pefts_and_the_head_is_the_adapters(variant: str, tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path / "base", variant)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    model = save_adapter(tmp_path / "adapter", base, task_type="SEQ_CLS", **CLASSIFIERS[variant])
+    with torch.no_grad():
+        theirs = torch.cat([model(input_ids=torch.tensor([text])).logits for text in texts()])
+    engine = load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
+    torch.testing.assert_close(embed(engine, texts()), theirs, **TOLERANCE)
+
+
+def test_one_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    path = save_tiny_encoder(tmp_path / "base", "bert")
+    other = save_tiny_encoder(tmp_path / "other", "bert", vocab_size=140)
+    last_states(other, tmp_path / "adapter", {"target_modules": ["word_embeddings"]})
+    with pytest.raises(ModelError, match=r"adapter: its embeddings\.word_embeddings\.weight is"):
+        load(path, tmp_path / "adapter", EmbeddingArgs(pooling="last"))

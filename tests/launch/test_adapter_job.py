@@ -1,0 +1,129 @@
+"""A job with `engine.adapter`: its answers are the merged model's, and another adapter is another run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
+
+import bulkrun
+from bulkrun.cli import main
+from bulkrun.errors import JobFileError, ModelError, ResumeError
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
+from tests.launch.one_process import one_process, own_engine
+from tests.models.tiny_adapters import save_adapter
+
+TINY = BUNDLED_ROOT / "tiny"
+SAMPLING = {"temperature": 0, "max_tokens": 12}
+ASKED = ["def close(self):", "def read_lines(path):", "return None"]
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with an adapter added by PEFT; the adapter is its neighbour."""
+    folder = tmp_path_factory.mktemp("adapted")
+    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    model = save_adapter(folder / "adapter", base, r=3, target_modules=["q_proj", "v_proj", "down_proj"])
+    shutil.copytree(TINY, folder / "merged", ignore=shutil.ignore_patterns("*.safetensors"))
+    config, files = (TINY / "config.json").read_bytes(), folder / "merged"
+    model.merge_and_unload().save_pretrained(files)
+    (files / "config.json").write_bytes(config)
+    return files
+
+
+@pytest.fixture
+def adapter(merged: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(merged.parent / "adapter", tmp_path / "adapter")
+
+
+def job_with(adapter: Path | None, folder: Path, **engine: Any) -> dict[str, Any]:
+    if not (folder / "in.jsonl").exists():
+        (folder / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ASKED))
+    return {
+        "name": "adapted",
+        "model": "bundled:tiny",
+        "input": {"path": str(folder / "in.jsonl")},
+        "prompt": {"column": "text", "chat_template": "none"},
+        "sampling": SAMPLING,
+        "engine": {"dtype": "float32", **({"adapter": str(adapter)} if adapter else {}), **engine},
+        "output": {"path": str(folder / "out")},
+    }
+
+
+def run(job: dict[str, Any]) -> list[str]:
+    with one_process(own_engine):
+        done = bulkrun.run_job(job)
+    rows = [row for part in done.run.parts().values() for row in pq.read_table(part).to_pylist()]
+    return [row["response"] for row in sorted(rows, key=lambda row: int(row["row"]))]
+
+
+def answers(model: str | Path, **engine: Any) -> list[str | None]:
+    return [one.text for one in bulkrun.LLM(model, dtype="float32", **engine).generate(ASKED, SAMPLING)]
+
+
+def test_answers_are_the_merged_models(merged: Path, adapter: Path, tmp_path: Path) -> None:
+    theirs = answers(merged)
+    assert run(job_with(adapter, tmp_path)) == theirs == answers("bundled:tiny", adapter=str(adapter))
+    assert theirs != answers("bundled:tiny")
+
+
+def test_another_adapter_is_another_run_and_the_same_one_elsewhere_is_not(adapter: Path, tmp_path: Path) -> None:
+    before = run(job_with(adapter, tmp_path))
+    moved = shutil.move(adapter, tmp_path / "moved")
+    assert run(job_with(moved, tmp_path)) == before
+    config = json.loads((moved / "adapter_config.json").read_text())
+    (moved / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 8}))
+    with pytest.raises(ResumeError, match=r"engine\.adapter"):
+        run(job_with(moved, tmp_path))
+    with pytest.raises(ResumeError, match=r"engine\.adapter"):
+        run(job_with(None, tmp_path))
+
+
+def test_the_adapters_tokenizer_and_chat_template_count(merged: Path, adapter: Path, tmp_path: Path) -> None:
+    trained = shutil.copytree(merged, tmp_path / "trained")
+    (trained / "chat_template.jinja").write_text("{{ messages[0].content }} is what was asked:")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(trained / name, adapter)
+    asked = [[{"role": "user", "content": ASKED[0]}]]
+    [ours] = bulkrun.LLM("bundled:tiny", adapter=str(adapter), dtype="float32").chat(asked, SAMPLING)
+    [theirs] = bulkrun.LLM(trained, dtype="float32").chat(asked, SAMPLING)
+    [others] = bulkrun.LLM(merged, dtype="float32").chat(asked, SAMPLING)
+    assert ours.text == theirs.text != others.text
+
+
+def test_what_is_no_adapter_is_said_before_anything_runs(adapter: Path, tmp_path: Path) -> None:
+    for wrong, message in (
+        (TINY, r"no adapter_config\.json"),
+        (tmp_path / "nowhere", r"engine\.adapter: no such directory"),
+        (
+            adapter / "adapter_config.json",
+            r"engine\.adapter: .* is a file; give the directory that holds adapter_config",
+        ),
+    ):
+        with pytest.raises(ModelError, match=message):
+            run(job_with(wrong, tmp_path))
+    with pytest.raises(JobFileError, match=r"engine\.adapter: means nothing to the random weights"):
+        run(job_with(adapter, tmp_path, load_format="dummy"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_as_the_model_is_told_where_it_belongs(adapter: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"adapter \(LoRA\): name its base as the model, and this directory in engine\.adapter"
+    ):
+        run(job_with(None, tmp_path) | {"model": str(adapter)})
+
+
+def test_validate_says_what_is_wrong(adapter: Path, tmp_path: Path) -> None:
+    (adapter / "adapter_model.safetensors").unlink()
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(job_with(adapter, tmp_path)))
+    done = CliRunner().invoke(main, ["validate", str(job)])
+    assert done.exit_code == 1 and "no adapter_model.safetensors" in done.stderr

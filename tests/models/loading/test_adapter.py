@@ -1,0 +1,236 @@
+"""Adapters added as weights are read: logits are PEFT's over the unmerged model, whatever the adapter changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bulkrun.errors import ModelError
+from bulkrun.models.loading.loader import load_model
+from tests.models.paged_driver import forced_logits
+from tests.models.tiny_adapters import QKV, save_adapter
+from tests.models.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_model
+
+ALL = {"target_modules": "all-linear"}
+TEXTS = [[3, 17, 99, 4, 56, 101, 7, 22, 81], [5, 9, 13, 60]]
+
+
+def logits(path: Path, adapter: Path | None, **settings: Any) -> list[torch.Tensor]:
+    """Ours [len, V] of each text."""
+    settings = {"dtype": torch.float32, "device": "cpu"} | settings
+    model = load_model(path, adapter=adapter, **settings)
+    return forced_logits(model, TEXTS, [len(text) for text in TEXTS])
+
+
+@torch.no_grad()
+def expected(model: Any) -> list[torch.Tensor]:
+    """PEFT's logits [len, V] of each text, its adapter beside the weights."""
+    return [model(input_ids=torch.tensor([text])).logits[0].float() for text in TEXTS]
+
+
+def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], share: float = 1e-5) -> None:
+    largest = max(float(one.abs().max()) for one in theirs)
+    assert max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) < share * largest
+
+
+@pytest.mark.parametrize(
+    ("variant", "lora"),
+    [
+        ("llama", ALL),
+        ("llama_biases", ALL | {"bias": "lora_only"}),
+        ("qwen3", {"target_modules": QKV, "use_rslora": True}),
+        ("qwen3", {"target_modules": QKV, "rank_pattern": {"layers.1.self_attn.q_proj": 9, "v_proj": 2},
+                   "alpha_pattern": {"k_proj": 30, r"layers\.[02]\.self_attn\.v_proj": 3}}),
+        ("llama", ALL | {"use_dora": True}),
+        ("llama_tied", ALL),
+        ("llama", {"target_modules": ["embed_tokens", "o_proj"]}),
+        ("llama", {"target_modules": ["lm_head", "down_proj"]}),
+        ("llama_tied", {"target_modules": ["embed_tokens"]}),  # the head stays
+        ("llama", {"target_modules": QKV, "modules_to_save": ["embed_tokens", "lm_head", "input_layernorm", "norm"]}),
+        ("gemma3", {"target_modules": QKV, "modules_to_save": ["input_layernorm"]}),  # norms with an offset
+        ("gemma3", ALL),
+        ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"]}),
+        ("olmo2", ALL),
+        ("granite", ALL),
+        ("mixtral", {"target_modules": QKV}),
+    ],
+)  # fmt: skip
+def test_logits_are_pefts(variant: str, lora: dict[str, Any], tmp_path: Path) -> None:
+    path, base = save_tiny_model(tmp_path / "base", variant), make_tiny_model(variant)
+    plain = expected(base)
+    theirs = expected(save_adapter(tmp_path / "adapter", base, **lora))
+    with pytest.raises(AssertionError):
+        assert_close(theirs, plain, 0.01)  # it changes something
+    assert_close(logits(path, tmp_path / "adapter"), theirs)
+    assert_close(logits(path, None), plain)
+
+
+def test_experts_one_by_one_take_adapters_of_the_hubs_names(tmp_path: Path) -> None:
+    """Written by hand: transformers 5, and with it PEFT, has no single experts any more."""
+    path = save_tiny_model(tmp_path / "base", "qwen3_moe")
+    weights = load_file(path / "model.safetensors")
+    name = next(name for name in weights if re.search(r"layers\.0\.mlp\.experts\.2\.up_proj", name))
+    left, right = torch.randn(len(weights[name]), 3), torch.randn(3, weights[name].shape[1])
+    write_adapter(tmp_path / "adapter", name.removesuffix(".weight"), right, left, alpha=6)
+    ours = logits(path, tmp_path / "adapter")
+    weights[name] += 6 / 3 * left @ right
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    assert_close(ours, logits(path, None))
+
+
+def write_adapter(path: Path, module: str, a: torch.Tensor, b: torch.Tensor, **keys: Any) -> None:
+    """An adapter of one module; `alpha` is lora_alpha, other keys as in adapter_config.json."""
+    path.mkdir(exist_ok=True)
+    config = {"peft_type": "LORA", "r": len(a), "lora_alpha": keys.pop("alpha", 4), **keys}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    names = {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+    save_file(names, path / "adapter_model.safetensors")
+
+
+def test_the_head_may_change_where_it_was_the_embedding(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "base", "llama_tied")
+    a, b = torch.randn(2, 48), torch.randn(VOCAB_SIZE, 2)
+    write_adapter(tmp_path / "adapter", "lm_head", a, b, alpha=2)
+    apart = make_tiny_model("llama_tied")
+    apart.lm_head.weight = torch.nn.Parameter(apart.lm_head.weight + b @ a)
+    assert_close(logits(path, tmp_path / "adapter"), expected(apart))
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama_tied", "gemma3"])
+def test_a_vocabulary_that_grew_in_training_is_the_models(variant: str, tmp_path: Path) -> None:
+    path, base = save_tiny_model(tmp_path / "base", variant), make_tiny_model(variant)
+    base.resize_token_embeddings(VOCAB_SIZE + 3, mean_resizing=False)
+    base.name_or_path = str(path)  # as after `from_pretrained`: PEFT sees that the vocabulary is another, and saves it
+    model = save_adapter(tmp_path / "adapter", base, **{"target_modules": QKV})
+    loaded = load_model(path, adapter=tmp_path / "adapter", dtype=torch.float32, device="cpu")
+    assert loaded.config.vocab_size == VOCAB_SIZE + 3
+    text = [3, VOCAB_SIZE + 2, 17, VOCAB_SIZE]
+    with torch.no_grad():
+        theirs = model(input_ids=torch.tensor([text])).logits[0]
+    assert_close(forced_logits(loaded, [text], [len(text)]), [theirs])
+
+
+def test_a_sum_is_rounded_once(tmp_path: Path) -> None:
+    """In bfloat16 weights are those of a float32 merge rounded at the end; quantized ones likewise."""
+    base = make_tiny_model("llama_whole_panels")
+    path = save_tiny_model(tmp_path / "base", "llama_whole_panels")
+    merged = save_adapter(tmp_path / "adapter", base, **ALL).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    tolerances = ({"dtype": torch.bfloat16}, 0.02), ({"quantization": "int8"}, 1e-5), ({"deterministic": True}, 1e-5)
+    for settings, share in tolerances:
+        ours = logits(path, tmp_path / "adapter", **settings)
+        assert_close(ours, logits(tmp_path / "merged", None, **settings), share)
+
+
+def test_a_checkpoint_in_bfloat16_gets_a_float32_sum_for_a_float32_model(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "base", "llama", dtype=torch.bfloat16)
+    base = make_tiny_model("llama")
+    for parameter in base.parameters():
+        parameter.data = parameter.to(torch.bfloat16).float()
+    theirs = expected(save_adapter(tmp_path / "adapter", base, **ALL))
+    assert_close(logits(path, tmp_path / "adapter"), theirs)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_sums_are_a_cpus(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "base", "qwen3")
+    save_adapter(tmp_path / "adapter", make_tiny_model("qwen3"), **ALL, use_dora=True)
+    settings = {"dtype": torch.float32, "adapter": tmp_path / "adapter"}
+    on_gpu, on_cpu = (load_model(path, device=device, **settings) for device in ("cuda", "cpu"))
+    theirs = dict(on_cpu.named_parameters())
+    for name, parameter in on_gpu.named_parameters():
+        torch.testing.assert_close(parameter.cpu(), theirs[name], rtol=1e-5, atol=1e-5)
+
+
+def test_models_of_the_general_path_are_changed_too(tmp_path: Path) -> None:
+    for variant, lora in (("gpt2", {"target_modules": ["c_attn", "c_fc"]}), ("gpt_neox", ALL)):
+        path, base = save_tiny_model(tmp_path / variant, variant), make_tiny_model(variant)
+        theirs = expected(save_adapter(tmp_path / f"{variant}_adapter", base, **lora))
+        assert_close(logits(path, tmp_path / f"{variant}_adapter"), theirs)
+
+
+def test_a_body_trained_alone_fits_the_whole_model(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "base", "qwen3")
+    whole = make_tiny_model("qwen3")
+    save_adapter(tmp_path / "adapter", whole.model, **{"target_modules": QKV})  # changes `whole` where it is
+    assert_close(logits(path, tmp_path / "adapter"), expected(whole))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("peft_type", "IA3", "peft_type 'IA3' is not supported, only LORA"),
+        ("use_qalora", True, "use_qalora: not supported; merge"),
+        ("target_parameters", ["mlp.experts.gate_up_proj"], "target_parameters: not supported"),
+        ("init_lora_weights", "pissa", "init_lora_weights 'pissa': not supported"),
+        ("lora_alpha", "many", "a value is of another kind"),
+        ("lora_alpha", None, "a value is of another kind"),
+        ("alpha_pattern", {"(": 3}, r"alpha_pattern: '\(' is no regular expression"),
+        ("use_dora", True, "the tensors of model.layers.0.self_attn.q_proj do not go together"),
+    ],
+)
+def test_what_cannot_be_added_is_named(key: str, value: Any, message: str, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "base", "llama")
+    write_adapter(
+        tmp_path / "a", "model.layers.0.self_attn.q_proj", torch.ones(2, 48), torch.ones(48, 2), **{key: value}
+    )
+    with pytest.raises(ModelError, match=message) as caught:
+        logits(path, tmp_path / "a")
+    assert "adapter_" in str(caught.value)  # the file
+
+
+def test_an_adapter_of_another_model_is_named(tmp_path: Path) -> None:
+    path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
+    keys = {"base_model_name_or_path": "acme/large"}
+    write_adapter(adapter, "model.layers.7.self_attn.q_proj", torch.ones(2, 48), torch.ones(48, 2), **keys)
+    with pytest.raises(
+        ModelError, match=r"layers\.7\.self_attn\.q_proj\.weight, which the model does not have.*acme/large"
+    ):
+        logits(path, adapter)
+    write_adapter(adapter, "model.layers.1.self_attn.q_proj", torch.ones(2, 64), torch.ones(48, 2), **keys)
+    with pytest.raises(ModelError, match=r"is \[48, 64\], the model's \[48, 48\].*acme/large"):
+        logits(path, adapter)
+
+
+def test_files_that_are_missing_or_torn_are_named(tmp_path: Path) -> None:
+    path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
+    with pytest.raises(ModelError, match=r"no adapter_config\.json; engine\.adapter is"):
+        logits(path, path)
+    write_adapter(adapter, "lm_head", torch.ones(2, 48), torch.ones(VOCAB_SIZE, 2))
+    weights = adapter / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match="adapter_model"):
+        logits(path, adapter)
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"no adapter_model\.safetensors"):
+        logits(path, adapter)
+    (adapter / "adapter_model.bin").touch()
+    with pytest.raises(ModelError, match=r"only adapter_model\.bin, a pickle"):
+        logits(path, adapter)
+
+
+def test_tensors_of_an_unknown_kind_are_named(tmp_path: Path) -> None:
+    path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
+    write_adapter(adapter, "lm_head", torch.ones(2, 48), torch.ones(VOCAB_SIZE, 2))
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for name in ("model.embed_tokens.token_adapter.trainable_tokens_delta", "lm_head.lora_diag"):
+        save_file(tensors | {f"base_model.model.{name}": torch.ones(2)}, adapter / "adapter_model.safetensors")
+        with pytest.raises(ModelError, match=f"tensor {name} is of no kind of LoRA"):
+            logits(path, adapter)
+
+
+def test_weights_that_are_stored_quantized_take_no_adapter(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "base", "llama")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [8, 8]}
+    (path / "config.json").write_text(json.dumps(config))
+    write_adapter(tmp_path / "adapter", "lm_head", torch.ones(2, 48), torch.ones(VOCAB_SIZE, 2))
+    with pytest.raises(ModelError, match=r"engine\.adapter: the model's weights are stored quantized"):
+        logits(path, tmp_path / "adapter")
