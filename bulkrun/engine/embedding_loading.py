@@ -54,8 +54,6 @@ def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> Re
     """
     config = EmbeddingConfig.from_dir(path)
     sizes, dtype = _sizes(config, args), _dtype(config, args)
-    if sizes.device.type == "cuda" and isinstance(config.model, DecoderConfig) and config.model.is_causal:
-        refuse_gpu_without_kernels()
     return ReadyEmbedder(load_embedder(path, config, embedding, args, dtype=dtype, device=sizes.device), sizes)
 
 
@@ -76,6 +74,8 @@ def _dtype(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> 
 def _sizes(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> EmbeddingSizes:
     _refuse_meaningless(args)
     device = resolve_device(args.device)
+    if device.type == "cuda" and isinstance(config.model, DecoderConfig) and config.model.is_causal:
+        refuse_gpu_without_kernels()
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:

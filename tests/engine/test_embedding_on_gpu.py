@@ -63,7 +63,7 @@ def test_bfloat16_logits_are_nearest_to_the_same_text_s_on_the_cpu(variant: str,
 
 @pytest.mark.usefixtures("watched_kernels")
 @pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU here, not interpreted")
-@pytest.mark.parametrize(("variant", "num_waits"), [("bert", 1), ("qwen3", 4)])
+@pytest.mark.parametrize(("variant", "num_waits"), [("bert", 1), ("gpt2", 6), ("qwen3", 0)])
 def test_the_path_of_a_gpu_waits_for_scores_alone(variant: str, num_waits: int, tmp_path: Path) -> None:
     """But for transformers, which looks at each mask, more often where it is causal."""
     path, prompts = save_tiny_classifier(tmp_path, variant), texts((1, 7, 30, 31, 16, 2))

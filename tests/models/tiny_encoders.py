@@ -77,6 +77,10 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta_v2": ("DebertaV2ForSequenceClassification", {"relative_attention": True, "position_buckets": 8}),
     "qwen3": ("Qwen3ForSequenceClassification", {"num_key_value_heads": 2, "head_dim": 16}),
     "llama": ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
+    "gemma2": ("Gemma2ForSequenceClassification", _GEMMA),
+    "phi3": ("Phi3ForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": 0}),
+    "mixtral": ("MixtralForSequenceClassification", {"num_key_value_heads": 2, "num_local_experts": 4}),
+    "qwen2_both_ways": ("Qwen2ForSequenceClassification", {"num_key_value_heads": 2, "is_causal": False}),
     "gpt2": ("GPT2ForSequenceClassification", {}),
 }
 

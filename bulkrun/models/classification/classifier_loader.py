@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from bulkrun.errors import ModelError
 from bulkrun.models.classification.classifier import Classifier
+from bulkrun.models.classification.decoder_classifier import load_decoder_classifier
 from bulkrun.models.classification.head import TransformersHead
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.embedding.encoder_loader import errors_named, fast_encoder, load_transformer, refuse_unfit
@@ -41,6 +42,9 @@ def load_classifier(
     if engine.quantization is not None:
         refuse_quantization_on(device, engine.quantization)
     activation = config.activation_of(args)
+    own = load_decoder_classifier(path, config, activation, engine, dtype=dtype, device=device)
+    if own is not None:
+        return own
     files = refuse_unfit(path, engine.load_format, dtype, device)
     with errors_named(f"{path}: {config.model.architecture} is not supported", device):
         model = load_transformer(

@@ -7,16 +7,18 @@ Torch-free. How what comes out of the model is to be read stands in no single pl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.architectures import find_family
 from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.embedding_config import max_text_len
 from bulkrun.models.config.encoder_config import text_config
 from bulkrun.models.config.general_config import CLASSIFIERS
-from bulkrun.models.config.model_config import ModelConfig, with_dtype
+from bulkrun.models.config.model_config import DecoderConfig, ModelConfig, with_dtype
 from bulkrun.settings import ClassificationArgs, ScoreActivation
 
 _PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
@@ -67,13 +69,24 @@ def _parsed(path: Path, raw: Mapping[str, Any]) -> ClassificationConfig:
             f"architectures: {given}, and none ends in {CLASSIFIERS}: this is no model that classifies texts; take "
             "another, or write task: embed or generate"
         )
-    model, labels = text_config(raw), _labels(raw)
+    model, labels = _model(raw), _labels(raw)
     return ClassificationConfig(
         model=model,
         max_model_len=min(model.max_position_embeddings, max_text_len(path)),
         labels=labels,
         activation=_activation(raw, len(labels)),
     )
+
+
+def _model(raw: Mapping[str, Any]) -> ModelConfig:
+    """Its transformer: a DecoderConfig where the engine's own decoder can be it, under the name of its body."""
+    bodies = {**raw, "architectures": [name.replace(CLASSIFIERS, "Model") for name in raw["architectures"]]}
+    if find_family(bodies) is not None:
+        with suppress(ModelError):  # what the decoder cannot do, transformers' code may
+            model = text_config(bodies)
+            if isinstance(model, DecoderConfig):
+                return model
+    return text_config(raw)
 
 
 def _labels(raw: Mapping[str, Any]) -> tuple[str, ...]:

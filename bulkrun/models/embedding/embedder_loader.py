@@ -14,7 +14,6 @@ from bulkrun.models.embedding.decoder_encoder import DecoderEncoder
 from bulkrun.models.embedding.dense import load_dense
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.models.embedding.text_encoder import TextEncoder
-from bulkrun.models.language_model import LanguageModel
 from bulkrun.models.loading.loader import load_model
 from bulkrun.models.loading.quantization import refuse_quantization_on
 from bulkrun.ops.cpu.library import library
@@ -53,9 +52,9 @@ def _load_encoder(
     path: Path, config: EmbeddingConfig, engine: EngineArgs, dtype: torch.dtype, device: torch.device
 ) -> TextEncoder:
     if isinstance(config.model, DecoderConfig):
-        decoder = _load_decoder(path, config.model, engine, dtype, device)
+        decoder = load_decoder(path, config.model, engine, dtype, device)
         if decoder is not None:
-            return DecoderEncoder(decoder, block_size=engine.block_size or DEFAULT_BLOCK_SIZE)
+            return decoder
     from bulkrun.models.embedding.encoder_loader import load_encoder  # transformers takes seconds to import
 
     return load_encoder(
@@ -70,10 +69,13 @@ def _load_encoder(
     )
 
 
-def _load_decoder(
+def load_decoder(
     path: Path, config: DecoderConfig, engine: EngineArgs, dtype: torch.dtype, device: torch.device
-) -> LanguageModel | None:
-    """None: one that looks both ways, which it only can where all its layers are one compiled call over panels."""
+) -> DecoderEncoder | None:
+    """A decoder of the engine's own families, without its head. Raises what `load_model` does.
+
+    None: one that looks both ways, which it only can where all its layers are one compiled call over panels.
+    """
     if not config.is_causal and (device.type != "cpu" or engine.quantization == "fp8" or library() is None):
         return None
     model = load_model(
@@ -88,7 +90,9 @@ def _load_decoder(
         adapter=engine.adapter,
     )
     stack = model.layer_stack if isinstance(model, Decoder) else None
-    return model if config.is_causal or (stack is not None and stack.takes_any_width) else None
+    if not config.is_causal and (stack is None or not stack.takes_any_width):
+        return None
+    return DecoderEncoder(model, block_size=engine.block_size or DEFAULT_BLOCK_SIZE)
 
 
 def _refuse_settings(config: EmbeddingConfig, engine: EngineArgs, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.adapter import Adapter, base_name
 from bulkrun.models.loading.stored_weights import BODY, is_ignored, text_name
-from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, HEAD_MODULE
+from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, OF_HEADS
 
 _OF_VOCABULARY = {EMBEDDING, HEAD}
 
@@ -35,7 +35,7 @@ def on_text_model(
 
     def name_of(stored: str) -> str | None:
         name = text_name(stored)
-        is_left_out = is_ignored(name) or (name.startswith(HEAD_MODULE) and not has_head)
+        is_left_out = is_ignored(name) or (name.startswith(OF_HEADS) and not has_head)
         return None if is_left_out else base_name(name, tensors, BODY)
 
     adapter, tensors = adapter.named(name_of), dict(tensors)

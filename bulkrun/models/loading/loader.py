@@ -32,7 +32,7 @@ from bulkrun.models.loading.dummy_weights import fill_with_random_weights
 from bulkrun.models.loading.projection_forms import Forms, form_projections
 from bulkrun.models.loading.quantization import refuse_quantization, store_quantized, warn_of_slow_products
 from bulkrun.models.loading.stored_weights import checked_tensors, has_own_head, text_tensors
-from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, HEAD_MODULE, Target, targets
+from bulkrun.models.loading.tensor_names import EMBEDDING, HEAD, OF_HEADS, Target, targets
 from bulkrun.models.loading.weights_fit import does_not_fit, refuse_beyond_ram
 from bulkrun.settings import Quantization
 
@@ -102,7 +102,7 @@ def _load_decoder(
     tensors = text_tensors(files or [], is_tied=config.tie_word_embeddings)
     if not has_head:  # as if it were tied, and then without
         config = dataclasses.replace(config, tie_word_embeddings=True)
-        tensors = {name: stored for name, stored in tensors.items() if not name.startswith(HEAD_MODULE)}
+        tensors = {name: stored for name, stored in tensors.items() if not name.startswith(OF_HEADS)}
     if adapter is not None:
         adapter, tensors, config = on_text_model(adapter, tensors, config, has_head=has_head)
     weights = any_weights(tensors, config.stored_quantization, path)

@@ -70,6 +70,8 @@ class _ExpertNames(NamedTuple):
 
 
 HEAD_MODULE = "lm_head."
+SCORE = "score.weight"  # of decoders that classify
+OF_HEADS = (HEAD_MODULE, "score.")  # what is left out where hidden states are wanted alone
 EMBEDDING, HEAD = "model.embed_tokens.weight", f"{HEAD_MODULE}weight"
 _FUSED_IN_CHECKPOINT = ("Phi3ForCausalLM",)  # q, k, v in one tensor, gate and up in another
 _EXPERT_NAMES: Mapping[str, _ExpertNames] = {

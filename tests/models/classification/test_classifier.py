@@ -20,6 +20,7 @@ from bulkrun.settings import ClassificationArgs, EngineArgs, ScoreActivation
 from tests.models.tiny_encoders import CLASSIFIERS, class_logits, save_tiny_classifier, save_tiny_encoder
 from tests.models.tiny_models import VOCAB_SIZE, edit_weights
 
+DECODERS = ("qwen3", "llama", "gemma2", "phi3", "mixtral")  # run on the engine's own
 LENS = (1, 1, 2, 17, 30, 96)
 
 
@@ -45,10 +46,10 @@ def test_scores_are_those_of_transformers_for_each_text_alone(variant: str, tmp_
     alone = torch.cat([classifier([text]) for text in texts()])
     torch.testing.assert_close(alone, expected, rtol=0, atol=1e-5)
     is_compiled = variant.endswith("in_panels") and can_stack_encoder(torch.float32, 64, 128, 16)
-    assert isinstance(classifier.encoder, PaddedEncoder) != is_compiled
+    assert isinstance(classifier.encoder, PaddedEncoder) != (is_compiled or variant in DECODERS)
 
 
-@pytest.mark.parametrize("variant", ["bert_in_panels", "modernbert_in_panels"])
+@pytest.mark.parametrize("variant", ["bert_in_panels", "modernbert_in_panels", "llama"])
 def test_deterministic_scores_have_the_same_bits_in_any_crowd(variant: str, tmp_path: Path) -> None:
     if not can_stack_encoder(torch.float32, 64, 128, 16):
         pytest.skip("encoders are not compiled here")
@@ -105,6 +106,16 @@ def test_more_labels_than_outputs_are_refused(tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_decoders_head_is_there_and_of_the_labels(tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, "qwen3")
+    edit_weights(path, score__weight=torch.ones(5, 48))
+    with pytest.raises(ModelError, match=r"score\.weight is \[5, 48\], but config\.json makes it \[3, 48\]"):
+        load(path)
+    edit_weights(path, score__weight=None)
+    with pytest.raises(ModelError, match=r"there is no score\.weight, the head for labels"):
+        load(path)
+
+
 def test_a_head_that_reads_something_else_is_refused(tmp_path: Path) -> None:
     """ALBERT's pooler takes one state, where others take all of them."""
     config = transformers.AlbertConfig(
@@ -126,8 +137,9 @@ def test_a_model_without_a_head_is_no_classifier(tmp_path: Path) -> None:
         ClassificationConfig.from_dir(save_tiny_encoder(tmp_path, "bert"))
 
 
-def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
-    path = save_tiny_classifier(tmp_path, "bert")
+@pytest.mark.parametrize("variant", ["bert", "qwen3"])
+def test_random_weights_need_no_checkpoint(variant: str, tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path, variant)
     (path / "model.safetensors").unlink()
     first, again = (load(path, load_format="dummy")(texts()) for _ in range(2))
     assert torch.equal(first, again) and first.isfinite().all()

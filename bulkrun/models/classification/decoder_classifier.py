@@ -1,0 +1,93 @@
+"""A decoder of the engine's own families as a classifier: its own forward pass, and transformers' linear head.
+
+The families' classes share one head, `score`: no bias, over the state of a text's last token that is no padding.
+Whether a class has that one is asked of transformers, which nothing else is read from here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import transformers
+from transformers.modeling_layers import GenericForSequenceClassification
+
+from bulkrun.errors import ModelError
+from bulkrun.models.classification.classifier import Classifier, Head
+from bulkrun.models.config.classification_config import ClassificationConfig
+from bulkrun.models.config.model_config import DecoderConfig
+from bulkrun.models.embedding.embedder_loader import load_decoder
+from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
+from bulkrun.models.files.read_ahead import read_tensors
+from bulkrun.models.files.weight_files import weight_files
+from bulkrun.models.loading.adapter import Adapter
+from bulkrun.models.loading.tensor_names import SCORE
+from bulkrun.settings import EngineArgs, ScoreActivation
+
+
+def load_decoder_classifier(
+    path: Path,
+    config: ClassificationConfig,
+    activation: ScoreActivation,
+    engine: EngineArgs,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Classifier | None:
+    """Load it; None where transformers' code has to run: another head, or a decoder that this device cannot run.
+
+    Raises what `load_model` does, and ModelError for a head that is missing or of another shape.
+    """
+    known = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    if not isinstance(config.model, DecoderConfig) or not _has_that_head(known):
+        return None
+    decoder = load_decoder(path, config.model, engine, dtype, device)
+    if decoder is None:
+        return None
+    return Classifier(
+        decoder,
+        _linear(_score(path, config, engine).to(device)),
+        pooling="last",
+        num_labels=len(config.labels),
+        activation=activation,
+        row_by_row=engine.deterministic,
+        padding_id=known.get_text_config().pad_token_id,
+    )
+
+
+def _has_that_head(known: transformers.PretrainedConfig) -> bool:
+    classes = [getattr(transformers, name, None) for name in known.architectures or ()]
+    return any(isinstance(one, type) and issubclass(one, GenericForSequenceClassification) for one in classes)
+
+
+def _linear(weight_CE: torch.Tensor) -> Head:
+    return lambda states_SE: F.linear(states_SE, weight_CE)
+
+
+def _score(path: Path, config: ClassificationConfig, engine: EngineArgs) -> torch.Tensor:
+    """The head's weight, float32 [C, E]; the adapter's, where it has its own."""
+    shape = (len(config.labels), config.model.hidden_size)
+    if engine.load_format == "dummy":
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul_(shape[1] ** -0.5)
+    adapter = None if engine.adapter is None else Adapter.from_dir(engine.adapter)
+    stored = {one.name: one for one in stored_tensors(weight_files(path))}
+    if adapter is not None:
+        stored |= adapter.whole
+    if SCORE not in stored:
+        raise ModelError(f"{path}: there is no {SCORE}, the head for labels; download the model again")
+    if stored[SCORE].shape != shape:
+        raise ModelError(
+            f"{path}: tensor {SCORE} is {list(stored[SCORE].shape)}, but config.json makes it {list(shape)}; "
+            "config.json and weights are of different models"
+        )
+    weight_CE = _read(stored[SCORE])
+    if adapter is not None and SCORE in adapter.added:
+        adapter.check_fits({SCORE: shape})
+        weight_CE = torch.cat([rows for _, rows in adapter.added[SCORE].sums(weight_CE)])
+    return weight_CE
+
+
+def _read(stored: StoredTensor) -> torch.Tensor:
+    [(_, tensor)] = read_tensors([stored], lambda _: None)
+    return tensor.float()
