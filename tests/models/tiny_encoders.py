@@ -75,6 +75,11 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert_in_panels": ("ModernBertForSequenceClassification", {"local_attention": 16} | _IN_PANELS),
     "modernbert_mean": ("ModernBertForSequenceClassification", {"classifier_pooling": "mean"}),
     "deberta_v2": ("DebertaV2ForSequenceClassification", {"relative_attention": True, "position_buckets": 8}),
+    "deberta_v2_with_types": (
+        "DebertaV2ForSequenceClassification",
+        {"relative_attention": True, "position_buckets": 8, "type_vocab_size": 2},
+    ),
+    "qwen2": ("Qwen2ForSequenceClassification", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3ForSequenceClassification", {"num_key_value_heads": 2, "head_dim": 16}),
     "llama": ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
     "gpt2": ("GPT2ForSequenceClassification", {}),

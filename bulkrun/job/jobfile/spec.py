@@ -90,7 +90,8 @@ class PromptSpec(Section):
     """How a row becomes a prompt: one of `template`, `messages`, `column`; with none, the input's columns tell.
 
     Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`; with
-    `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`.
+    `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`. A job of pairs of texts also
+    has `text_pair`.
     """
 
     template: str | None = Field(
@@ -107,6 +108,13 @@ class PromptSpec(Section):
     )
     column: str | None = Field(
         None, description="The name of a column that holds the prompt text. Default: the columns tell."
+    )
+    text_pair: str | None = Field(
+        None,
+        min_length=1,
+        description="With task: classify, a second text for a model of pairs (a reranker's document, an NLI model's "
+        "hypothesis): a Jinja template over the row's columns. The first is that of template or column. The tokenizer "
+        "joins them; special tokens written in them are plain text. Default: texts are single.",
     )
     system: str | None = Field(
         None, description="A system message put before the conversation (a template too). Default: none."
@@ -190,7 +198,8 @@ class RunSpec(Section):
     )
     on_too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
         "error",
-        description="What to do with a prompt that does not fit: make it an error row, or cut its start or its end.",
+        description="What to do with a prompt that does not fit: make it an error row, or cut its start or its end (of "
+        "a pair of texts, that of the second).",
     )
     window_rows: int = Field(
         1_000_000,

@@ -95,7 +95,11 @@ def _as_batch(spec: JobSpec) -> JobSpec:
 def describe_prompt(spec: JobSpec, columns: Sequence[str]) -> str:
     """How a row becomes a prompt, in a few words, and whether the columns told. Raises as `detected_job` does."""
     prompt = detected_job(spec, columns).prompt
-    told = "" if has_mapping(spec.prompt) else " (detected)"
+    second = "" if prompt.text_pair is None else ", and prompt.text_pair"
+    return _first_text(prompt, told="" if has_mapping(spec.prompt) else " (detected)") + second
+
+
+def _first_text(prompt: PromptSpec, told: str) -> str:
     if prompt.template is not None:
         return "prompt.template"
     if prompt.messages is not None:

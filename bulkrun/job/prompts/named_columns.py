@@ -16,7 +16,7 @@ def named_columns(spec: JobSpec) -> list[str]:
 
 
 def _prompt_columns(prompt: PromptSpec) -> list[str]:
-    templates, columns = [prompt.template, prompt.system], [prompt.column]
+    templates, columns = [prompt.template, prompt.text_pair, prompt.system], [prompt.column]
     if isinstance(prompt.messages, list):
         templates += [message.content for message in prompt.messages]
     else:

@@ -175,7 +175,8 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
     if not spec.generates:
         spec, model_dir, model = with_model_of_texts(spec, BUNDLED_ROOT)
-        return PreparedJob(spec, model_dir, model, Tokenizer.from_dir(model_dir, now=now), files)
+        tokenizer = Tokenizer.from_dir(model_dir, now=now, of_pairs=spec.prompt.text_pair is not None)
+        return PreparedJob(spec, model_dir, model, tokenizer, files)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
     tokenizer = Tokenizer.from_dir(model_dir, now=now)

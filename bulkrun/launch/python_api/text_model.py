@@ -5,7 +5,7 @@ Lists in, lists out; iterators in, iterators out. Importing this loads no torch;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -37,13 +37,18 @@ class TextModel(Generic[_O]):
     """A model that makes something of texts. Several threads may call it and share its steps."""
 
     def __init__(
-        self, spec: JobSpec, model_dir: Path, made: EmbeddingArgs | ClassificationArgs, reader: Outputs[_O]
+        self,
+        spec: JobSpec,
+        model_dir: Path,
+        tokenizer: Tokenizer,
+        made: EmbeddingArgs | ClassificationArgs,
+        reader: Outputs[_O],
     ) -> None:
         """`spec`: as its model completes it. `reader`: of what the engine makes."""
         self._reader = reader
         self._sampling = spec.sampled.to_params()
         self._before = spec.embedding.prompt or ""
-        self._tokenizer = Tokenizer.from_dir(model_dir)
+        self._tokenizer = tokenizer
         self._shared = SharedEngine(load_embedding_engine(model_dir, spec.engine, made))
         self._fitter = PromptFitter(self.max_model_len, spec.run.on_too_long)
 
@@ -52,7 +57,7 @@ class TextModel(Generic[_O]):
         """Maximum number of tokens of a text; a longer one is an output with an error."""
         return self._shared.engine.max_model_len
 
-    def _outputs(self, texts: Iterable[str] | str, *, ordered: bool, use_tqdm: bool) -> list[_O] | Iterator[_O]:
+    def _outputs(self, texts: Iterable[Any] | str, *, ordered: bool, use_tqdm: bool) -> list[_O] | Iterator[_O]:
         given = [texts] if isinstance(texts, str) else texts
         if not isinstance(given, Iterable):
             raise UsageError(f"{repr(texts)[:60]} is not a list or an iterator of texts")
@@ -63,15 +68,15 @@ class TextModel(Generic[_O]):
         outputs = show.counted(stream.outputs(), len(given) if isinstance(given, list) else None)
         return list(outputs) if isinstance(given, list) else outputs
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return [self._fitted(ids) for ids in self._tokens(texts)]
+    def _encode(self, asked: list[Asked]) -> Sequence[Sequence[int] | RowError]:
+        return [self._fitted(ids, self._frame) for ids in self._tokens([one.text or "" for one in asked])]
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch(texts, add_special_tokens=True)
 
-    def _fitted(self, token_ids: list[int]) -> list[int]:
+    def _fitted(self, token_ids: list[int], frame: Callable[[], PromptFrame]) -> list[int]:
         """The ids, cut if that was asked for; those that are too long go on to the engine, which refuses them."""
-        fitted = self._fitter.fit(token_ids, 0, self._frame)
+        fitted = self._fitter.fit(token_ids, 0, frame)
         return token_ids if isinstance(fitted, RowError) else fitted
 
     def _frame(self) -> PromptFrame:
