@@ -21,7 +21,8 @@ from bulkrun.data.inputs.python_rows import python_rows, with_short_floats, with
 from bulkrun.data.storage.paths import user_path
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
+from bulkrun.job.jobfile.prompt import PromptSpec
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bulkrun.data.types.json_types import Shape
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
+from bulkrun.job.jobfile.prompt import PromptSpec
+from bulkrun.job.jobfile.spec import JobSpec
 
 # The columns that make a line an OpenAI batch line; `method` may be missing and is POST then.
 BATCH_COLUMNS = ("custom_id", "url", "body")

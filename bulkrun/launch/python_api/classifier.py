@@ -19,6 +19,7 @@ from bulkrun.launch.python_api.prompts import ask_pair
 from bulkrun.launch.python_api.text_model import TextModel, job_of_texts
 from bulkrun.request import RowError
 from bulkrun.settings import ScoreActivation
+from bulkrun.text.pairs import EncodedPair
 from bulkrun.text.tokenizer import Tokenizer
 
 Pair = tuple[str, str]
@@ -105,12 +106,11 @@ class Classifier(TextModel[ClassificationOutput]):
         if not self._of_pairs:
             return super()._encode(asked)
         made = self._tokenizer.encode_pairs([(one.text or "", one.text_pair or "") for one in asked])
-        return [
-            pair
-            if isinstance(pair, RowError)
-            else self._fitted(pair.token_ids, partial(PromptFrame.around_second, *pair))
-            for pair in made
-        ]
+        return [pair if isinstance(pair, RowError) else self._fitted_pair(pair) for pair in made]
+
+    def _fitted_pair(self, pair: EncodedPair) -> list[int] | RowError:
+        """The ids, of which the second text's are cut if that was asked for, or why they do not fit."""
+        return self._fitter.fit(pair.token_ids, 0, partial(PromptFrame.around_second, *pair))
 
 
 class _ScoreOutputs:

@@ -5,7 +5,7 @@ Lists in, lists out; iterators in, iterators out. Importing this loads no torch;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -69,14 +69,14 @@ class TextModel(Generic[_O]):
         return list(outputs) if isinstance(given, list) else outputs
 
     def _encode(self, asked: list[Asked]) -> Sequence[Sequence[int] | RowError]:
-        return [self._fitted(ids, self._frame) for ids in self._tokens([one.text or "" for one in asked])]
+        return [self._fitted(ids) for ids in self._tokens([one.text or "" for one in asked])]
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch(texts, add_special_tokens=True)
 
-    def _fitted(self, token_ids: list[int], frame: Callable[[], PromptFrame]) -> list[int]:
+    def _fitted(self, token_ids: list[int]) -> list[int]:
         """The ids, cut if that was asked for; those that are too long go on to the engine, which refuses them."""
-        fitted = self._fitter.fit(token_ids, 0, frame)
+        fitted = self._fitter.fit(token_ids, 0, self._frame)
         return token_ids if isinstance(fitted, RowError) else fitted
 
     def _frame(self) -> PromptFrame:
