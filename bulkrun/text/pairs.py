@@ -59,12 +59,14 @@ class PairEncoder:
 def _separator(backend: tokenizers.Tokenizer, num_types: int | None) -> int | None:
     """The token behind which types are 1, found with a pair of two letters."""
     pair = backend.encode("a", "b")
-    border = pair.type_ids.index(1) if 1 in pair.type_ids else 0
+    if not any(pair.type_ids):
+        return None
+    border = pair.type_ids.count(0)
     separator = pair.ids[border - 1]
-    is_of_two = pair.type_ids == [0] * border + [1] * (len(pair.ids) - border)
-    if border and is_of_two and pair.special_tokens_mask[border - 1] and pair.ids.index(separator) == border - 1:
+    is_of_two = border > 0 and pair.type_ids == [0] * border + [1] * (len(pair.ids) - border)
+    if is_of_two and pair.special_tokens_mask[border - 1] and pair.ids.index(separator) == border - 1:
         return int(separator)
-    if num_types is not None and any(pair.type_ids):
+    if num_types is not None:
         raise ModelError(
             f"a pair of texts has token types {pair.type_ids}; supported are those that begin with the second text, "
             "behind a separator"

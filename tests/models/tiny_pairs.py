@@ -42,6 +42,7 @@ _ROBERTA_LIKE = "<s> $A </s> </s> $B </s>"
 KINDS: dict[str, tuple[str, str]] = {
     "bert": ("bert", "bert"),
     "bert_in_panels": ("bert_in_panels", "bert"),
+    "electra_in_panels": ("electra_in_panels", "bert"),
     "roberta": ("roberta", "bytes"),
     "xlm_roberta_in_panels": ("xlm_roberta_in_panels", "unigram"),
     "distilbert_in_panels": ("distilbert_in_panels", "distilbert"),

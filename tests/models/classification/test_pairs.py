@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.models.tiny_encoders import class_logits
 from tests.models.tiny_pairs import KINDS, PAIRS, pair_ids, pair_logits, save_pair_classifier, without_types
 
 LONG = {"max_position_embeddings": 200}
-TYPED = {"bert", "bert_in_panels", "deberta_v2_with_types"}
+TYPED = {"bert", "bert_in_panels", "electra_in_panels", "deberta_v2_with_types"}
 
 
 def encoded(path: Path) -> tuple[list[list[int]], int | None]:
@@ -113,3 +114,12 @@ def test_a_model_of_one_type_and_a_tokenizer_that_says_so_have_none(kind: str, t
     texts, separator = encoded(two)
     assert separator is None
     torch.testing.assert_close(scores(load(two, separator), texts), pair_logits(two, PAIRS), rtol=0, atol=2e-5)
+
+
+def test_where_config_json_is_silent_the_model_has_the_types_of_its_class(tmp_path: Path) -> None:
+    path = save_pair_classifier(tmp_path, "bert_in_panels", **LONG)
+    config = json.loads((path / "config.json").read_text())
+    assert config.pop("type_vocab_size") == 2
+    (path / "config.json").write_text(json.dumps(config))
+    texts, separator = encoded(path)
+    torch.testing.assert_close(scores(load(path, separator), texts), pair_logits(path, PAIRS), rtol=0, atol=2e-5)
