@@ -65,6 +65,8 @@ class ClassificationArgs:
     """How what a classifier makes of a text becomes scores. None: as the model's own files say."""
 
     activation: ScoreActivation | None = None  # over all labels together, each by itself, or as they come
+    # Texts are pairs, told apart by token types: what is behind a text's first token of this id is of the second type.
+    pair_separator: int | None = None
 
 
 DEFAULTS = EngineArgs()

@@ -20,7 +20,8 @@ def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
     """A function that loads the job's engine; loading is when torch is imported."""
     spec, model_dir = prepared.spec, prepared.model_dir
     if not spec.generates:
-        made = spec.embedding.to_args() if spec.task == "embed" else spec.classification.to_args()
+        separator = prepared.tokenizer.pair_separator
+        made = spec.embedding.to_args() if spec.task == "embed" else spec.classification.to_args(separator)
         return lambda: load_embedding_engine(model_dir, spec.engine, made)
     return lambda: load_engine(model_dir, prepared.tokenizer, spec.engine)
 

@@ -21,8 +21,10 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from bulkrun.errors import ModelError
+from bulkrun.request import RowError
 from bulkrun.text.byte_tokens import REPLACEMENT, ByteTokens
 from bulkrun.text.chat_template import ChatTemplate
+from bulkrun.text.pairs import EncodedPair, PairEncoder
 from bulkrun.text.special_tokens import add_special_tokens, with_legacy_map
 
 _TEKKEN = "tekken.json"  # the tokenizer of Mistral's own format
@@ -55,15 +57,26 @@ class Tokenizer:
         special = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self.special_ids, self.special_texts = frozenset(special), frozenset(special.values())
         self._byte_tokens = ByteTokens.of(backend)
+        self._pairs: PairEncoder | None = None
 
     @classmethod
-    def from_dir(cls, path: Path, *, now: Callable[[], datetime] = datetime.now) -> Tokenizer:
+    def from_dir(cls, path: Path, *, now: Callable[[], datetime] = datetime.now, of_pairs: bool = False) -> Tokenizer:
         """The tokenizer of a model directory; `now` is the clock of chat templates that write the date.
 
-        Raises ModelError where there is none or it cannot be read.
+        `of_pairs`: for `encode_pairs`, and no other texts: special tokens in them are plain text. Raises ModelError
+        where there is none or it cannot be read, and for a form of pairs that is not supported.
         """
-        if not (path / "tokenizer.json").is_file():
-            return _converted_by_transformers(path, now)
+        has_file = (path / "tokenizer.json").is_file()
+        tokenizer = cls._from_file(path, now) if has_file else _converted_by_transformers(path, now)
+        if of_pairs:
+            try:
+                tokenizer._pairs = PairEncoder(tokenizer._backend, _num_token_types(path))
+            except ModelError as problem:
+                raise ModelError(f"{path}: {problem}") from None
+        return tokenizer
+
+    @classmethod
+    def _from_file(cls, path: Path, now: Callable[[], datetime]) -> Tokenizer:
         config = _read_json(path / "tokenizer_config.json")
         legacy_map, legacy_ids = (_read_json(path / name) for name in ("special_tokens_map.json", "added_tokens.json"))
         backend = _load_backend(path / "tokenizer.json")
@@ -105,6 +118,16 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    @property
+    def pair_separator(self) -> int | None:
+        """Of a tokenizer of pairs: behind the first token of this id all are of the second type; None: of the first."""
+        return None if self._pairs is None else self._pairs.separator
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair | RowError]:
+        """The ids of each pair of texts, with the special tokens around and between them, or why there are none."""
+        assert self._pairs is not None, "made for single texts, in which special tokens may be written"
+        return self._pairs.encode_batch(pairs)
+
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         """The text of each sequence of ids; only bytes that are not valid UTF-8 become U+FFFD."""
         ids = [list(sequence) for sequence in sequences]
@@ -129,6 +152,15 @@ class Tokenizer:
         text = self.chat_template if source is None else source
         assert text is not None, "the model has no chat template"
         return ChatTemplate(text, self.special_tokens, name=name, now=self._now)
+
+
+def _num_token_types(path: Path) -> int | None:
+    """How many types of tokens the model has; None where its files are silent."""
+    inputs = _read_json(path / "tokenizer_config.json").get("model_input_names")
+    if isinstance(inputs, list) and "token_type_ids" not in inputs:
+        return 1
+    num_types = _read_json(path / "config.json").get("type_vocab_size")
+    return num_types if isinstance(num_types, int) else None
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:

@@ -63,13 +63,18 @@ def test_bfloat16_logits_are_nearest_to_the_same_text_s_on_the_cpu(variant: str,
 
 @pytest.mark.usefixtures("watched_kernels")
 @pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU here, not interpreted")
-@pytest.mark.parametrize(("variant", "num_waits"), [("bert", 1), ("gpt2", 6), ("qwen3", 0)])
-def test_the_path_of_a_gpu_waits_for_scores_alone(variant: str, num_waits: int, tmp_path: Path) -> None:
-    """But for transformers, which looks at each mask, more often where it is causal."""
+@pytest.mark.parametrize(
+    ("variant", "separator", "num_waits"), [("bert", None, 1), ("bert", 9, 1), ("gpt2", None, 6), ("qwen3", None, 0)]
+)
+def test_the_path_of_a_gpu_waits_for_scores_alone(
+    variant: str, separator: int | None, num_waits: int, tmp_path: Path
+) -> None:
+    """But for transformers, which looks at each mask, more often where it is causal. Pairs have token types."""
     path, prompts = save_tiny_classifier(tmp_path, variant), texts((1, 7, 30, 31, 16, 2))
-    expected = embed(EmbeddingEngine.from_model_dir(path, ClassificationArgs(), **SIZES), prompts)
+    args = ClassificationArgs(pair_separator=separator)
+    expected = embed(EmbeddingEngine.from_model_dir(path, args, **SIZES), prompts)
     with gpu_stand_in() as gpu:
-        engine = EmbeddingEngine.from_model_dir(path, ClassificationArgs(), device="cuda", **SIZES)
+        engine = EmbeddingEngine.from_model_dir(path, args, device="cuda", **SIZES)
         gpu.waits.clear()
         found = embed(engine, prompts)
     assert gpu.waits.total() == num_waits

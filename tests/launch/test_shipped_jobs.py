@@ -19,7 +19,8 @@ from bulkrun.cli import main
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.text.tokenizer import Tokenizer
 from tests.launch.one_process import one_process, own_engine
-from tests.models.tiny_encoders import class_logits, save_tiny_classifier
+from tests.models.tiny_encoders import class_logits, save_tiny_classifier, write_json
+from tests.models.tiny_pairs import pair_logits, save_pair_classifier
 
 ROOT = Path(__file__).parent.parent.parent
 FUNCTIONS = {
@@ -140,6 +141,21 @@ def test_qualities_are_the_classifiers_own(tmp_path: Path) -> None:
     assert [row["score"] for row in rows] == pytest.approx(wanted[:, 0].tolist(), abs=1e-4)
     shown = duckdb.sql(query_in("quality.yaml", tmp_path)).fetchall()
     assert [name for _, name, _, _ in shown] == [row["name"] for row in sorted(rows, key=lambda row: -row["score"])]
+
+
+def test_ranks_are_the_rerankers_own(tmp_path: Path) -> None:
+    """Of each query and docstring; the shipped job names a model of the hub."""
+    one = {"num_labels": 1, "id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    own = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    model = save_pair_classifier(tmp_path / "model", "bert", max_position_embeddings=200, **one)
+    write_json(model / "config.json", json.loads((model / "config.json").read_text()) | own)
+    rows = run("rerank.yaml", tmp_path, f"model={model}", documented=True)
+    pairs = [(query, FUNCTIONS[name][0]) for query, name in ((row["query"], row["name"]) for row in rows)]
+    assert len({*pairs}) == len(pairs) == 2 * len(FUNCTIONS)
+    assert [row["score"] for row in rows] == pytest.approx(pair_logits(model, pairs)[:, 0].tolist(), abs=1e-4)
+    shown = duckdb.sql(query_in("rerank.yaml", tmp_path)).fetchall()
+    ranked = sorted(rows, key=lambda row: (row["query"], -row["score"]))
+    assert [(query, name) for query, _, name, _ in shown] == [(row["query"], row["name"]) for row in ranked]
 
 
 def mean_state(text: str) -> list[float]:

@@ -65,6 +65,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", _BERT_LIKE),
     "bert_in_panels": ("BertForSequenceClassification", _BERT_LIKE | _IN_PANELS),
+    "electra_in_panels": ("ElectraForSequenceClassification", _BERT_LIKE | _IN_PANELS | {"embedding_size": 64}),
     "roberta": ("RobertaForSequenceClassification", _BERT_LIKE | _BEHIND_PADDING),
     "xlm_roberta_in_panels": ("XLMRobertaForSequenceClassification", _BERT_LIKE | _BEHIND_PADDING | _IN_PANELS),
     "distilbert_in_panels": (
@@ -75,6 +76,11 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert_in_panels": ("ModernBertForSequenceClassification", {"local_attention": 16} | _IN_PANELS),
     "modernbert_mean": ("ModernBertForSequenceClassification", {"classifier_pooling": "mean"}),
     "deberta_v2": ("DebertaV2ForSequenceClassification", {"relative_attention": True, "position_buckets": 8}),
+    "deberta_v2_with_types": (
+        "DebertaV2ForSequenceClassification",
+        {"relative_attention": True, "position_buckets": 8, "type_vocab_size": 2},
+    ),
+    "qwen2": ("Qwen2ForSequenceClassification", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3ForSequenceClassification", {"num_key_value_heads": 2, "head_dim": 16}),
     "llama": ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
     "gemma2": ("Gemma2ForSequenceClassification", _GEMMA),
@@ -83,6 +89,7 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_both_ways": ("Qwen2ForSequenceClassification", {"num_key_value_heads": 2, "is_causal": False}),
     "gpt2": ("GPT2ForSequenceClassification", {}),
 }
+OWN_DECODERS = ("qwen2", "qwen3", "llama", "gemma2", "phi3", "mixtral")  # of these what the engine's decoder runs
 
 
 def save_tiny_encoder(path: Path, variant: str, *, seed: int = 0, **overrides: Any) -> Path:

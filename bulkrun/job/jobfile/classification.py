@@ -23,6 +23,6 @@ class ClassificationSpec(Section):
         description="Names for the labels, in the model's order. Default: the model's (`id2label` in config.json).",
     )
 
-    def to_args(self) -> ClassificationArgs:
-        """What the engine is told."""
-        return ClassificationArgs(activation=self.activation)
+    def to_args(self, pair_separator: int | None = None) -> ClassificationArgs:
+        """What the engine is told; `pair_separator` is the tokenizer's, of a job of pairs of texts."""
+        return ClassificationArgs(activation=self.activation, pair_separator=pair_separator)

@@ -63,6 +63,7 @@ _ELSEWHERE = {
     "normalize_embeddings": "write embedding.normalize",
     **dict.fromkeys(("function_to_apply", "activation_fn"), "write classification.activation"),
     **dict.fromkeys(("id2label", "candidate_labels"), "write classification.labels"),
+    **dict.fromkeys(("hypothesis_template", "text_2", "documents"), "write prompt.text_pair, with task: classify"),
     "trust_remote_code": "code that comes with a model is never run",
 }
 

@@ -2,8 +2,8 @@
 
 Every row comes out as exactly one `Prompt` or one `RowError`, in order. Chat-rendered text is tokenized as it is (the
 template wrote the special tokens), plain text with the model's special tokens (BOS); what is embedded is plain, with
-`embedding.prompt` before it. Knows the text side only as the protocol `TextCodec`, and nothing of shards or order. What
-a row asks is read by `conversations` and `openai_batch`.
+`embedding.prompt` before it; a pair of texts is joined by the tokenizer. Knows the text side only as the protocol
+`TextCodec`, and nothing of shards or order. What a row asks is read by `conversations` and `openai_batch`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.data.inputs.python_rows import python_rows, with_short_floats, with_text
 from bulkrun.data.storage.paths import user_path
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
+from bulkrun.job.jobfile.prompt import PromptSpec
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.openai_batch import batch_maker
 from bulkrun.job.prompts.overrides import NO_OUTPUT, Overrides, RowSampling
+from bulkrun.job.prompts.second_text import SecondText
 from bulkrun.request import RowError
 from bulkrun.sandbox import TemplateFailed
 
@@ -35,6 +37,9 @@ BATCHES_AHEAD = 4
 CHARACTERS_AHEAD = 4 * 2**20  # in all batches that wait: token ids take some 10 to 40 bytes for each
 CHARACTERS_AT_ONCE = 2**20  # a tokenizer takes some 150 bytes for each while it works
 SYSTEM_ROLES = ("system", "developer")
+
+_Text = TypeVar("_Text", str, tuple[str, str])
+_Ids = TypeVar("_Ids")
 
 
 class ChatRenderer(Protocol):
@@ -60,6 +65,9 @@ class TextCodec(Protocol):
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The token ids of each text; releases the GIL."""
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[list[int], int, int] | RowError]:
+        """The token ids of each pair of texts and where in them the second text begins and ends, or why not."""
+
 
 class Prompt(NamedTuple):
     """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut."""
@@ -76,6 +84,7 @@ class RenderedPrompt(NamedTuple):
     sampling: RowSampling
     raw: bool
     frame: Callable[[], PromptFrame]
+    pair: str | None = None  # the second text, of a job of pairs
 
 
 class PromptBuilder:
@@ -99,7 +108,9 @@ class PromptBuilder:
         self._before = spec.embedding.prompt or ""
         self._overrides = Overrides(spec.sampling, columns)
         self._generates = spec.generates
-        self._reads = list(dict.fromkeys([*self._reads, *self._overrides.reads]))
+        self._second = None if spec.prompt.text_pair is None else SecondText(spec.prompt.text_pair, columns)
+        second_reads = [] if self._second is None else self._second.reads
+        self._reads = list(dict.fromkeys([*self._reads, *second_reads, *self._overrides.reads]))
         if not self._reads:
             raise JobFileError([no_column_used(spec.prompt, columns)])
         self._chat = _chat_renderer(spec.prompt, text) if spec.generates else None
@@ -141,19 +152,27 @@ class PromptBuilder:
 
     def encode(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
         """Tokenize the texts of one batch, those of each kind together."""
+        if self._second is not None:
+            return self._encode_pairs(rendered)
         token_ids: dict[int, list[int]] = {}
         for raw in (False, True):
             kind = {i: p.text for i, p in enumerate(rendered) if isinstance(p, RenderedPrompt) and p.raw is raw}
             if kind:
-                token_ids |= zip(kind, self._encoded(list(kind.values()), raw), strict=True)
+                encode = partial(self._text.encode_batch, add_special_tokens=raw)
+                token_ids |= zip(kind, self._encoded(list(kind.values()), encode), strict=True)
         return [_tokenized(p, token_ids[i]) if isinstance(p, RenderedPrompt) else p for i, p in enumerate(rendered)]
 
-    def _encoded(self, texts: Sequence[str], raw: bool) -> list[list[int]]:
+    def _encode_pairs(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
+        pairs = [(p.text, p.pair or "") for p in rendered if isinstance(p, RenderedPrompt)]
+        made = iter(self._encoded(pairs, self._text.encode_pairs))
+        return [_paired(p, next(made)) if isinstance(p, RenderedPrompt) else p for p in rendered]
+
+    def _encoded(self, texts: Sequence[_Text], encode: Callable[[Sequence[_Text]], Sequence[_Ids]]) -> list[_Ids]:
         """The ids of many texts, so much at once as memory allows: one that alone is more waits for any other such."""
-        token_ids: list[list[int]] = []
+        token_ids: list[_Ids] = []
         for some in _portions(texts):
-            with self._long_text if len(some[0]) > CHARACTERS_AT_ONCE else nullcontext():
-                token_ids += self._text.encode_batch(some, add_special_tokens=raw)
+            with self._long_text if _size(some[0]) > CHARACTERS_AT_ONCE else nullcontext():
+                token_ids += encode(some)
         return token_ids
 
     def _render_row(self, row: Mapping[str, Any]) -> RenderedPrompt | RowError:
@@ -170,7 +189,10 @@ class PromptBuilder:
             return text
         if not is_unicode(text):
             return RowError("bad_input", "the prompt holds half a surrogate pair (\\ud800-\\udfff), which is not text")
-        return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask))
+        second = None if self._second is None else self._second.render(row)
+        if isinstance(second, RowError):
+            return second
+        return RenderedPrompt(text, sampling, self._is_raw(ask), partial(self._frame, ask), second)
 
     def _is_raw(self, ask: Ask) -> bool:
         return ask.raw or self._chat is None
@@ -202,19 +224,24 @@ class PromptBuilder:
 
 
 def _characters(rendered: Sequence[RenderedPrompt | RowError]) -> int:
-    return sum(len(prompt.text) for prompt in rendered if isinstance(prompt, RenderedPrompt))
+    return sum(len(p.text) + len(p.pair or "") for p in rendered if isinstance(p, RenderedPrompt))
 
 
-def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
+def _size(text: str | tuple[str, str]) -> int:
+    """Characters of a text, or of both."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
+def _portions(texts: Sequence[_Text]) -> Iterator[list[_Text]]:
     """The texts in their order, no more than `CHARACTERS_AT_ONCE` together unless one alone is longer."""
-    some: list[str] = []
+    some: list[_Text] = []
     characters = 0
     for text in texts:
-        if some and characters + len(text) > CHARACTERS_AT_ONCE:
+        if some and characters + _size(text) > CHARACTERS_AT_ONCE:
             yield some
             some, characters = [], 0
         some.append(text)
-        characters += len(text)
+        characters += _size(text)
     if some:
         yield some
 
@@ -234,6 +261,12 @@ def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowErro
     if not token_ids:
         return RowError("empty_prompt", "the prompt has no tokens")
     return Prompt(token_ids, prompt.sampling, prompt.frame)
+
+
+def _paired(prompt: RenderedPrompt, made: tuple[list[int], int, int] | RowError) -> Prompt | RowError:
+    if isinstance(made, RowError):
+        return made
+    return Prompt(made[0], prompt.sampling, partial(PromptFrame.around_second, *made))
 
 
 def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:

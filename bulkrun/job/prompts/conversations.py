@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bulkrun.errors import JobFileError, shortened
-from bulkrun.job.jobfile.spec import ChatMessage, PromptSpec
+from bulkrun.job.jobfile.prompt import ChatMessage, PromptSpec
 from bulkrun.job.prompts.templates import RowTemplate, unknown_column
 from bulkrun.request import RowError
 

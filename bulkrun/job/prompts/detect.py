@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bulkrun.data.types.json_types import Shape
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
+from bulkrun.job.jobfile.prompt import PromptSpec
+from bulkrun.job.jobfile.spec import JobSpec
 
 # The columns that make a line an OpenAI batch line; `method` may be missing and is POST then.
 BATCH_COLUMNS = ("custom_id", "url", "body")
@@ -95,7 +96,11 @@ def _as_batch(spec: JobSpec) -> JobSpec:
 def describe_prompt(spec: JobSpec, columns: Sequence[str]) -> str:
     """How a row becomes a prompt, in a few words, and whether the columns told. Raises as `detected_job` does."""
     prompt = detected_job(spec, columns).prompt
-    told = "" if has_mapping(spec.prompt) else " (detected)"
+    second = "" if prompt.text_pair is None else ", and prompt.text_pair"
+    return _first_text(prompt, told="" if has_mapping(spec.prompt) else " (detected)") + second
+
+
+def _first_text(prompt: PromptSpec, told: str) -> str:
     if prompt.template is not None:
         return "prompt.template"
     if prompt.messages is not None:

@@ -3,7 +3,7 @@
 A prompt is too long when not even one token of output fits after it; one that is embedded has no output (`max_tokens`
 0), and may fill the model's length. A prompt that is kept leaves `max_tokens` less room than it asked for where the
 model's length ends first. A cut prompt leaves room for all of `max_tokens`, but never loses more than to half of the
-model's length (or of the row's budget). Knows token ids only.
+model's length (or of the row's budget). Of a pair of texts the second is cut. Knows token ids only.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class PromptFrame:
 
     head: Sequence[int] = ()
     tail: Sequence[int] = ()
+    of_pair: bool = False  # the first text is in it: where nothing of the second fits behind it, there is no pair
 
     @classmethod
     def between(cls, one: Sequence[int], other: Sequence[int]) -> PromptFrame:
@@ -35,6 +36,11 @@ class PromptFrame:
         head = _common(one, other)
         tail = _common(one[head:][::-1], other[head:][::-1])
         return cls(one[:head], one[len(one) - tail :])
+
+    @classmethod
+    def around_second(cls, token_ids: Sequence[int], start: int, end: int) -> PromptFrame:
+        """Of a pair of texts: all but the second one, which lies from `start` to before `end`."""
+        return cls(token_ids[:start], token_ids[end:], of_pair=True)
 
 
 class PromptFitter:
@@ -60,10 +66,16 @@ class PromptFitter:
             room = min(room, in_budget)
         return token_ids if len(token_ids) <= room else self._cut(token_ids, room, frame())
 
-    def _cut(self, token_ids: list[int], room: int, frame: PromptFrame) -> list[int]:
+    def _cut(self, token_ids: list[int], room: int, frame: PromptFrame) -> list[int] | RowError:
         head = _common(token_ids, frame.head)
         tail = _common(token_ids[head:][::-1], frame.tail[::-1])
         keep = room - head - tail
+        if keep <= 0 and frame.of_pair:
+            return RowError(
+                "too_long",
+                f"the first text takes {head + tail} tokens with the special ones, the model {room}: there is no room "
+                "for the second; only the second text is cut",
+            )
         if keep <= 0:  # the frame itself is too long: cut it like any text
             head, tail, keep = 0, 0, room
         middle = token_ids[head : len(token_ids) - tail]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bulkrun.job.jobfile.spec import JobSpec, PromptSpec
+from bulkrun.job.jobfile.prompt import PromptSpec
+from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.detect import has_mapping
 from bulkrun.job.prompts.templates import columns_of
 
@@ -11,12 +12,12 @@ def named_columns(spec: JobSpec) -> list[str]:
     """Every column that the job cannot do without, each once; `text` stands for a prompt that columns would tell."""
     given, output = spec.input, spec.output
     names = [given.id, given.priority, *(given.columns or []), *output.partition_by, *spec.sampling.per_row.values()]
-    names += _prompt_columns(spec.prompt) if has_mapping(spec.prompt) else ["text"]
+    names += _prompt_columns(spec.prompt) + ([] if has_mapping(spec.prompt) else ["text"])
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def _prompt_columns(prompt: PromptSpec) -> list[str]:
-    templates, columns = [prompt.template, prompt.system], [prompt.column]
+    templates, columns = [prompt.template, prompt.text_pair, prompt.system], [prompt.column]
     if isinstance(prompt.messages, list):
         templates += [message.content for message in prompt.messages]
     else:

@@ -64,8 +64,10 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
 
 
 def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's values count as text: a template tells true from 1, and a null from what is not there."""
-    return {**given, "chat_template_kwargs": json.dumps(given["chat_template_kwargs"], sort_keys=True)}
+    """The template's values count as text: a template tells true from 1, and a null from what is not there. A job of
+    single texts stays what it was before there were pairs."""
+    made = {**given, "chat_template_kwargs": json.dumps(given["chat_template_kwargs"], sort_keys=True)}
+    return {key: value for key, value in made.items() if (key, value) != ("text_pair", None)}
 
 
 def _carried(given: Mapping[str, Any]) -> list[str] | None:
@@ -97,9 +99,12 @@ def task_of(job: Mapping[str, Any]) -> Task:
 def key_salt(identity: Mapping[str, Mapping[str, Any]]) -> str:
     """What a result depends on beside its own row, as a hash: the weights (not where they lie), the sampling, and of
     vectors how they are made."""
-    common = {"model": {**identity["model"], "name": None}, "sampling": identity["sampling"]}
+    common: dict[str, Mapping[str, Any]] = {}
+    common["model"], common["sampling"] = {**identity["model"], "name": None}, identity["sampling"]
     for name in _SECTION_OF_TASK.values():
         common[name] = identity.get(name, {})
+    if "text_pair" in identity["prompt"]:  # a model may read the same tokens otherwise where they are of two texts
+        common["prompt"] = {"has_text_pair": True}
     # What is not set counts for nothing, so that a key that a later version knows does not make all rows new.
     return fingerprint({key: value for key, value in _flatten(common) if value not in (None, [])})
 

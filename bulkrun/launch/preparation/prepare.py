@@ -179,7 +179,8 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
     if not spec.generates:
         spec, model_dir, model = with_model_of_texts(spec, BUNDLED_ROOT)
-        tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine), now=now)
+        texts = tokenizer_dir(model_dir, spec.engine)
+        tokenizer = Tokenizer.from_dir(texts, now=now, of_pairs=spec.prompt.text_pair is not None)
         return PreparedJob(spec, model_dir, model, tokenizer, files)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)

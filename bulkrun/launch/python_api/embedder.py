@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from bulkrun.job.prompts.fit import OnTooLong
 from bulkrun.job.work.vectors import vector_or_error
+from bulkrun.launch.preparation.adapter import tokenizer_dir
 from bulkrun.launch.preparation.embedding import find_embedding_model, with_embedding
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.python_api.calls import EngineSettings
@@ -19,6 +20,7 @@ from bulkrun.launch.python_api.prompt_stream import Asked, Ended
 from bulkrun.launch.python_api.text_model import TextModel, job_of_texts
 from bulkrun.request import RowError
 from bulkrun.settings import Pooling
+from bulkrun.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +72,8 @@ class Embedder(TextModel[EmbeddingOutput]):
         asked = job_of_texts(model, "embed", embedding={**embedding, **prompts}, engine=dict(engine), run=run)
         model_dir, config = find_embedding_model(asked.model, BUNDLED_ROOT)
         spec = with_embedding(asked, config)
-        super().__init__(spec, model_dir, spec.embedding.to_args(), _VectorOutputs())
+        tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine))
+        super().__init__(spec, model_dir, tokenizer, spec.embedding.to_args(), _VectorOutputs())
 
     @overload  # a list is an iterable too: the first overload that fits says what comes
     def embed(self, texts: list[str] | str, *, use_tqdm: bool = False) -> list[EmbeddingOutput]: ...  # type: ignore[overload-overlap]

@@ -182,7 +182,7 @@ class LLM:
         stream = PromptStream(
             self._shared,
             TextOutputs(AnswerReader(self._tokenizer.decode_batch, _COLUMNS)),
-            lambda texts: self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens),
+            lambda some: self._tokenizer.encode_batch([one.text or "" for one in some], add_special_tokens),
             asked,
             ordered=show.ordered or isinstance(given, list),
         )

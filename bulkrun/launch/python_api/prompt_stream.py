@@ -30,6 +30,7 @@ class Asked(NamedTuple):
     sampling: SamplingParams
     seed: int
     error: RowError | None = None
+    text_pair: str | None = None  # the second text, of a pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +121,12 @@ class PromptStream(Generic[_O]):
         self,
         shared: SharedEngine,
         made: Outputs[_O],
-        encode: Callable[[list[str]], list[list[int]]],
+        encode: Callable[[list[Asked]], Sequence[Sequence[int] | RowError]],
         asked: Iterator[Asked],
         *,
         ordered: bool,
     ) -> None:
+        """encode: prompts that are given as text, each to token ids, or why it has none."""
         self._shared, self._made, self._encode = shared, made, encode
         self._asked, self._ordered = enumerate(asked), ordered
         self._window = 2 * shared.engine.max_num_seqs
@@ -159,15 +161,17 @@ class PromptStream(Generic[_O]):
             return
         batch = list(islice(self._asked, room))
         self._exhausted = len(batch) < room
-        texts = [one.text for _, one in batch if one.error is None and one.token_ids is None and one.text is not None]
+        texts = [one for _, one in batch if one.error is None and one.token_ids is None]
         encoded = iter(self._encode(texts) if texts else [])
         good: list[tuple[int, Asked]] = []
+        prompts: list[tuple[Sequence[int], Asked]] = []
         for index, one in batch:
-            if one.error is not None:
-                self._waiting[index] = self._made.refused(index, one)
+            made = one.error or (next(encoded) if one.token_ids is None else one.token_ids)
+            if isinstance(made, RowError):
+                self._waiting[index] = self._made.refused(index, one._replace(error=made))
             else:
                 good.append((index, one))
-        prompts = [(next(encoded) if one.token_ids is None else one.token_ids, one) for _, one in good]
+                prompts.append((made, one))
         self._running.update(zip(self._shared.add(prompts, self._receive), good, strict=True))
 
     def _receive(self, request: Request, done: Completion) -> None:

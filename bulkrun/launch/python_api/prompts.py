@@ -54,6 +54,18 @@ def ask_prompt(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
     return Asked(None, None, sampling, seed, RowError("bad_input", message))
 
 
+def ask_pair(pair: Any, sampling: SamplingParams) -> Asked:
+    """Ask a tuple of two texts."""
+    texts = as_python(pair)
+    both = [as_python(text) for text in texts] if isinstance(texts, tuple | list) else []
+    if len(both) != 2 or not all(isinstance(text, str) for text in both):
+        error = RowError("bad_input", f"{repr(pair)[:60]} is not a pair of texts: a tuple (text, text_pair)")
+        return Asked(None, None, sampling, 0, error)
+    second = error_of(both[1])
+    error_of_second = None if second is None else RowError(second.code, f"text_pair: {second.message}")
+    return Asked(both[0], None, sampling, 0, error_of(both[0]) or error_of_second, both[1])
+
+
 def _ask_plain(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
     plain = as_python(prompt)
     if isinstance(plain, str):

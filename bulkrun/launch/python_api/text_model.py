@@ -5,7 +5,7 @@ Lists in, lists out; iterators in, iterators out. Importing this loads no torch;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,7 +15,6 @@ from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
 from bulkrun.launch.engine import load_embedding_engine
-from bulkrun.launch.preparation.adapter import tokenizer_dir
 from bulkrun.launch.python_api.calls import Shown
 from bulkrun.launch.python_api.prompt_stream import Asked, Outputs, PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import as_python, error_of
@@ -38,13 +37,18 @@ class TextModel(Generic[_O]):
     """A model that makes something of texts. Several threads may call it and share its steps."""
 
     def __init__(
-        self, spec: JobSpec, model_dir: Path, made: EmbeddingArgs | ClassificationArgs, reader: Outputs[_O]
+        self,
+        spec: JobSpec,
+        model_dir: Path,
+        tokenizer: Tokenizer,
+        made: EmbeddingArgs | ClassificationArgs,
+        reader: Outputs[_O],
     ) -> None:
         """`spec`: as its model completes it. `reader`: of what the engine makes."""
         self._reader = reader
         self._sampling = spec.sampled.to_params()
         self._before = spec.embedding.prompt or ""
-        self._tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine))
+        self._tokenizer = tokenizer
         self._shared = SharedEngine(load_embedding_engine(model_dir, spec.engine, made))
         self._fitter = PromptFitter(self.max_model_len, spec.run.on_too_long)
 
@@ -53,7 +57,7 @@ class TextModel(Generic[_O]):
         """Maximum number of tokens of a text; a longer one is an output with an error."""
         return self._shared.engine.max_model_len
 
-    def _outputs(self, texts: Iterable[str] | str, *, ordered: bool, use_tqdm: bool) -> list[_O] | Iterator[_O]:
+    def _outputs(self, texts: Iterable[Any] | str, *, ordered: bool, use_tqdm: bool) -> list[_O] | Iterator[_O]:
         given = [texts] if isinstance(texts, str) else texts
         if not isinstance(given, Iterable):
             raise UsageError(f"{repr(texts)[:60]} is not a list or an iterator of texts")
@@ -64,8 +68,8 @@ class TextModel(Generic[_O]):
         outputs = show.counted(stream.outputs(), len(given) if isinstance(given, list) else None)
         return list(outputs) if isinstance(given, list) else outputs
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return [self._fitted(ids) for ids in self._tokens(texts)]
+    def _encode(self, asked: list[Asked]) -> Sequence[Sequence[int] | RowError]:
+        return [self._fitted(ids) for ids in self._tokens([one.text or "" for one in asked])]
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch(texts, add_special_tokens=True)

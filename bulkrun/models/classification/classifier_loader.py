@@ -13,7 +13,8 @@ from bulkrun.models.classification.decoder_classifier import load_decoder_classi
 from bulkrun.models.classification.head import TransformersHead
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.embedding.encoder_loader import errors_named, fast_encoder, load_transformer, refuse_unfit
-from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.pooling import text_states
 from bulkrun.models.embedding.two_texts import two_texts
 from bulkrun.models.loading.quantization import refuse_quantization_on
@@ -56,7 +57,7 @@ def load_classifier(
             adapter=engine.adapter,
             may_miss=lambda _: False,
         )
-        padded = PaddedEncoder(model.base_model, config.model)
+        padded = PaddedEncoder(model.base_model, config.model, args.pair_separator)
         expected_2C = _logits(model, padded)
         head = TransformersHead(model)
         pooling = _pooling(padded, head, expected_2C)
@@ -77,8 +78,13 @@ def load_classifier(
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, padded: PaddedEncoder) -> torch.Tensor:
     """transformers' logits of two texts, each alone."""
-    texts = [torch.tensor([text], device=padded.device) for text in two_texts(padded)]
-    return torch.cat([model(input_ids=text, attention_mask=torch.ones_like(text)).logits for text in texts]).float()
+    logits = []
+    for text in two_texts(padded):
+        alone = PackedTexts.of([text], padded.device)
+        ids = alone.token_ids_T
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **typed(alone, padded.pair_separator)}
+        logits.append(model(**{name: of_T[None] for name, of_T in inputs.items()}).logits)
+    return torch.cat(logits).float()
 
 
 @torch.inference_mode()

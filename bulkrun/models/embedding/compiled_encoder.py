@@ -15,7 +15,7 @@ from torch import nn
 from bulkrun.models.embedding.encoder_modules import EncoderModules, find_layers
 from bulkrun.models.embedding.own_products import own_matrix
 from bulkrun.models.embedding.packed_texts import PackedTexts
-from bulkrun.models.embedding.padded_encoder import PaddedEncoder
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.step_cache import StepCache
 from bulkrun.models.embedding.two_texts import distance, hidden_states, tolerance, two_texts
 from bulkrun.models.general.in_float32 import in_float32
@@ -30,6 +30,7 @@ class CompiledEncoder:
 
     def __init__(self, encoder: PaddedEncoder, embeddings: nn.Module, stack: EncoderStack) -> None:
         self.config, self.dtype, self.device = encoder.config, encoder.dtype, encoder.device
+        self.pair_separator = encoder.pair_separator
         self._embeddings, self._stack = embeddings, stack
         self._cache = StepCache(self.config, DEFAULT_BLOCK_SIZE, self.dtype, self.device)
 
@@ -37,7 +38,7 @@ class CompiledEncoder:
         """Hidden states [T, E], or [S, E] of `kept`: in the last layer no more than their part is computed."""
         step = self._cache.lay_out(texts)
         x_TE = self._stack.room(len(texts.token_ids_T))
-        x_TE.copy_(embedded(self._embeddings, texts))
+        x_TE.copy_(embedded(self._embeddings, texts, self.pair_separator))
         return self._stack(x_TE, step.k, step.v, step.meta, kept)
 
     def free_scratch(self) -> None:
@@ -62,8 +63,8 @@ def compile_encoder(encoder: PaddedEncoder, quantization: Quantization | None) -
     return CompiledEncoder(encoder, embeddings, EncoderStack(layers, found.sizes, encoder.dtype))
 
 
-def embedded(embeddings: nn.Module, texts: PackedTexts) -> torch.Tensor:
-    """[T, E]: what goes into the first layer."""
+def embedded(embeddings: nn.Module, texts: PackedTexts, pair_separator: int | None = None) -> torch.Tensor:
+    """[T, E]: what goes into the first layer; `pair_separator` as in `TextEncoder`."""
     text_T, ids = texts.text_of_token(), texts.token_ids_T
     positions = texts.positions(text_T)
     padding = getattr(embeddings, "padding_idx", None)
@@ -72,7 +73,8 @@ def embedded(embeddings: nn.Module, texts: PackedTexts) -> torch.Tensor:
         counted = counts.cumsum(0)
         before_S = counted[texts.ends_S - texts.lens_S] - counts[texts.ends_S - texts.lens_S].long()
         positions = (counted - before_S[text_T]) * counts + padding
-    out: torch.Tensor = embeddings(input_ids=ids[None], position_ids=positions[None])
+    types = {name: types_T[None] for name, types_T in typed(texts, pair_separator).items()}
+    out: torch.Tensor = embeddings(input_ids=ids[None], position_ids=positions[None], **types)
     return out[0]
 
 
@@ -88,7 +90,7 @@ def _is_same(found: EncoderModules, encoder: PaddedEncoder) -> bool:
     """Whether the layers as they were found make transformers' hidden states, in float32. What fails does not."""
     texts, embeddings = PackedTexts.of(two_texts(encoder), encoder.device), encoder.model.get_submodule("embeddings")
     with suppress(RuntimeError, TypeError, AttributeError), in_float32(encoder.model):
-        expected_TE, x_TE = hidden_states(encoder), embedded(embeddings, texts)
+        expected_TE, x_TE = hidden_states(encoder), embedded(embeddings, texts, encoder.pair_separator)
         ours_TE = encode(x_TE, texts.lens, map(_in_float32, found.layers), found.sizes)
         return distance(ours_TE, expected_TE) < tolerance(torch.float32)
     return False

@@ -30,6 +30,7 @@ class CompiledModernBert:
 
     def __init__(self, encoder: PaddedEncoder, stack: LayerStack) -> None:
         self.config, self.dtype, self.device = encoder.config, encoder.dtype, encoder.device
+        self.pair_separator = encoder.pair_separator  # None: its tokens have no types
         self._embeddings, self._stack = encoder.model.get_submodule("embeddings"), stack
         self._rotaries = list(_rotary_tables(encoder.model, self.dtype).values())
         self._cache = StepCache(self.config, DEFAULT_BLOCK_SIZE, self.dtype, self.device)

@@ -16,6 +16,8 @@ from bulkrun.models.language_model import LanguageModel
 class DecoderEncoder:
     """Implements `TextEncoder`."""
 
+    pair_separator: int | None = None  # its tokens have no types
+
     def __init__(self, model: LanguageModel, *, block_size: int) -> None:
         self.model, self.config = model, model.config
         self.dtype, self.device = model.dtype, model.device

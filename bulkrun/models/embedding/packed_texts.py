@@ -42,6 +42,13 @@ class PackedTexts:
         starts_S = self.ends_S - self.lens_S
         return torch.arange(text_T.numel(), device=text_T.device) - starts_S[text_T]
 
+    def types(self, separator: int) -> torch.Tensor:
+        """int64 [T], the types of pairs' tokens: 1 behind a text's first token of this id, else 0."""
+        is_separator_T = (self.token_ids_T == separator).long()
+        before_T = is_separator_T.cumsum(0) - is_separator_T
+        starts_S = self.ends_S - self.lens_S
+        return (before_T > before_T[starts_S][self.text_of_token()]).long()
+
     def slice(self, first: int, end: int) -> PackedTexts:
         """The texts from `first` to before `end`; the memory is shared."""
         num_before, num_tokens = sum(self.lens[:first]), sum(self.lens[first:end])

@@ -16,6 +16,10 @@ class TextEncoder(Protocol):
     config: ModelConfig
 
     @property
+    def pair_separator(self) -> int | None:
+        """Behind a text's first token of this id its tokens are of the second type; None: all are of the first."""
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the hidden states."""
 

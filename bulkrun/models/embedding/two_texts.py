@@ -50,9 +50,12 @@ def distance(ours_TE: torch.Tensor, theirs_TE: torch.Tensor) -> float:
 
 
 def two_texts(encoder: TextEncoder) -> list[list[int]]:
-    """Token ids of both, which the model has: a short one and a longer one."""
-    limit = min(encoder.config.vocab_size, 1000)
-    return [[(7 + 13 * place) % limit for place in range(length)] for length in _LENS]
+    """Token ids of both, which the model has: a short one and a longer one; pairs where it has types for them."""
+    limit, separator = min(encoder.config.vocab_size, 1000), encoder.pair_separator
+    texts = [[(7 + 13 * place) % limit for place in range(length)] for length in _LENS]
+    if separator is not None:
+        texts = [[*text[: len(text) // 2], separator, *text[len(text) // 2 + 1 :]] for text in texts]
+    return texts
 
 
 @torch.inference_mode()

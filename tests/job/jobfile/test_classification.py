@@ -11,7 +11,8 @@ from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.load import job_schema, load_job
 from bulkrun.job.jobfile.reference import keys_below
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.prompts.detect import detected_job
+from bulkrun.job.prompts.detect import describe_prompt, detected_job
+from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.settings import ClassificationArgs
 
 JOB = """\
@@ -46,6 +47,7 @@ def test_a_job_that_classifies_needs_nothing_more(tmp_path: Path) -> None:
         ("run: {row_timeout: 9}\n", "x.yaml:6:7: run.row_timeout: .* leave it out"),
         ("engine: {kv_cache_dtype: fp8}\n", "x.yaml:6:10: engine.kv_cache_dtype: .* no KV cache; leave it out"),
         ("classification: {activation: tanh}\n", 'x.yaml:6:18: .*"tanh" is not one of softmax, sigmoid, none'),
+        ("prompt: {column: a, text_pair: ''}\n", "x.yaml:6:21: prompt.text_pair"),
         ("classification: {labels: []}\n", "x.yaml:6:18: classification.labels"),
     ],
 )
@@ -62,9 +64,22 @@ def test_the_section_is_of_no_other_task(tmp_path: Path, task: str) -> None:
         load(tmp_path, "classification: {labels: [a]}\n", f"task={task}")
 
 
+@pytest.mark.parametrize(("task", "makes"), [("generate", "generates text"), ("embed", "makes vectors")])
+def test_pairs_of_texts_are_of_no_other_task(tmp_path: Path, task: str, makes: str) -> None:
+    said = rf"x.yaml:6:21: prompt\.text_pair: is for .* pairs of texts, and this job {makes}; write task: classify, or"
+    with pytest.raises(JobFileError, match=said):
+        load(tmp_path, "prompt: {column: a, text_pair: '{{ b }}'}\n", f"task={task}")
+    spec = load(tmp_path, "prompt: {text_pair: '{{ b }}'}\n")
+    assert spec.prompt.text_pair == "{{ b }}"
+    assert detected_job(spec, ["text", "b"]).prompt.column == "text"
+    assert describe_prompt(spec, ["text", "b"]) == "column 'text': text (detected), and prompt.text_pair"
+    assert named_columns(spec) == ["b", "text"]
+
+
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("function_to_apply", "classification.activation"), ("id2label", "classification.labels"),
+    [("hypothesis_template", r"prompt\.text_pair"),
+     ("function_to_apply", "classification.activation"), ("id2label", "classification.labels"),
      ("activation", "belongs to classification:")],
 )  # fmt: skip
 def test_names_of_other_tools_lead_to_those_here(tmp_path: Path, key: str, hint: str) -> None:

@@ -18,6 +18,7 @@ from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.prompts.builder import TextCodec
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker
+from bulkrun.request import RowError
 
 BOS = 1
 
@@ -37,6 +38,11 @@ class CharacterCodec:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [[BOS] * add_special_tokens + [ord(character) for character in text] for text in texts]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int, int] | RowError]:
+        """BOS before each text, and one after both."""
+        ids = [self.encode_batch(pair, add_special_tokens=True) for pair in pairs]
+        return [([*first, *second, BOS], len(first) + 1, len(first) + len(second)) for first, second in ids]
 
 
 def _said(content: str | Sequence[Mapping[str, str]]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bulkrun.job.jobfile.spec import PromptSpec
+from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, no_column_used, read_messages
 
 

@@ -39,6 +39,24 @@ def test_a_record_that_knows_no_task_is_of_a_job_that_generates() -> None:
     assert made.task == "generate" and job_of(made.job).generates
 
 
+def test_a_job_of_single_texts_is_the_run_it_was_before_there_were_pairs() -> None:
+    """Both hashes are of a bulkrun that did not know `prompt.text_pair`."""
+    made = {"activation": "softmax", "labels": ["a", "b"]}
+    single = record(task="classify", classification=made, prompt={"column": "a"})
+    assert single.plan_hash == "a142306b91c15bf3b88d0b4dc43ff40e"
+    assert single.key_salt == "ba338d1e3975981f01a66d0b22648791"
+    assert "text_pair" not in single.identity["prompt"]
+
+
+def test_a_second_text_makes_another_run_and_other_rows() -> None:
+    single = record(task="classify", prompt={"column": "a"})
+    pairs, others = (record(task="classify", prompt={"column": "a", "text_pair": f"{{{{ {b} }}}}"}) for b in "bc")
+    assert list(differences(single.identity, pairs.identity)) == ["prompt.text_pair"]
+    assert single.key_salt != pairs.key_salt, "a model may read the same tokens otherwise"
+    assert list(differences(pairs.identity, others.identity)) == ["prompt.text_pair"]
+    assert pairs.key_salt == others.key_salt, "what a second text says is in its tokens"
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("pooling", "cls"), ("normalize", False), ("dimensions", 8), ("prompt", "query: ")]
 )

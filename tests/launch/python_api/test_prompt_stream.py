@@ -30,8 +30,8 @@ def asked(number: int) -> Asked:
     return Asked(f"prompt {number}", None, SAMPLING, number)
 
 
-def encode(texts: list[str]) -> list[list[int]]:
-    return [[ord(letter) for letter in text] for text in texts]
+def encode(some: Sequence[Asked]) -> list[list[int]]:
+    return [[ord(letter) for letter in one.text or ""] for one in some]
 
 
 def answer(number: int) -> str | None:
@@ -39,7 +39,7 @@ def answer(number: int) -> str | None:
     one = asked(number)
     if one.error is not None:
         return None
-    ids = one.token_ids if one.text is None else encode([one.text])[0]
+    ids = one.token_ids if one.text is None else encode([one])[0]
     assert ids is not None
     return decode([expected_tokens(Request("", ids, SAMPLING, number))])[0]
 
@@ -186,7 +186,7 @@ def test_ctrl_c_while_outputs_are_read_stays_ctrl_c() -> None:
 
 def test_a_long_output_holds_up_an_ordered_stream_only() -> None:
     long = SamplingParams(max_tokens=400, temperature=0.5, logprobs=0)
-    [ids] = encode(["long"])
+    [ids] = encode([Asked("long", None, SAMPLING, 0)])
     seed = next(seed for seed in range(100) if len(expected_tokens(Request("", ids, long, seed))) > 200)
     prompts = [Asked("long", None, long, seed), *(asked(number) for number in range(7, 40))]
     by_end = [output.index for output in stream(SharedEngine(FakeEngine(4)), iter(prompts), ordered=False)]

@@ -17,10 +17,9 @@ from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
 from bulkrun.settings import ClassificationArgs, EngineArgs, ScoreActivation
-from tests.models.tiny_encoders import CLASSIFIERS, class_logits, save_tiny_classifier, save_tiny_encoder
+from tests.models.tiny_encoders import CLASSIFIERS, OWN_DECODERS, class_logits, save_tiny_classifier, save_tiny_encoder
 from tests.models.tiny_models import VOCAB_SIZE, edit_weights
 
-DECODERS = ("qwen3", "llama", "gemma2", "phi3", "mixtral")  # run on the engine's own
 LENS = (1, 1, 2, 17, 30, 96)
 
 
@@ -46,7 +45,7 @@ def test_scores_are_those_of_transformers_for_each_text_alone(variant: str, tmp_
     alone = torch.cat([classifier([text]) for text in texts()])
     torch.testing.assert_close(alone, expected, rtol=0, atol=1e-5)
     is_compiled = variant.endswith("in_panels") and can_stack_encoder(torch.float32, 64, 128, 16)
-    assert isinstance(classifier.encoder, PaddedEncoder) != (is_compiled or variant in DECODERS)
+    assert isinstance(classifier.encoder, PaddedEncoder) != (is_compiled or variant in OWN_DECODERS)
 
 
 @pytest.mark.parametrize("variant", ["bert_in_panels", "modernbert_in_panels", "llama"])

@@ -1,0 +1,79 @@
+"""The section `prompt`: how a row becomes a prompt, a conversation, a text, or a pair of texts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from bulkrun.job.jobfile.section import Section
+from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
+
+
+class ChatMessage(Section):
+    """One message of a conversation; `content` is a Jinja template over the row."""
+
+    role: Literal["system", "user", "assistant", "tool"] = Field(description="The speaker.")
+    content: str = Field(description="The text of the message: a Jinja template over the row's columns.")
+
+
+class PromptSpec(Section):
+    """How a row becomes a prompt: one of `template`, `messages`, `column`; with none, the input's columns tell.
+
+    Looked for in this order: an OpenAI batch line (`custom_id`, `url`, `body`), `messages`, `prompt`, `text`; with
+    `task: embed` a batch line, `text`, `prompt`; with `task: classify` `text`, `prompt`. A job of pairs of texts also
+    has `text_pair`.
+    """
+
+    template: str | None = Field(
+        None,
+        description="A Jinja template over the row's columns: the user's message. A column that is not an identifier "
+        'is {{ row["first name"] }}. A line break at its very end is dropped, like the one that YAML\'s | adds; write '
+        "two to keep one. A special token written in a row's text is that token, as in vLLM and transformers. Default: "
+        "the columns tell.",
+    )
+    messages: list[ChatMessage] | str | None = Field(
+        None,
+        description="A conversation of templates, or the name of a column that holds a list of messages. Default: the "
+        "columns tell.",
+    )
+    column: str | None = Field(
+        None, description="The name of a column that holds the prompt text. Default: the columns tell."
+    )
+    text_pair: str | None = Field(
+        None,
+        min_length=1,
+        description="With task: classify, a second text for a model of pairs (a reranker's document, an NLI model's "
+        "hypothesis): a Jinja template over the row's columns. The first is that of template or column. The tokenizer "
+        "joins them; special tokens written in them are plain text. Default: texts are single.",
+    )
+    system: str | None = Field(
+        None, description="A system message put before the conversation (a template too). Default: none."
+    )
+    chat_template: str = Field(
+        "auto",
+        description="auto: the model's chat template, if it has one. none: the text is the prompt as it is. Otherwise, "
+        "the path of a Jinja file.",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="Values that the chat template reads: {enable_thinking: false} for a plain answer from a model "
+        "that can think, such as Qwen3. Values that the template does not read have no effect.",
+    )
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_kwargs(cls, values: dict[str, Any]) -> dict[str, Any]:
+        check_template_kwargs(values)
+        return values
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> PromptSpec:
+        given = [key for key in ("template", "messages", "column") if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ValueError(f"needs one of template, messages, column; has {' and '.join(given)}")
+        if self.chat_template == "none" and (self.messages is not None or self.system is not None):
+            raise ValueError("chat_template: none takes a template or column only: messages need a chat template")
+        if self.chat_template == "none" and self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs: there is no chat template to read them (chat_template: none)")
+        return self
