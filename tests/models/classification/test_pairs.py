@@ -56,7 +56,7 @@ def test_scores_are_those_of_transformers_for_each_pair_alone(kind: str, tmp_pat
     torch.testing.assert_close(scores(classifier, texts), expected, rtol=0, atol=2e-5)
     torch.testing.assert_close(torch.cat([classifier([text]) for text in texts]), expected, rtol=0, atol=2e-5)
     is_compiled = kind.endswith("in_panels") and can_stack_encoder(torch.float32, 64, 128, 16)
-    assert isinstance(classifier.encoder, PaddedEncoder) != (is_compiled or variant in OWN_DECODERS)
+    assert isinstance(classifier.encoder, PaddedEncoder) != (is_compiled or kind in OWN_DECODERS)
     assert (classifier.encoder.pair_separator is not None) == (kind in TYPED)
     if kind in TYPED:
         untyped = class_logits(path, texts)
