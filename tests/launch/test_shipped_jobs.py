@@ -143,6 +143,26 @@ def test_qualities_are_the_classifiers_own(tmp_path: Path) -> None:
     assert [name for _, name, _, _ in shown] == [row["name"] for row in sorted(rows, key=lambda row: -row["score"])]
 
 
+def test_rewards_are_of_the_whole_conversation(tmp_path: Path) -> None:
+    """Of the question and its answer, in the chat template's form; the shipped job names a model of the hub."""
+    one = {"num_labels": 1, "id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    words = json.loads((BUNDLED_ROOT / "tiny/config.json").read_text())["vocab_size"]
+    model = save_tiny_classifier(tmp_path / "model", "qwen3", vocab_size=words, **one)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(BUNDLED_ROOT / "tiny" / name, model)
+    rows = run("reward.yaml", tmp_path, f"model={model}", documented=True)
+    asked = {one["name"]: one for one in map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())}
+    texts = [
+        "<|im_start|>user\nSummarize this Python code in one sentence:\n"
+        f"{asked[row['name']]['source'][:400]}<|im_end|>\n<|im_start|>assistant\n{row['docstring']}<|im_end|>\n"
+        for row in rows
+    ]
+    wanted = class_logits(model, Tokenizer.from_dir(model).encode_batch(texts, add_special_tokens=False))
+    assert [row["score"] for row in rows] == pytest.approx(wanted[:, 0].tolist(), abs=1e-4)
+    shown = duckdb.sql(query_in("reward.yaml", tmp_path)).fetchall()
+    assert [name for _, name, _, _ in shown] == [row["name"] for row in sorted(rows, key=lambda row: row["score"])]
+
+
 def test_ranks_are_the_rerankers_own(tmp_path: Path) -> None:
     """Of each query and docstring; the shipped job names a model of the hub."""
     one = {"num_labels": 1, "id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}

@@ -45,20 +45,32 @@ def _problems_of_texts(task: Task, sections: Mapping[str, Section]) -> Iterator[
     """Of a job that generates nothing."""
     fix = f"nothing is sampled with task: {task}; leave it out, or write task: generate"
     yield from (f"sampling.{key}: {fix}" for key in _given(sections["sampling"]))
-    for place, fix in _not_with_texts(task).items():
+    prompt = {*_given(sections["prompt"])}
+    is_conversation = task == "classify" and "messages" in prompt
+    if is_conversation and "text_pair" in prompt:
+        yield "prompt.text_pair: goes with prompt.column or prompt.template, not with a conversation; leave one out"
+    refused = {**({} if is_conversation else _of_conversations(task)), **_not_with_texts(task)}
+    for place, fix in refused.items():
         name, _, key = place.partition(".")
         if key in _given(sections[name]) and (key, getattr(sections[name], key)) != _AS_IT_IS:
             yield f"{place}: {fix}"
 
 
-def _not_with_texts(task: Task) -> Mapping[str, str]:
+def _of_conversations(task: Task) -> Mapping[str, str]:
+    """What is of no use without one, and with vectors there is none."""
     as_it_is = f"with task: {task} a text is {'embedded' if task == 'embed' else 'classified'} as it is"
     system = "embedding.prompt is put before each" if task == "embed" else "write it into prompt.template"
+    only = "" if task == "embed" else ", or write prompt.messages"
     return {
         "prompt.messages": f"{as_it_is}; write prompt.column or prompt.template",
-        "prompt.system": f"{as_it_is}; {system}",
-        "prompt.chat_template": f"{as_it_is}, without a chat template; leave it out",
-        "prompt.chat_template_kwargs": f"{as_it_is}, without a chat template; leave them out",
+        "prompt.system": f"{as_it_is}; {system}{only}",
+        "prompt.chat_template": f"{as_it_is}, without a chat template; leave it out{only}",
+        "prompt.chat_template_kwargs": f"{as_it_is}, without a chat template; leave them out{only}",
+    }
+
+
+def _not_with_texts(task: Task) -> Mapping[str, str]:
+    return {
         "run.max_tokens_per_row": f"nothing is generated with task: {task}; engine.max_model_len bounds a text, and "
         "run.on_too_long says what becomes of a longer one",
         "run.row_timeout": f"a text takes one step (task: {task}); leave it out",

@@ -2,7 +2,8 @@
 
 Every row comes out as exactly one `Prompt` or one `RowError`, in order. Chat-rendered text is tokenized as it is (the
 template wrote the special tokens), plain text with the model's special tokens (BOS); what is embedded is plain, with
-`embedding.prompt` before it; a pair of texts is joined by the tokenizer. Knows the text side only as the protocol
+`embedding.prompt` before it; a pair of texts is joined by the tokenizer; a conversation that is judged asks for no
+answer. Knows the text side only as the protocol
 `TextCodec`, and nothing of shards or order. What a row asks is read by `conversations` and `openai_batch`.
 """
 
@@ -37,6 +38,7 @@ BATCHES_AHEAD = 4
 CHARACTERS_AHEAD = 4 * 2**20  # in all batches that wait: token ids take some 10 to 40 bytes for each
 CHARACTERS_AT_ONCE = 2**20  # a tokenizer takes some 150 bytes for each while it works
 SYSTEM_ROLES = ("system", "developer")
+_JUDGED = {"add_generation_prompt": False}  # what a chat template is told of conversations that are whole
 
 _Text = TypeVar("_Text", str, tuple[str, str])
 _Ids = TypeVar("_Ids")
@@ -113,8 +115,9 @@ class PromptBuilder:
         self._reads = list(dict.fromkeys([*self._reads, *second_reads, *self._overrides.reads]))
         if not self._reads:
             raise JobFileError([no_column_used(spec.prompt, columns)])
-        self._chat = _chat_renderer(spec.prompt, text) if spec.generates else None
-        self._template_kwargs = spec.prompt.chat_template_kwargs
+        is_conversation = spec.generates or spec.prompt.messages is not None
+        self._chat = _chat_renderer(spec.prompt, text) if is_conversation else None
+        self._template_kwargs = spec.prompt.chat_template_kwargs | ({} if spec.generates else _JUDGED)
         if self._chat is None:
             _refuse_chat(spec)
 

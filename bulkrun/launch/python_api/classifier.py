@@ -16,7 +16,7 @@ from bulkrun.launch.preparation.classification import find_classifier, with_clas
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.python_api.calls import EngineSettings
 from bulkrun.launch.python_api.prompt_stream import Asked, Ended
-from bulkrun.launch.python_api.prompts import ask_pair
+from bulkrun.launch.python_api.prompts import Ask, ask_pair, conversation_asker
 from bulkrun.launch.python_api.text_model import TextModel, job_of_texts
 from bulkrun.request import RowError
 from bulkrun.settings import ScoreActivation
@@ -24,6 +24,7 @@ from bulkrun.text.pairs import EncodedPair
 from bulkrun.text.tokenizer import Tokenizer
 
 Pair = tuple[str, str]
+Conversation = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +72,37 @@ class Classifier(TextModel[ClassificationOutput]):
         self.labels = tuple(spec.classification.labels or ())
         self._of_pairs = pairs
         tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine), of_pairs=pairs)
+        self._ask_conversation: Ask | None = None
+        if tokenizer.has_chat_template and not pairs:
+            self._ask_conversation = conversation_asker(tokenizer, {}, asks=False)
         args = spec.classification.to_args(tokenizer.pair_separator)
         super().__init__(spec, model_dir, tokenizer, args, _ScoreOutputs(self.labels))
 
     @overload  # a list is an iterable too: the first overload that fits says what comes
     def classify(  # type: ignore[overload-overlap]
-        self, texts: list[str] | list[Pair] | str, *, use_tqdm: bool = False
+        self, texts: list[str] | list[Pair] | list[Conversation] | str, *, use_tqdm: bool = False
     ) -> list[ClassificationOutput]: ...
 
     @overload
     def classify(
-        self, texts: Iterable[str] | Iterable[Pair], *, ordered: bool = True, use_tqdm: bool = False
+        self,
+        texts: Iterable[str] | Iterable[Pair] | Iterable[Conversation],
+        *,
+        ordered: bool = True,
+        use_tqdm: bool = False,
     ) -> Iterator[ClassificationOutput]: ...
 
     def classify(
-        self, texts: Iterable[str] | Iterable[Pair] | str, *, ordered: bool = True, use_tqdm: bool = False
+        self,
+        texts: Iterable[str] | Iterable[Pair] | Iterable[Conversation] | str,
+        *,
+        ordered: bool = True,
+        use_tqdm: bool = False,
     ) -> list[ClassificationOutput] | Iterator[ClassificationOutput]:
         """The labels of texts, or, of a classifier of `pairs`, of tuples (text, text_pair), with their scores.
+
+        A conversation, a list of {role, content} that ends with the answer to be judged, goes through the model's chat
+        template (reward models).
 
         A list gives a list of outputs in its order. Any other iterable gives an iterator, which reads at most
         2 x `max_num_seqs` texts ahead of what it has handed out; with `ordered=False` outputs come as they end.
@@ -98,9 +113,12 @@ class Classifier(TextModel[ClassificationOutput]):
     def _ask(self, text: Any) -> Asked:
         if self._of_pairs:
             return ask_pair(text, self._sampling)
-        if isinstance(text, tuple):
-            message = f"{repr(text)[:60]} is not a text; a Classifier made with pairs=True takes pairs"
-            return Asked(None, None, self._sampling, 0, RowError("bad_input", message))
+        if isinstance(text, list) and self._ask_conversation is not None:
+            return self._ask_conversation(text, self._sampling, 0)._replace(has_special_tokens=True)
+        if isinstance(text, tuple | list):
+            need = "the model has no chat template" if isinstance(text, list) else "pairs are for pairs=True"
+            error = RowError("bad_input", f"{repr(text)[:60]} is not a text, and {need}")
+            return Asked(None, None, self._sampling, 0, error)
         return super()._ask(text)
 
     def _encode(self, asked: list[Asked]) -> Sequence[Sequence[int] | RowError]:

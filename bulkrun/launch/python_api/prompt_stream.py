@@ -31,6 +31,7 @@ class Asked(NamedTuple):
     seed: int
     error: RowError | None = None
     text_pair: str | None = None  # the second text, of a pair
+    has_special_tokens: bool = False  # in the text: a chat template wrote them
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from bulkrun.text.tokenizer import Tokenizer
 Ask = Callable[[Any, SamplingParams, int], Asked]  # of whatever was given, with its parameters and its seed
 
 
-def conversation_asker(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> Ask:
-    """What asks conversations through the model's chat template.
+def conversation_asker(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any], *, asks: bool = True) -> Ask:
+    """What asks conversations through the model's chat template; not `asks`: that are whole, with their answers.
 
     Raises UsageError for values that no template can be given.
     """
@@ -33,7 +33,7 @@ def conversation_asker(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any])
             messages = read_messages(conversation)
             if asks_nothing(messages):
                 return Asked(None, None, sampling, seed, RowError("empty_prompt", "the prompt is empty"))
-            text = renderer.render(messages, **template_kwargs)
+            text = renderer.render(messages, add_generation_prompt=asks, **template_kwargs)
         except (BadMessages, TemplateFailed) as problem:
             code = "bad_template" if isinstance(problem, TemplateFailed) else "bad_input"
             return Asked(None, None, sampling, seed, RowError(code, f"messages{problem}"))

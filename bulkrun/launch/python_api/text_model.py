@@ -69,7 +69,10 @@ class TextModel(Generic[_O]):
         return list(outputs) if isinstance(given, list) else outputs
 
     def _encode(self, asked: list[Asked]) -> Sequence[Sequence[int] | RowError]:
-        return [self._fitted(ids) for ids in self._tokens([one.text or "" for one in asked])]
+        plain = iter(self._tokens([one.text or "" for one in asked if not one.has_special_tokens]))
+        chats = [one.text or "" for one in asked if one.has_special_tokens]
+        whole = iter(self._tokenizer.encode_batch(chats, add_special_tokens=False) if chats else [])
+        return [self._fitted(next(whole if one.has_special_tokens else plain)) for one in asked]
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch(texts, add_special_tokens=True)

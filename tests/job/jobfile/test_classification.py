@@ -42,8 +42,9 @@ def test_a_job_that_classifies_needs_nothing_more(tmp_path: Path) -> None:
     [
         ("sampling: {max_tokens: 5}\n", "x.yaml:6:12: sampling.max_tokens: nothing is sampled with task: classify"),
         ("embedding: {pooling: cls}\n", "x.yaml:6:13: embedding.pooling: is for vectors, and this job makes labels"),
-        ("prompt: {column: text, system: Be short}\n", "x.yaml:6:24: prompt.system: .* prompt.template"),
-        ("prompt: {messages: chat}\n", "x.yaml:6:10: prompt.messages: with task: classify a text is classified as"),
+        ("prompt: {column: text, system: Be short}\n", "x.yaml:6:24: prompt.system: .* or write prompt.messages"),
+        ("prompt: {column: a, chat_template: x}\n", "x.yaml:6:21: prompt.chat_template: .* or write prompt.messages"),
+        ("prompt: {messages: chat, text_pair: b}\n", "x.yaml:6:26: prompt.text_pair: .* not with a conversation"),
         ("run: {row_timeout: 9}\n", "x.yaml:6:7: run.row_timeout: .* leave it out"),
         ("engine: {kv_cache_dtype: fp8}\n", "x.yaml:6:10: engine.kv_cache_dtype: .* no KV cache; leave it out"),
         ("classification: {activation: tanh}\n", 'x.yaml:6:18: .*"tanh" is not one of softmax, sigmoid, none'),
