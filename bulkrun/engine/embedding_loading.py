@@ -59,7 +59,7 @@ def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> Re
 
 def ready_classifier(path: Path, classification: ClassificationArgs, args: EngineArgs) -> ReadyEmbedder:
     """The same for a model that classifies; ModelError where nothing says how numbers become scores."""
-    config = ClassificationConfig.from_dir(path)
+    config = ClassificationConfig.from_dir(path, args.adapter)
     sizes, dtype = _sizes(config, args), _dtype(config, args)
     from bulkrun.models.classification.classifier_loader import load_classifier  # transformers takes seconds to import
 

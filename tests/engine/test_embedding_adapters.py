@@ -11,10 +11,12 @@ import transformers
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
 from bulkrun.errors import ModelError
+from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.settings import ClassificationArgs, EmbeddingArgs
 from tests.engine.test_embedding_engine import TOLERANCE, embed, save_body, texts
 from tests.models.tiny_adapters import QKV, save_adapter
 from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder
+from tests.models.tiny_models import save_tiny_model
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {"target_modules": ["query", "value", "dense"]},
@@ -65,6 +67,29 @@ def test_labels_are_pefts_and_the_head_is_the_adapters(variant: str, tmp_path: P
         theirs = torch.cat([model(input_ids=torch.tensor([text])).logits for text in texts()])
     engine = load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
     torch.testing.assert_close(embed(engine, texts()), theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("kind", "variant"), [("encoder", "xlm_roberta"), ("encoder", "bert"), ("decoder", "qwen3")])
+def test_one_may_bring_the_head_of_a_base_that_has_none(kind: str, variant: str, tmp_path: Path) -> None:
+    save = save_tiny_encoder if kind == "encoder" else save_tiny_model
+    path, lora = save(tmp_path / "base", variant), {"target_modules": QKV if kind == "decoder" else ["query", "value"]}
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(path, num_labels=4, dtype=torch.float32)
+    model = save_adapter(tmp_path / "adapter", base.eval(), task_type="SEQ_CLS", **lora)
+    with torch.no_grad():
+        theirs = torch.cat([model(input_ids=torch.tensor([text])).logits for text in texts()])
+    engine = load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
+    assert engine.dimensions == 4
+    torch.testing.assert_close(embed(engine, texts()), theirs, **TOLERANCE)
+    assert ClassificationConfig.from_dir(path, tmp_path / "adapter").labels == (
+        "LABEL_0",
+        "LABEL_1",
+        "LABEL_2",
+        "LABEL_3",
+    )
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(config.read_text().replace("SEQ_CLS", "FEATURE_EXTRACTION"))
+    with pytest.raises(ModelError, match="none ends in ForSequenceClassification"):
+        load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
 
 
 def test_one_that_does_not_fit_is_named(tmp_path: Path) -> None:

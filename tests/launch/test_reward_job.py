@@ -9,12 +9,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from transformers import AutoConfig, AutoTokenizer
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 import bulkrun
 from bulkrun.errors import JobFileError
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from tests.launch.one_process import one_process, own_engine
+from tests.models.tiny_adapters import save_adapter
 from tests.models.tiny_encoders import class_logits, save_tiny_classifier
 
 TINY = BUNDLED_ROOT / "tiny"
@@ -92,6 +94,18 @@ def test_python_takes_conversations_beside_texts(model: Path) -> None:
     assert [outputs[0].score, outputs[2].score] == pytest.approx(expected, abs=1e-4)
     assert outputs[1].score is not None and outputs[1].score not in expected
     assert [one.error.code if one.error else None for one in outputs[3:]] == ["bad_input", "empty_prompt"]
+
+
+def test_an_adapter_makes_a_reward_model_of_one_that_writes(tmp_path: Path) -> None:
+    base = AutoModelForSequenceClassification.from_pretrained(TINY, num_labels=1, dtype=torch.float32)
+    model = save_adapter(tmp_path / "adapter", base.eval(), task_type="SEQ_CLS", target_modules=["q_proj"])
+    text = AutoTokenizer.from_pretrained(TINY).apply_chat_template(CHATS[0], tokenize=False)
+    ids = AutoTokenizer.from_pretrained(TINY)(text, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        expected = float(model(input_ids=torch.tensor([ids])).logits)
+    rewarded = {"adapter": str(tmp_path / "adapter"), "activation": "none", "labels": ["reward"]}
+    [output] = bulkrun.Classifier("bundled:tiny", dtype="float32", device="cpu", **rewarded).classify([CHATS[0]])
+    assert output.score == pytest.approx(expected, abs=1e-4) and output.scores == {"reward": output.score}
 
 
 def test_without_a_chat_template_it_is_said(model: Path, tmp_path: Path) -> None:

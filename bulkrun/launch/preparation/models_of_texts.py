@@ -16,7 +16,7 @@ def with_model_of_texts(spec: JobSpec, bundled_root: Path) -> tuple[JobSpec, Pat
     Raises JobFileError, UsageError or ModelError, naming the key, for what the model cannot do or does not say.
     """
     if spec.task == "classify":
-        model_dir, classifier = find_classifier(spec.model, bundled_root)
+        model_dir, classifier = find_classifier(spec.model, spec.engine, bundled_root)
         return with_classification(spec, classifier), model_dir, classifier.model
     model_dir, embedding = find_embedding_model(spec.model, bundled_root)
     return with_embedding(spec, embedding), model_dir, embedding.model

@@ -67,7 +67,7 @@ class Classifier(TextModel[ClassificationOutput]):
         made = {"activation": activation, "labels": None if labels is None else list(labels)}
         run = {"on_too_long": on_too_long}
         asked = job_of_texts(model, "classify", classification=made, engine=dict(engine), run=run)
-        model_dir, config = find_classifier(asked.model, BUNDLED_ROOT)
+        model_dir, config = find_classifier(asked.model, asked.engine, BUNDLED_ROOT)
         spec = with_classification(asked, config)
         self.labels = tuple(spec.classification.labels or ())
         self._of_pairs = pairs

@@ -56,6 +56,7 @@ def load_classifier(
             is_stored=bool(files),
             adapter=engine.adapter,
             may_miss=lambda _: False,
+            num_labels=len(config.labels),
         )
         padded = PaddedEncoder(model.base_model, config.model, args.pair_separator)
         expected_2C = _logits(model, padded)

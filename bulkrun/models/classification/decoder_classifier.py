@@ -15,7 +15,7 @@ from transformers.modeling_layers import GenericForSequenceClassification
 
 from bulkrun.errors import ModelError
 from bulkrun.models.classification.classifier import Classifier, Head
-from bulkrun.models.config.classification_config import ClassificationConfig
+from bulkrun.models.config.classification_config import ClassificationConfig, classifier_of
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.embedding.embedder_loader import load_decoder
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
@@ -57,7 +57,7 @@ def load_decoder_classifier(
 
 
 def _has_that_head(known: transformers.PretrainedConfig) -> bool:
-    classes = [getattr(transformers, name, None) for name in known.architectures or ()]
+    classes = [getattr(transformers, classifier_of(name), None) for name in known.architectures or ()]
     return any(isinstance(one, type) and issubclass(one, GenericForSequenceClassification) for one in classes)
 
 

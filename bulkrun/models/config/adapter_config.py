@@ -14,7 +14,7 @@ from typing import Any
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.config_file import parsed, read_object
-from bulkrun.models.files.safetensors_header import refuse_torn
+from bulkrun.models.files.safetensors_header import refuse_torn, stored_shapes
 from bulkrun.models.files.weight_files import ADAPTER
 
 _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -24,6 +24,7 @@ _NOT_READ = (
     "monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config",
 )  # fmt: skip
 
+_HEADS = (".score.weight", ".classifier.weight", ".classifier.out_proj.weight")  # the last matrix of each
 _INITS = ("gaussian", "eva", "orthogonal")  # those of init_lora_weights that leave the base's weights as they are
 
 
@@ -38,11 +39,17 @@ class AdapterConfig:
     by_root: bool  # alpha is divided by the rank's root, not by the rank
     has_magnitudes: bool
     is_transposed: bool  # the weights lie [I, O]
+    classifies: bool  # trained with a head for labels, which it holds
 
     @property
     def weights(self) -> Path:
         """The file that holds its tensors."""
         return self.file.parent / _WEIGHTS
+
+    def num_labels(self) -> int | None:
+        """How many outputs the head has that it holds; None where it holds none that is known. Raises ModelError."""
+        rows = [shape[0] for name, shape in stored_shapes(self.weights).items() if name.endswith(_HEADS)]
+        return rows[0] if len(rows) == 1 else None
 
     def scale(self, module: str, rank: int) -> float:
         """What the product of a module's two matrices is multiplied with."""
@@ -70,6 +77,7 @@ def _parsed(file: Path, raw: Mapping[str, Any]) -> AdapterConfig:
         by_root=bool(raw.get("use_rslora")),
         has_magnitudes=bool(raw.get("use_dora")),
         is_transposed=bool(raw.get("fan_in_fan_out")),
+        classifies=raw.get("task_type") == "SEQ_CLS",
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_config import AdapterConfig
 from bulkrun.models.config.architectures import find_family
 from bulkrun.models.config.config_file import read_config
 from bulkrun.models.config.embedding_config import max_text_len
@@ -51,15 +52,38 @@ class ClassificationConfig:
         return self.max_model_len if asked is None else self.model.model_len(asked)
 
     @classmethod
-    def from_dir(cls, path: Path | str) -> ClassificationConfig:
-        """Read a model's directory. Raises ModelError, naming the file, for what is broken or no classifier."""
+    def from_dir(cls, path: Path | str, adapter: Path | None = None) -> ClassificationConfig:
+        """Read a model's directory. An `adapter` may bring the head for labels, whose names are numbers then.
+
+        Raises ModelError, naming the file, for what is broken or no classifier.
+        """
         path = Path(path)
-        return read_config(path, lambda raw: _parsed(path, with_dtype(raw, path)))
+        added = None if adapter is None else _labels_of(adapter)
+        return read_config(path, lambda raw: _parsed(path, _with_labels(with_dtype(raw, path), added)))
 
 
 def is_classifier(architecture: str) -> bool:
     """Whether it has a head for labels of texts."""
     return architecture.endswith(CLASSIFIERS)
+
+
+def _labels_of(adapter: Path) -> int | None:
+    """How many labels an adapter has a head for; None where it was not trained with one."""
+    config = AdapterConfig.from_dir(adapter)
+    return config.num_labels() if config.classifies else None
+
+
+def _with_labels(raw: Mapping[str, Any], num_labels: int | None) -> Mapping[str, Any]:
+    """The config.json of a model without a head as that of one with so many labels."""
+    names = raw.get("architectures") or ()
+    if num_labels is None or any(map(is_classifier, names)):
+        return raw
+    return {**raw, "architectures": [classifier_of(name) for name in names], "num_labels": num_labels, "id2label": None}
+
+
+def classifier_of(architecture: str) -> str:
+    """RobertaForSequenceClassification of RobertaForMaskedLM and RobertaModel."""
+    return architecture.removesuffix("Model").partition("For")[0] + CLASSIFIERS
 
 
 def _parsed(path: Path, raw: Mapping[str, Any]) -> ClassificationConfig:

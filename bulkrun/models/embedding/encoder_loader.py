@@ -84,13 +84,18 @@ def load_transformer(
     is_stored: bool,
     adapter: Path | None,
     may_miss: Callable[[str], bool],
+    **options: Any,
 ) -> PreTrainedModel:
     """The model of a directory by one of transformers' Auto classes, on its device; not `is_stored`: with random
-    weights. `adapter`: the directory of one, added to them. Raises what `stored_model` does."""
+    weights. `adapter`: the directory of one, added to them; what it holds whole the model's files may lack. `options`
+    go to transformers. Raises what `stored_model` does."""
     with _no_reports():
         if is_stored:
             added = None if adapter is None else Adapter.from_dir(adapter)
-            model = stored_model(auto_class, path, dtype, may_miss=may_miss, adapter=added)
+            own = () if added is None else added.whole
+            model = stored_model(
+                auto_class, path, dtype, may_miss=lambda name: may_miss(name) or name in own, adapter=added, **options
+            )
         else:
             model = random_model(auto_class, path, dtype, device)
     model.config.use_cache = False

@@ -36,6 +36,12 @@ def refuse_torn(file: Path) -> None:
         raise ModelError(f"{file}: torn: {size} bytes of {expected}; download it again")
 
 
+def stored_shapes(file: Path) -> dict[str, list[int]]:
+    """The shape of each tensor of a whole file, by name. Raises ModelError for a torn one."""
+    entries: dict[str, dict[str, list[int]]] = json.loads(read_header(file))
+    return {name: entry["shape"] for name, entry in entries.items() if name != "__metadata__"}
+
+
 def stored_dtype(folder: Path) -> str | None:
     """What most of the folder's weights are stored in, of what a model can run in; None where there are none."""
     num_bytes: Counter[str] = Counter()
