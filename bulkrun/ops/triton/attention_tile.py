@@ -6,6 +6,8 @@ base 2 and float32. Knows the paged cache's layout [N, B, K, D]; knows no grid a
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -142,7 +144,20 @@ def packed_rows(rows: int, group: int) -> tuple[int, int]:
     return rows, rows // group
 
 
-def num_stages(head_dim: int, dtype: torch.dtype) -> int:
-    """Tiles of keys and values in flight, by shared memory (float32 is for comparisons: not fast, but it fits)."""
+def num_stages(head_dim: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Stages of the pipeline that loads keys and values, by shared memory (float32 is for comparisons: it fits).
+
+    Half of them are for the block ids, which the addresses of keys wait for. With fewer than five a loop waits for the
+    tile that it has just asked for.
+    """
     row_bytes = padded_dim(head_dim) * dtype.itemsize
+    if dtype.itemsize <= 2 and has_large_shared_memory(device):
+        return 5
     return 3 if row_bytes <= 256 else 2 if row_bytes <= 512 else 1
+
+
+@cache
+def has_large_shared_memory(device: torch.device) -> bool:
+    """Whether a program may have the 132 KB that five stages take: on A100, H100, B200, but on no smaller GPU of their
+    generations. Where nothing runs (interpreted, or compiled only) the answer is that of an H100."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) in ((8, 0), (9, 0), (10, 0), (10, 3))

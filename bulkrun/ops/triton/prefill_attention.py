@@ -78,7 +78,7 @@ def prefill_attention(
         MASK_ALL=is_invariant,
         HAS_SINKS=sinks_H is not None,
         num_warps=8 if rows == TILE_ROWS else 4,
-        num_stages=num_stages(head_dim, q_THD.dtype),
+        num_stages=num_stages(head_dim, q_THD.dtype, q_THD.device),
     )
 
 

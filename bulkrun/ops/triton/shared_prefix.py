@@ -72,7 +72,7 @@ def shared_prefix_attention(
         CHUNK=chunk,
         SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
-        num_stages=num_stages(head_dim, q_THD.dtype),
+        num_stages=num_stages(head_dim, q_THD.dtype, q_THD.device),
     )
 
 

@@ -4,8 +4,9 @@
 
 The interpreter runs kernels, but proves nothing about the compiler: types of tensor-core products, shared memory,
 registers. Here the launchers are called on small CPU tensors and each launch ends after compiling. One JSON line per
-kernel: shared memory and stack (spilled registers) in bytes, registers, how many wide matrix instructions, for
-attention the query heads of a key head, and the rows of a tile where it has such.
+kernel: shared memory and stack (spilled registers) in bytes, registers, how many wide matrix instructions, how many
+copies may be under way at each wait in a loop, for attention the query heads of a key head, and the rows of a tile
+where it has such.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from bulkrun import ops
 from bulkrun.ops import dispatch
 from bulkrun.ops.four_bit_linear import FourBitWeight
 from bulkrun.ops.fp8 import FP8
+from bulkrun.ops.triton import attention_tile
 from tests.ops.prefix_groups import prefixes_of
 from tests.ops.triton.attention_cases import make_case
 
@@ -144,7 +146,26 @@ def needs(kernel: Any) -> dict[str, object]:
         "stack": int(stack),
         "wide_loads": len(re.findall(r"ld\.global\S*\.v[24]\.", kernel.asm["ptx"])),
         "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+        "waits": _waits_in_loops(kernel.asm["ttgir"]),
     }
+
+
+def _waits_in_loops(ttgir: str) -> list[int]:
+    """Of each wait for copies to shared memory in an innermost loop, how many may still be under way after it."""
+    waits: dict[int, list[int]] = {}  # by the line that opens the loop
+    loops: list[tuple[int, int]] = []  # those that are open: their line, and how far it is indented
+    for number, line in enumerate(ttgir.splitlines()):
+        indent = len(line) - len(line.lstrip())
+        while loops and indent <= loops[-1][1]:
+            loops.pop()
+        if " scf.for " in line:
+            for outer, _ in loops:
+                waits.pop(outer, None)  # what is waited for around a loop is not for its tiles
+            loops.append((number, indent))
+            waits[number] = []
+        elif loops and (found := re.search(r"ttg\.async_wait .*num = (\d+)", line)):
+            waits.get(loops[-1][0], []).append(int(found[1]))
+    return [num for of_loop in waits.values() for num in of_loop]
 
 
 def _constant(kernel: Any, name: str) -> object:
@@ -162,6 +183,8 @@ def main() -> None:
     args = parser.parse_args()
     driver.set_active(CompilingDriver(args.capability))
     dispatch.uses_triton = lambda tensor: True
+    has_large = args.capability in (80, 90, 100)
+    attention_tile.has_large_shared_memory = lambda device: has_large  # type: ignore[assignment]
     compiled: dict[int, Any] = {}
     run = JITFunction.run
 
