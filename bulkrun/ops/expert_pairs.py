@@ -33,7 +33,7 @@ class ExpertPairs(NamedTuple):
     def of(cls, ids_Tk: torch.Tensor, num_experts: int) -> ExpertPairs:
         """Sort them, without making the host wait for a GPU (so not by bincount); an expert's keep their order."""
         expert_P = ids_Tk.flatten()
-        order_P = expert_P.argsort(stable=True)
+        order_P = expert_P.to(torch.int16).argsort(stable=True)  # a GPU sorts 16 bits in a quarter of the passes
         counts_X = expert_P.new_zeros(num_experts).scatter_add_(0, expert_P, torch.ones_like(expert_P))
         return cls(order_P, order_P // ids_Tk.shape[1], counts_X.cumsum(0).int())
 

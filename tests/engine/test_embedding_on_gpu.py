@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
-from bulkrun.settings import ClassificationArgs, EmbeddingArgs
+from bulkrun.settings import DEFAULT_ENCODER_TOKENS, DEFAULT_MAX_NUM_BATCHED_TOKENS, ClassificationArgs, EmbeddingArgs
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.engine.test_embedding_engine import MODELS, TOLERANCE, embed, texts
 from tests.models.tiny_encoders import CLASSIFIERS, save_tiny_classifier
@@ -59,6 +59,18 @@ def test_bfloat16_logits_are_nearest_to_the_same_text_s_on_the_cpu(variant: str,
     cpu = embed(EmbeddingEngine.from_model_dir(path, args, device="cpu", dtype="float32"), prompts)
     cuda = embed(EmbeddingEngine.from_model_dir(path, args, device="cuda", dtype="bfloat16"), prompts)
     assert torch.cdist(cuda, cpu).argmin(-1).tolist() == list(range(len(prompts)))
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the stand-in takes the GPU's place")
+def test_steps_of_encoders_are_larger_there(tmp_path: Path) -> None:
+    """They take less time than to launch them; a decoder's fill the device."""
+    found = {}
+    for variant in ("bert", "qwen3"):
+        path = save_tiny_classifier(tmp_path / variant, variant)
+        with gpu_stand_in():
+            engine = EmbeddingEngine.from_model_dir(path, ClassificationArgs(), device="cuda")
+        found[variant] = engine.sizes.max_num_batched_tokens
+    assert found == {"bert": DEFAULT_ENCODER_TOKENS, "qwen3": DEFAULT_MAX_NUM_BATCHED_TOKENS["cuda"]}
 
 
 @pytest.mark.usefixtures("watched_kernels")

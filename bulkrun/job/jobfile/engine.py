@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from bulkrun.job.jobfile.section import Section
 from bulkrun.settings import (
     DEFAULT_BLOCK_SIZE,
+    DEFAULT_ENCODER_TOKENS,
     DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
     DEFAULTS,
@@ -48,7 +49,8 @@ class EngineSpec(Section):
         None,
         ge=1,
         description="Maximum number of tokens computed in one step (prompts are chunked to fit). Default: "
-        f"{DEFAULT_MAX_NUM_BATCHED_TOKENS['cuda']} on a GPU, else {DEFAULT_MAX_NUM_BATCHED_TOKENS['cpu']}.",
+        f"{DEFAULT_MAX_NUM_BATCHED_TOKENS['cuda']} on a GPU ({DEFAULT_ENCODER_TOKENS} for encoders), else "
+        f"{DEFAULT_MAX_NUM_BATCHED_TOKENS['cpu']}.",
     )
     max_model_len: int | None = Field(
         None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from bulkrun.models.config.model_config import ModelConfig
@@ -11,7 +13,13 @@ from bulkrun.ops.linear import can_pack_bfloat16
 def default_dtype(config: ModelConfig, device: torch.device | str) -> torch.dtype:
     """The model's dtype; on a CPU bfloat16 only where the processor multiplies it natively, and never float16."""
     dtype: torch.dtype = getattr(torch, config.dtype)
-    if torch.device(device).type != "cpu" or dtype == torch.float32:
+    if torch.device(device).type != "cpu":
+        if dtype == torch.float32:
+            logging.getLogger(__name__).warning(
+                "the model's dtype is float32, in which a GPU is many times slower; set engine.dtype: bfloat16"
+            )
+        return dtype
+    if dtype == torch.float32:
         return dtype
     return torch.bfloat16 if dtype == torch.bfloat16 and cpu_multiplies_bfloat16() else torch.float32
 

@@ -255,3 +255,12 @@ def test_default_dtype_on_a_cpu_is_one_it_multiplies_natively(tmp_path: Path) ->
     assert default_dtype(by_name["float16"], "cpu") == torch.float32
     assert default_dtype(by_name["bfloat16"], "cpu") == (torch.bfloat16 if can_pack_bfloat16() else torch.float32)
     assert default_dtype(by_name["float16"], "cuda") == torch.float16
+
+
+def test_a_float32_model_on_a_gpu_stays_so_and_the_log_says_what_is_faster(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ModelConfig.from_dir(save_tiny_model(tmp_path, "llama"))
+    assert default_dtype(config, "cpu") == torch.float32 and not caplog.messages
+    assert default_dtype(config, "cuda") == torch.float32
+    assert "set engine.dtype: bfloat16" in caplog.text
