@@ -18,6 +18,7 @@ from bulkrun.models.classification.classifier import Classifier, Head
 from bulkrun.models.config.classification_config import ClassificationConfig, classifier_of
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.embedding.embedder_loader import load_decoder
+from bulkrun.models.embedding.encoder_loader import errors_named
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.files.weight_files import weight_files
@@ -39,8 +40,11 @@ def load_decoder_classifier(
 
     Raises what `load_model` does, and ModelError for a head that is missing or of another shape.
     """
-    known = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    if not isinstance(config.model, DecoderConfig) or not _has_that_head(known):
+    if not isinstance(config.model, DecoderConfig):
+        return None
+    with errors_named(f"{path}: {config.model.architecture} is not supported", device):
+        known = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    if not _has_that_head(known):
         return None
     decoder = load_decoder(path, config.model, engine, dtype, device)
     if decoder is None:

@@ -143,7 +143,7 @@ def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterCon
     if not (is_embedding or read.keys() == {"A", "B"}) or (magnitude is not None) != config.has_magnitudes:
         raise _misfit(module, parts, config)
     a_RI, b_OR = (read[f"embedding {part}" if is_embedding else part] for part in "AB")
-    rows = magnitude is None or magnitude.shape == b_OR.shape[:1]
+    rows = magnitude is None or (magnitude.shape == b_OR.shape[:1] and not is_embedding)
     if not (a_RI.ndim == b_OR.ndim == 2 and len(a_RI) == b_OR.shape[1] and rows):
         raise _misfit(module, parts, config)
     scale = config.scale(module, len(a_RI))

@@ -226,6 +226,13 @@ def test_tensors_of_an_unknown_kind_are_named(tmp_path: Path) -> None:
             logits(path, adapter)
 
 
+def test_magnitudes_of_an_embedding_are_refused(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "base", "llama")
+    save_adapter(tmp_path / "adapter", make_tiny_model("llama"), use_dora=True, target_modules=["embed_tokens"])
+    with pytest.raises(ModelError, match=r"tensors of model\.embed_tokens do not go together .*use_dora true"):
+        logits(path, tmp_path / "adapter")
+
+
 def test_weights_that_are_stored_quantized_take_no_adapter(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path / "base", "llama")
     config = json.loads((path / "config.json").read_text())
