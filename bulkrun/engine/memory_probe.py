@@ -48,15 +48,20 @@ def measure_cuda(model: LanguageModel, config: EngineConfig) -> DeviceMemory:
 
 
 def graph_bytes(model: LanguageModel, config: EngineConfig, step_bytes: int) -> int:
-    """What captured steps will keep for themselves: activations of the largest one, and a record of each.
+    """What captured steps will keep for themselves: activations and partial results of the largest, a record of each.
 
-    Estimated from the widest step, since capturing twice would double what it takes to start.
+    Activations are estimated from the widest step, since capturing twice would double what it takes to start. Partial
+    results are not in it: they are sized for contexts that are all long.
     """
     if config.enforce_eager or not model.is_capturable:
         return 0
+    from bulkrun.ops.triton.partial_results import bytes_of_parts  # triton takes time to import, and a CPU needs none
+
+    heads, head_dim = model.config.num_heads, model.config.head_dim
     max_tokens = max_captured_tokens(model.config, config.max_num_batched_tokens)
-    num_graphs = len(list(CapturedShapes(config.max_num_seqs, max_tokens, config.max_model_len)))
-    return step_bytes * max_tokens // config.max_num_batched_tokens + num_graphs * GRAPH_RECORD_BYTES
+    shapes = [*CapturedShapes(config.max_num_seqs, max_tokens, config.max_model_len)]
+    parts = max(bytes_of_parts(one.max_decode_keys, one.num_decode_seqs, heads, head_dim) for one in shapes)
+    return step_bytes * max_tokens // config.max_num_batched_tokens + parts + len(shapes) * GRAPH_RECORD_BYTES
 
 
 def run_widest_steps(model: LanguageModel, config: EngineConfig) -> None:

@@ -21,6 +21,7 @@ from bulkrun.engine.memory_probe import (
 )
 from bulkrun.errors import UsageError
 from bulkrun.models.kv_cache import KVCache
+from bulkrun.ops.triton.partial_results import CHUNK
 from tests.engine.conftest import EngineFactory
 from tests.engine.test_out_of_memory import ModelThatRunsOut
 from tests.models.tiny_models import VARIANTS
@@ -85,6 +86,17 @@ def test_captured_steps_are_reserved_for_unless_there_are_none(make_engine: Engi
     model, config = engine.model_runner.model, engine.config
     assert 512 * 2**20 < graph_bytes(model, config, 2**30) < 2**30 + 100 * GRAPH_RECORD_BYTES
     assert graph_bytes(model, replace(config, enforce_eager=True), 2**30) == 0
+
+
+def test_so_are_partial_results_of_long_contexts(make_engine: EngineFactory) -> None:
+    """As many as a captured step has room for, whatever its share of the widest step's tokens."""
+    engine = make_engine(max_num_seqs=64, max_num_batched_tokens=512)
+    short, long = (
+        graph_bytes(engine.model_runner.model, replace(engine.config, max_model_len=length), 0)
+        for length in (1024, 1024 + 100 * CHUNK)
+    )
+    model = engine.model_runner.model.config
+    assert long - short == 64 * 100 * model.num_heads * (model.head_dim + 1) * 4
 
 
 def test_steps_that_do_not_fit_are_refused_with_the_keys(make_engine: EngineFactory) -> None:

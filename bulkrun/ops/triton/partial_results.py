@@ -42,6 +42,12 @@ class PartialResults:
         return cls(out, new(num_parts, num_heads, dtype=torch.float32), starts_S, max_parts)
 
 
+def bytes_of_parts(num_keys: int, num_seqs: int, num_heads: int, head_dim: int) -> int:
+    """What the parts of contexts take that have so many keys together, where each begins and ends within a chunk."""
+    num_parts = num_keys // CHUNK + 2 * num_seqs
+    return num_parts * num_heads * (head_dim + 1) * torch.float32.itemsize
+
+
 def max_chunks(max_context_len: int, sliding_window: int | None) -> int:
     """Chunks that any sequence can touch, at least one."""
     chunks = triton.cdiv(max_context_len, CHUNK)
