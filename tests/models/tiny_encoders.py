@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def _save(path: Path, architecture: str, changes: dict[str, Any], seed: int, ove
     model_class = getattr(transformers, architecture)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_class(model_class.config_class(**(_SMALL | changes | overrides))).float().eval()
+        model = model_class(model_class.config_class(**deepcopy(_SMALL | changes | overrides))).float().eval()
         _randomize(model)
     model.save_pretrained(path)
     return path

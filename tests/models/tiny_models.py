@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def make_tiny_model(variant: str = "llama", *, seed: int = 0, **overrides: Any) 
     """The transformers model of a variant, float32, in eval mode. `overrides` are Hugging Face config keys."""
     architecture, changes = (VARIANTS | GENERAL_VARIANTS)[variant]
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**(_SMALL | changes | overrides))
+    config = model_class.config_class(**deepcopy(_SMALL | changes | overrides))  # RoPE's values are written into
     config._attn_implementation = "eager"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
