@@ -52,8 +52,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests.two_halves import shared_first
 
         shared_first(items)
+    _skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
     if config.getoption("--slow"):
         return
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="minutes long: run with --slow"))
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
+    if not items:
+        return
+    import torch  # slow, and most folders of the job column need none
+
+    for item in [] if torch.cuda.is_available() else items:
+        item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))

@@ -101,7 +101,6 @@ def test_long_form(tmp_path: Path, variant: str, dtype: str, ops: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["llama", "llama_wide", "gemma2"])
 def test_a_row_has_one_output_on_a_gpu(tmp_path: Path, variant: str, dtype: str) -> None:

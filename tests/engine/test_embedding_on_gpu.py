@@ -19,7 +19,6 @@ HAS_GPU = torch.cuda.is_available()
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_vectors_point_where_those_of_the_cpu_do(name: str, pooling: Any, tmp_path: Path) -> None:
@@ -51,7 +50,6 @@ def test_the_path_of_a_gpu_waits_for_vectors_alone(name: str, num_waits: int, po
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
 @pytest.mark.parametrize("variant", CLASSIFIERS)
 def test_bfloat16_logits_are_nearest_to_the_same_text_s_on_the_cpu(variant: str, tmp_path: Path) -> None:
     path, args = save_tiny_classifier(tmp_path, variant), ClassificationArgs(activation="none")

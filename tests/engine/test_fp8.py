@@ -176,7 +176,6 @@ def test_a_gpu_without_fp8_is_refused_by_name(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("settings", [{"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}], ids=str)
 @pytest.mark.parametrize("variant", ["llama_biases", "qwen3"])
 def test_a_gpu_agrees_with_the_cpu_where_it_is_no_tie(

@@ -107,7 +107,6 @@ def test_steps_that_do_not_fit_are_refused_with_the_keys(make_engine: EngineFact
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_on_a_gpu_the_pool_takes_what_the_step_leaves(model_dir) -> None:
     engine = LLMEngine.from_model_dir(model_dir("llama"), device="cuda", dtype="bfloat16")
     config: EngineConfig = engine.config

@@ -16,10 +16,7 @@ from tests.engine.step.test_token_masks import STEPS, _grammar, steps_factory
 from tests.engine.test_forced_tokens import forcing_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(max_tokens=21, temperature=0.0, ignore_eos=True)
 
 

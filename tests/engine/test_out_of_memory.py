@@ -275,7 +275,6 @@ def _all_memory_but(rest_bytes: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("enforce_eager", [False, True])
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_on_a_gpu_that_is_really_full(

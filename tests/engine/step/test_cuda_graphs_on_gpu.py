@@ -16,10 +16,7 @@ from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.engine.step.test_cuda_graphs import MAX_TOKENS, PARAMS, PROMPTS
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = pytest.mark.gpu
 FAST = list(VARIANTS)[: list(VARIANTS).index("gpt2")]  # the general path is behind it
 SIZES = {"max_num_batched_tokens": 70, "max_num_seqs": 6, "device": "cuda"}
 

@@ -9,13 +9,7 @@ import torch
 
 from bulkrun.engine.step.staging import HostStaging
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")],
-    ),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -38,7 +32,6 @@ def test_arrays_keep_their_type(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_copy_under_way_is_not_overwritten_by_the_next() -> None:
     """The device is kept busy, so that many copies wait while the host goes on sending."""
     staging = HostStaging(torch.device("cuda"))

@@ -6,7 +6,6 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-import torch
 
 from bulkrun.engine.llm_engine import LLMEngine
 from bulkrun.launch.bench.ceilings import DeviceRates
@@ -15,10 +14,7 @@ from bulkrun.launch.bench.traced_run import trace_steps
 from bulkrun.launch.bench.workload import Lengths, random_work
 from tests.models.tiny_models import VOCAB_SIZE, save_tiny_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = pytest.mark.gpu
 RATES = DeviceRates(gemm_flop_s=1e15, read_bytes_s=5e12)
 
 

@@ -18,9 +18,3 @@ def device() -> str:
 def _same_numbers_every_time() -> None:
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
