@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
+from bulkrun.models.loading.adapter import Adapter
 from bulkrun.models.loading.loader import load_model
 from tests.benchmarks.load_checkpoint import write_checkpoint
 from tests.benchmarks.machine import machine
@@ -42,7 +43,7 @@ def write_adapter(path: Path, model: Path) -> None:
 def seconds(model: Path, adapter: Path | None, device: str) -> float:
     """What one load takes."""
     began = time.perf_counter()
-    load_model(model, dtype=torch.bfloat16, device=device, adapter=adapter)
+    load_model(model, dtype=torch.bfloat16, device=device, adapter=Adapter.of(adapter))
     return round(time.perf_counter() - began, 2)
 
 
