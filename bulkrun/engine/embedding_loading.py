@@ -13,7 +13,7 @@ from bulkrun.errors import UsageError
 from bulkrun.models.classification.classifier import Classifier
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.config.embedding_config import EmbeddingConfig
-from bulkrun.models.config.model_config import DecoderConfig, ModelConfig
+from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.models.embedding.embedder_loader import load_embedder
 from bulkrun.models.loading.dtypes import default_dtype
@@ -75,27 +75,23 @@ def _dtype(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> 
 def _sizes(config: EmbeddingConfig | ClassificationConfig, args: EngineArgs) -> EmbeddingSizes:
     _refuse_meaningless(args)
     device = resolve_device(args.device)
-    if device.type == "cuda" and isinstance(config.model, DecoderConfig) and config.model.is_causal:
+    is_own_decoder = isinstance(config.model, DecoderConfig) and config.model.is_causal
+    if device.type == "cuda" and is_own_decoder:
         refuse_gpu_without_kernels()
+    default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS[device.type]
+    if device.type == "cuda" and not is_own_decoder:
+        default_tokens = DEFAULT_ENCODER_TOKENS
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"engine.{name}: {value} is below 1")
     return EmbeddingSizes(
         max_num_seqs=args.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device.type],
-        max_num_batched_tokens=args.max_num_batched_tokens or _default_tokens(config.model, device),
+        max_num_batched_tokens=args.max_num_batched_tokens or default_tokens,
         max_model_len=config.model_len(args.max_model_len),
         device=device,
         async_scheduling=device.type == "cuda" if args.async_scheduling is None else args.async_scheduling,
     )
-
-
-def _default_tokens(model: ModelConfig, device: torch.device) -> int:
-    """How many tokens a step has where nobody says."""
-    is_own_decoder = isinstance(model, DecoderConfig) and model.is_causal
-    if device.type == "cuda" and not is_own_decoder:
-        return DEFAULT_ENCODER_TOKENS
-    return DEFAULT_MAX_NUM_BATCHED_TOKENS[device.type]
 
 
 def _refuse_meaningless(args: EngineArgs) -> None:

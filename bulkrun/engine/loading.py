@@ -15,6 +15,7 @@ from bulkrun.engine.memory_probe import measure_cuda
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.model_dir import eos_token_ids
 from bulkrun.models.language_model import LanguageModel
+from bulkrun.models.loading.adapter import Adapter
 from bulkrun.models.loading.dtypes import default_dtype
 from bulkrun.models.loading.loader import load_model
 from bulkrun.settings import EngineArgs
@@ -33,10 +34,9 @@ def ready_model(path: Path | str, args: EngineArgs) -> ReadyModel:
 
     dtype auto: the model's own, float32 on a CPU without bf16 units. load_format dummy: random weights, so that a
     directory with nothing but config.json will do. quantization: of the projections' weights, as they are loaded
-    (None: those that are stored so stay so where that is fast).
-    adapter: a LoRA adapter's directory, added to the weights.
-    deterministic: a row's tokens do not depend on what runs beside it (`models.decoder.invariant`). Raises ModelError
-    for a model that cannot be used and UsageError for settings that cannot work.
+    (None: those that are stored so stay so where that is fast). adapter: a LoRA adapter's directory, added to the
+    weights. deterministic: a row's tokens do not depend on what runs beside it (`models.decoder.invariant`). Raises
+    ModelError for a model or an adapter that cannot be used and UsageError for settings that cannot work.
     """
     device = resolve_device(args.device)
     if device.type == "cuda":
@@ -50,7 +50,7 @@ def ready_model(path: Path | str, args: EngineArgs) -> ReadyModel:
         load_format=args.load_format,
         quantization=args.quantization,
         deterministic=args.deterministic,
-        adapter=args.adapter,
+        adapter=Adapter.of(args.adapter),
     )
     config = EngineConfig.resolve(model_config, dtype, device, args, measure=partial(measure_cuda, model))
     return ReadyModel(model, config, eos_token_ids(path))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.job.jobfile.engine import EngineSpec
-from bulkrun.launch.preparation.adapter import adapter_dir
 from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.threads import bound_spinning
 from bulkrun.models.config.model_dir import eos_token_ids
@@ -18,19 +17,20 @@ from bulkrun.text.tokenizer import Tokenizer
 
 def engine_factory(prepared: PreparedJob) -> Callable[[], Engine]:
     """A function that loads the job's engine; loading is when torch is imported."""
-    spec, model_dir = prepared.spec, prepared.model_dir
+    spec, model_dir, adapter = prepared.spec, prepared.model_dir, prepared.adapter_dir
     if not spec.generates:
         separator = prepared.tokenizer.pair_separator
         made = spec.embedding.to_args() if spec.task == "embed" else spec.classification.to_args(separator)
-        return lambda: load_embedding_engine(model_dir, spec.engine, made)
-    return lambda: load_engine(model_dir, prepared.tokenizer, spec.engine)
+        return lambda: load_embedding_engine(model_dir, spec.engine, made, adapter)
+    return lambda: load_engine(model_dir, prepared.tokenizer, spec.engine, adapter)
 
 
-def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> Engine:
-    """Load a model; this imports torch. Raises ModelError, and UsageError for settings that cannot work.
+def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec, adapter: Path | None = None) -> Engine:
+    """Load a model, with the adapter of that directory if there is one; this imports torch.
 
     The end that the tokenizer names ends an output too, as in vLLM: who teaches a model to end its turns changes the
-    tokenizer and the chat template, and may forget generation_config.json.
+    tokenizer and the chat template, and may forget generation_config.json. Raises ModelError, and UsageError for
+    settings that cannot work.
     """
     bound_spinning()
     from bulkrun.engine.llm_engine import LLMEngine
@@ -43,24 +43,26 @@ def load_engine(model_dir: Path, tokenizer: Tokenizer, engine: EngineSpec) -> En
         stop_matcher_factory=stop_matcher_factory(tokenizer),
         constraint_factory=token_constraint_factory(tokenizer, {*eos_token_ids(model_dir), *own}),
         more_eos_token_ids=own,
-        **_settings(engine),
+        **_settings(engine, adapter),
     )
 
 
-def load_embedding_engine(model_dir: Path, engine: EngineSpec, made: EmbeddingArgs | ClassificationArgs) -> Engine:
-    """Load a model that makes vectors or scores of texts; this imports torch.
+def load_embedding_engine(
+    model_dir: Path, engine: EngineSpec, made: EmbeddingArgs | ClassificationArgs, adapter: Path | None = None
+) -> Engine:
+    """Load a model that makes vectors or scores of texts, with its adapter if there is one; this imports torch.
 
     Raises ModelError, and UsageError for settings that cannot work.
     """
     bound_spinning()
     from bulkrun.engine.embedding_engine import EmbeddingEngine
 
-    return EmbeddingEngine.from_model_dir(model_dir, made, **_settings(engine))
+    return EmbeddingEngine.from_model_dir(model_dir, made, **_settings(engine, adapter))
 
 
-def _settings(engine: EngineSpec) -> dict[str, Any]:
-    """The keys of the engine's `EngineArgs` that are set."""
-    return {**engine.model_dump(exclude_none=True), "adapter": adapter_dir(engine)}
+def _settings(engine: EngineSpec, adapter: Path | None) -> dict[str, Any]:
+    """The keys of the engine's `EngineArgs` that are set; of the adapter it is told the directory."""
+    return {**engine.model_dump(exclude_none=True), "adapter": adapter}
 
 
 def check_device(engine: EngineSpec) -> None:

@@ -92,6 +92,16 @@ def test_one_may_bring_the_head_of_a_base_that_has_none(kind: str, variant: str,
         load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
 
 
+def test_one_may_be_added_to_the_head_too(tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path / "base", "qwen3")
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+    model = save_adapter(tmp_path / "adapter", base, target_modules=["q_proj", "score"])
+    with torch.no_grad():
+        theirs = torch.cat([model(input_ids=torch.tensor([text])).logits for text in texts()])
+    engine = load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
+    torch.testing.assert_close(embed(engine, texts()), theirs, **TOLERANCE)
+
+
 def test_one_that_does_not_fit_is_named(tmp_path: Path) -> None:
     path = save_tiny_encoder(tmp_path / "base", "bert")
     other = save_tiny_encoder(tmp_path / "other", "bert", vocab_size=140)

@@ -3,8 +3,8 @@
 Every row comes out as exactly one `Prompt` or one `RowError`, in order. Chat-rendered text is tokenized as it is (the
 template wrote the special tokens), plain text with the model's special tokens (BOS); what is embedded is plain, with
 `embedding.prompt` before it; a pair of texts is joined by the tokenizer; a conversation that is judged asks for no
-answer. Knows the text side only as the protocol
-`TextCodec`, and nothing of shards or order. What a row asks is read by `conversations` and `openai_batch`.
+answer. Knows the text side only as the protocol `TextCodec`, and nothing of shards or order. What a row asks is read by
+`conversations` and `openai_batch`.
 """
 
 from __future__ import annotations

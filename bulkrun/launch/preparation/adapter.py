@@ -15,8 +15,7 @@ def adapter_dir(engine: EngineSpec) -> Path | None:
     return None if engine.adapter is None else resolve_adapter(engine.adapter)
 
 
-def tokenizer_dir(model_dir: Path, engine: EngineSpec) -> Path:
+def tokenizer_dir(model_dir: Path, adapter: Path | None) -> Path:
     """The directory whose tokenizer and chat template count: the adapter's, which were there in training, if it has
-    them, else the model's. Raises what `adapter_dir` does."""
-    adapter = adapter_dir(engine)
+    them, else the model's."""
     return adapter if adapter is not None and (adapter / _TOKENIZER).is_file() else model_dir

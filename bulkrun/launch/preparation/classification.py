@@ -9,16 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from bulkrun.errors import JobFileError
-from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.launch.preparation.adapter import adapter_dir
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.models.config.find_model import resolve_model
 
 
-def find_classifier(name: str, engine: EngineSpec, bundled_root: Path) -> tuple[Path, ClassificationConfig]:
+def find_classifier(name: str, adapter: Path | None, bundled_root: Path) -> tuple[Path, ClassificationConfig]:
     """The directory of a model that classifies, and what its files, and its adapter's, say. Raises ModelError."""
-    adapter = adapter_dir(engine)
     model_dir = resolve_model(name, bundled_root=bundled_root, task="classify" if adapter is None else "embed")
     return model_dir, ClassificationConfig.from_dir(model_dir, adapter)
 

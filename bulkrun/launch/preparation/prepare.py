@@ -60,6 +60,7 @@ class PreparedJob:
 
     spec: JobSpec
     model_dir: Path
+    adapter_dir: Path | None
     model: ModelConfig
     tokenizer: Tokenizer
     files: list[InputFile]
@@ -153,8 +154,8 @@ class PreparedJob:
         if engine.load_format != "dummy":
             refuse_missing_weights(self.model_dir)
         facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
-        if (adapter := adapter_dir(engine)) is not None:
-            facts["adapter"] = adapter_fingerprint(adapter)
+        if self.adapter_dir is not None:
+            facts["adapter"] = adapter_fingerprint(self.adapter_dir)
         if engine.load_format == "dummy":
             facts["load_format"] = "dummy"
         if engine.quantization is not None:
@@ -177,24 +178,26 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     refuse_variables(spec)
     spec = with_schema(spec)
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
+    adapter = adapter_dir(spec.engine)
     if not spec.generates:
-        spec, model_dir, model = with_model_of_texts(spec, BUNDLED_ROOT)
-        texts = tokenizer_dir(model_dir, spec.engine)
+        spec, model_dir, model = with_model_of_texts(spec, adapter, BUNDLED_ROOT)
+        texts = tokenizer_dir(model_dir, adapter)
         tokenizer = Tokenizer.from_dir(texts, now=now, of_pairs=spec.prompt.text_pair is not None)
-        return PreparedJob(spec, model_dir, model, tokenizer, files)
+        return PreparedJob(spec, model_dir, adapter, model, tokenizer, files)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
-    tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine), now=now)
+    tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter), now=now)
     if warns:
         warn_of_channels(spec, model.architecture)
     spec = with_markers(spec, model.architecture)
     check_thinking(spec, tokenizer)
     model.model_len(spec.engine.max_model_len)
-    own = 0 if spec.engine.adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
+    own = 0 if adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
     _check_stop_tokens(spec.sampling, max(model.vocab_size, own))
     return PreparedJob(
         spec=with_defaults(spec, model_dir),
         model_dir=model_dir,
+        adapter_dir=adapter,
         model=model,
         tokenizer=tokenizer,
         files=files,

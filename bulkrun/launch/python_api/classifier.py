@@ -11,7 +11,8 @@ from typing import Any, Unpack, overload
 from bulkrun.data.results.schema import SCORES
 from bulkrun.job.prompts.fit import OnTooLong, PromptFrame
 from bulkrun.job.work.vectors import scored, vector_of, vector_or_error
-from bulkrun.launch.preparation.adapter import tokenizer_dir
+from bulkrun.launch.engine import load_embedding_engine
+from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.classification import find_classifier, with_classification
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.python_api.calls import EngineSettings
@@ -67,16 +68,18 @@ class Classifier(TextModel[ClassificationOutput]):
         made = {"activation": activation, "labels": None if labels is None else list(labels)}
         run = {"on_too_long": on_too_long}
         asked = job_of_texts(model, "classify", classification=made, engine=dict(engine), run=run)
-        model_dir, config = find_classifier(asked.model, asked.engine, BUNDLED_ROOT)
+        adapter = adapter_dir(asked.engine)
+        model_dir, config = find_classifier(asked.model, adapter, BUNDLED_ROOT)
         spec = with_classification(asked, config)
         self.labels = tuple(spec.classification.labels or ())
         self._of_pairs = pairs
-        tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine), of_pairs=pairs)
+        tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter), of_pairs=pairs)
         self._ask_conversation: Ask | None = None
         if tokenizer.has_chat_template and not pairs:
             self._ask_conversation = conversation_asker(tokenizer, {}, asks=False)
         args = spec.classification.to_args(tokenizer.pair_separator)
-        super().__init__(spec, model_dir, tokenizer, args, _ScoreOutputs(self.labels))
+        loaded = load_embedding_engine(model_dir, spec.engine, args, adapter)
+        super().__init__(spec, tokenizer, loaded, _ScoreOutputs(self.labels))
 
     @overload  # a list is an iterable too: the first overload that fits says what comes
     def classify(  # type: ignore[overload-overlap]

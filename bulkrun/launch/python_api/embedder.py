@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from bulkrun.job.prompts.fit import OnTooLong
 from bulkrun.job.work.vectors import vector_or_error
-from bulkrun.launch.preparation.adapter import tokenizer_dir
+from bulkrun.launch.engine import load_embedding_engine
+from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.embedding import find_embedding_model, with_embedding
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.python_api.calls import EngineSettings
@@ -72,8 +73,10 @@ class Embedder(TextModel[EmbeddingOutput]):
         asked = job_of_texts(model, "embed", embedding={**embedding, **prompts}, engine=dict(engine), run=run)
         model_dir, config = find_embedding_model(asked.model, BUNDLED_ROOT)
         spec = with_embedding(asked, config)
-        tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, spec.engine))
-        super().__init__(spec, model_dir, tokenizer, spec.embedding.to_args(), _VectorOutputs())
+        adapter = adapter_dir(spec.engine)
+        tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter))
+        loaded = load_embedding_engine(model_dir, spec.engine, spec.embedding.to_args(), adapter)
+        super().__init__(spec, tokenizer, loaded, _VectorOutputs())
 
     @overload  # a list is an iterable too: the first overload that fits says what comes
     def embed(self, texts: list[str] | str, *, use_tqdm: bool = False) -> list[EmbeddingOutput]: ...  # type: ignore[overload-overlap]

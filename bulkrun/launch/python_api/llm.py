@@ -18,7 +18,7 @@ from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.work.answers import AnswerReader
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import load_engine
-from bulkrun.launch.preparation.adapter import tokenizer_dir
+from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.preparation.structured_output import with_schema
@@ -70,8 +70,9 @@ class LLM:
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)
         self._seed = seed
         self._defaults = generation_defaults(model_dir)
-        self._tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, settings))
-        self._shared = SharedEngine(load_engine(model_dir, self._tokenizer, settings))
+        adapter = adapter_dir(settings)
+        self._tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter))
+        self._shared = SharedEngine(load_engine(model_dir, self._tokenizer, settings, adapter))
 
     @property
     def max_model_len(self) -> int:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
-from bulkrun.launch.engine import load_embedding_engine
 from bulkrun.launch.python_api.calls import Shown
 from bulkrun.launch.python_api.prompt_stream import Asked, Outputs, PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import as_python, error_of
-from bulkrun.request import RowError
-from bulkrun.settings import ClassificationArgs, EmbeddingArgs
+from bulkrun.request import Engine, RowError
 from bulkrun.text.tokenizer import Tokenizer
 
 _O = TypeVar("_O")
@@ -36,20 +33,13 @@ def job_of_texts(model: str | PathLike[str], task: str, **sections: dict[str, An
 class TextModel(Generic[_O]):
     """A model that makes something of texts. Several threads may call it and share its steps."""
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        model_dir: Path,
-        tokenizer: Tokenizer,
-        made: EmbeddingArgs | ClassificationArgs,
-        reader: Outputs[_O],
-    ) -> None:
+    def __init__(self, spec: JobSpec, tokenizer: Tokenizer, engine: Engine, reader: Outputs[_O]) -> None:
         """`spec`: as its model completes it. `reader`: of what the engine makes."""
         self._reader = reader
         self._sampling = spec.sampled.to_params()
         self._before = spec.embedding.prompt or ""
         self._tokenizer = tokenizer
-        self._shared = SharedEngine(load_embedding_engine(model_dir, spec.engine, made))
+        self._shared = SharedEngine(engine)
         self._fitter = PromptFitter(self.max_model_len, spec.run.on_too_long)
 
     @property

@@ -17,6 +17,7 @@ from bulkrun.models.embedding.packed_texts import PackedTexts
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
 from bulkrun.models.embedding.pooling import text_states
 from bulkrun.models.embedding.two_texts import two_texts
+from bulkrun.models.loading.adapter import Adapter
 from bulkrun.models.loading.quantization import refuse_quantization_on
 from bulkrun.settings import ClassificationArgs, EngineArgs, Pooling
 
@@ -43,7 +44,8 @@ def load_classifier(
     if engine.quantization is not None:
         refuse_quantization_on(device, engine.quantization)
     activation = config.activation_of(args)
-    own = load_decoder_classifier(path, config, activation, engine, dtype=dtype, device=device)
+    adapter = Adapter.of(engine.adapter)
+    own = load_decoder_classifier(path, config, activation, engine, adapter, dtype=dtype, device=device)
     if own is not None:
         return own
     files = refuse_unfit(path, engine.load_format, dtype, device)
@@ -54,7 +56,7 @@ def load_classifier(
             dtype,
             device,
             is_stored=bool(files),
-            adapter=engine.adapter,
+            adapter=adapter,
             may_miss=lambda _: False,
             num_labels=len(config.labels),
         )

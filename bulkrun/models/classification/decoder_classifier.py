@@ -19,7 +19,7 @@ from bulkrun.models.config.classification_config import ClassificationConfig, cl
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.embedding.embedder_loader import load_decoder
 from bulkrun.models.embedding.encoder_loader import errors_named
-from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
+from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.files.weight_files import weight_files
 from bulkrun.models.loading.adapter import Adapter
@@ -32,6 +32,7 @@ def load_decoder_classifier(
     config: ClassificationConfig,
     activation: ScoreActivation,
     engine: EngineArgs,
+    adapter: Adapter | None,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -46,12 +47,12 @@ def load_decoder_classifier(
         known = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     if not _has_that_head(known):
         return None
-    decoder = load_decoder(path, config.model, engine, dtype, device)
+    decoder = load_decoder(path, config.model, engine, adapter, dtype, device)
     if decoder is None:
         return None
     return Classifier(
         decoder,
-        _linear(_score(path, config, engine).to(device)),
+        _linear(_score(path, config, engine, adapter).to(device)),
         pooling="last",
         num_labels=len(config.labels),
         activation=activation,
@@ -69,12 +70,11 @@ def _linear(weight_CE: torch.Tensor) -> Head:
     return lambda states_SE: F.linear(states_SE, weight_CE)
 
 
-def _score(path: Path, config: ClassificationConfig, engine: EngineArgs) -> torch.Tensor:
+def _score(path: Path, config: ClassificationConfig, engine: EngineArgs, adapter: Adapter | None) -> torch.Tensor:
     """The head's weight, float32 [C, E]; the adapter's, where it has its own."""
     shape = (len(config.labels), config.model.hidden_size)
     if engine.load_format == "dummy":
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul_(shape[1] ** -0.5)
-    adapter = None if engine.adapter is None else Adapter.from_dir(engine.adapter)
     stored = {one.name: one for one in stored_tensors(weight_files(path))}
     if adapter is not None:
         stored |= adapter.whole
@@ -85,13 +85,8 @@ def _score(path: Path, config: ClassificationConfig, engine: EngineArgs) -> torc
             f"{path}: tensor {SCORE} is {list(stored[SCORE].shape)}, but config.json makes it {list(shape)}; "
             "config.json and weights are of different models"
         )
-    weight_CE = _read(stored[SCORE])
-    if adapter is not None and SCORE in adapter.added:
-        adapter.check_fits({SCORE: shape})
-        weight_CE = torch.cat([rows for _, rows in adapter.added[SCORE].sums(weight_CE)])
-    return weight_CE
-
-
-def _read(stored: StoredTensor) -> torch.Tensor:
-    [(_, tensor)] = read_tensors([stored], lambda _: None)
-    return tensor.float()
+    [(_, weight_CE)] = read_tensors([stored[SCORE]], lambda _: None)
+    if adapter is None or SCORE not in adapter.added:
+        return weight_CE.float()
+    adapter.named(lambda name: name if name == SCORE else None).check_fits({SCORE: shape})
+    return torch.cat([rows for _, rows in adapter.added[SCORE].sums(weight_CE)])

@@ -14,6 +14,7 @@ from bulkrun.models.embedding.decoder_encoder import DecoderEncoder
 from bulkrun.models.embedding.dense import load_dense
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.models.embedding.text_encoder import TextEncoder
+from bulkrun.models.loading.adapter import Adapter
 from bulkrun.models.loading.loader import load_model
 from bulkrun.models.loading.quantization import refuse_quantization_on
 from bulkrun.ops.cpu.library import library
@@ -51,8 +52,9 @@ def load_embedder(
 def _load_encoder(
     path: Path, config: EmbeddingConfig, engine: EngineArgs, dtype: torch.dtype, device: torch.device
 ) -> TextEncoder:
+    adapter = Adapter.of(engine.adapter)
     if isinstance(config.model, DecoderConfig):
-        decoder = load_decoder(path, config.model, engine, dtype, device)
+        decoder = load_decoder(path, config.model, engine, adapter, dtype, device)
         if decoder is not None:
             return decoder
     from bulkrun.models.embedding.encoder_loader import load_encoder  # transformers takes seconds to import
@@ -65,12 +67,17 @@ def _load_encoder(
         load_format=engine.load_format,
         quantization=engine.quantization,
         deterministic=engine.deterministic,
-        adapter=engine.adapter,
+        adapter=adapter,
     )
 
 
 def load_decoder(
-    path: Path, config: DecoderConfig, engine: EngineArgs, dtype: torch.dtype, device: torch.device
+    path: Path,
+    config: DecoderConfig,
+    engine: EngineArgs,
+    adapter: Adapter | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> DecoderEncoder | None:
     """A decoder of the engine's own families, without its head. Raises what `load_model` does.
 
@@ -87,7 +94,7 @@ def load_decoder(
         quantization=engine.quantization,
         deterministic=engine.deterministic and config.is_causal,  # those panels are
         has_head=False,
-        adapter=engine.adapter,
+        adapter=adapter,
     )
     stack = model.layer_stack if isinstance(model, Decoder) else None
     if not config.is_causal and (stack is None or not stack.takes_any_width):

@@ -42,16 +42,15 @@ def load_encoder(
     load_format: str,
     quantization: Quantization | None = None,
     deterministic: bool = False,
-    adapter: Path | None = None,
+    adapter: Adapter | None = None,
 ) -> TextEncoder:
     """Load the model, check that padding changes nothing, and have it computed as fast as this device can.
 
     `load_format` dummy: with transformers' own seeded initialization. `quantization`: of its products' weights.
-    `adapter`: the directory of a LoRA adapter, added to the weights. Raises ModelError for an architecture that
-    transformers does not have, for missing or mis-shaped tensors, for an adapter that does not fit, for weights beyond
-    the memory that is left, and for a model in which a text's hidden states depend on padding; UsageError for
-    `deterministic` where it is not compiled. Tensors that the architecture has no place for, such as heads, are left
-    alone, as transformers leaves them.
+    `adapter`: added to the weights. Raises ModelError for an architecture that transformers does not have, for missing
+    or mis-shaped tensors, for an adapter that does not fit, for weights beyond the memory that is left, and for a model
+    in which a text's hidden states depend on padding; UsageError for `deterministic` where it is not compiled. Tensors
+    that the architecture has no place for, such as heads, are left alone, as transformers leaves them.
     """
     files = refuse_unfit(path, load_format, dtype, device)
     with errors_named(f"{path}: {config.architecture} is not supported", device):
@@ -82,19 +81,20 @@ def load_transformer(
     device: torch.device,
     *,
     is_stored: bool,
-    adapter: Path | None,
+    adapter: Adapter | None,
     may_miss: Callable[[str], bool],
     **options: Any,
 ) -> PreTrainedModel:
-    """The model of a directory by one of transformers' Auto classes, on its device; not `is_stored`: with random
-    weights. `adapter`: the directory of one, added to them; what it holds whole the model's files may lack. `options`
-    go to transformers. Raises what `stored_model` does."""
+    """The model of a directory by one of transformers' Auto classes, on its device.
+
+    Not `is_stored`: with random weights. `adapter`: added to the weights; what it holds whole the model's files may
+    lack. `options` go to transformers. Raises what `stored_model` does.
+    """
     with _no_reports():
         if is_stored:
-            added = None if adapter is None else Adapter.from_dir(adapter)
-            own = () if added is None else added.whole
+            own = () if adapter is None else adapter.whole
             model = stored_model(
-                auto_class, path, dtype, may_miss=lambda name: may_miss(name) or name in own, adapter=added, **options
+                auto_class, path, dtype, may_miss=lambda name: may_miss(name) or name in own, adapter=adapter, **options
             )
         else:
             model = random_model(auto_class, path, dtype, device)

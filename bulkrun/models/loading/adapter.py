@@ -97,6 +97,11 @@ class Adapter(NamedTuple):
             )
 
     @classmethod
+    def of(cls, path: Path | None) -> Adapter | None:
+        """What `from_dir` reads, where there is a directory."""
+        return None if path is None else cls.from_dir(path)
+
+    @classmethod
     def from_dir(cls, path: Path) -> Adapter:
         """Read an adapter's directory but for whole tensors, which are read when the model is.
 

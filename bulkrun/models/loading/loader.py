@@ -50,7 +50,7 @@ def load_model(
     quantization: Quantization | None = None,
     deterministic: bool = False,
     has_head: bool = True,
-    adapter: Path | None = None,
+    adapter: Adapter | None = None,
 ) -> LanguageModel:
     """Build the model of a directory and fill its weights.
 
@@ -58,10 +58,9 @@ def load_model(
     alone, the same on every run. `quantization`: of the projections' weights, each as it is read; None: what is stored
     in 8 or 4 bits stays so where that is fast (`projection_forms`). `deterministic`: made batch-invariant
     (`models.decoder.invariant`). Without `has_head`, which is for the decoder's families, there are hidden states
-    alone, whether files have a head or not. `adapter`: the directory of a LoRA adapter, added to the weights as they
-    are read. Raises ModelError for an unsupported model, for pickle weights, for torn files, for tensors that are
-    missing, unexpected or of another shape than config.json says, and for an adapter that does not fit; UsageError for
-    a device that cannot do what was asked.
+    alone, whether files have a head or not. `adapter`: added to the weights as they are read. Raises ModelError for an
+    unsupported model, for pickle weights, for torn files, for tensors that are missing, unexpected or of another shape
+    than config.json says, and for an adapter that does not fit; UsageError for a device that cannot do what was asked.
     """
     path = Path(path)
     config = config or ModelConfig.from_dir(path)
@@ -70,14 +69,13 @@ def load_model(
     if deterministic:
         refuse_invariance(config, torch.device(device), quantization)
     files = None if load_format == "dummy" else weight_files(path)
-    added = None if adapter is None else Adapter.from_dir(adapter)
     if not isinstance(config, DecoderConfig):
         assert has_head, "hidden states alone come from the decoder"
         from bulkrun.models.loading.general_loader import load_general_model  # transformers takes seconds to import
 
-        return load_general_model(path, config, files or [], dtype=dtype, device=device, adapter=added)
+        return load_general_model(path, config, files or [], dtype=dtype, device=device, adapter=adapter)
     options = {"deterministic": deterministic, "has_head": has_head}
-    model = _load_decoder(path, config, files, added, dtype, torch.device(device), quantization, **options)
+    model = _load_decoder(path, config, files, adapter, dtype, torch.device(device), quantization, **options)
     model.pack_weights(quantized_alone=deterministic)
     warn_of_slow_products(model)
     if deterministic:

@@ -21,8 +21,7 @@ import bulkrun
 from bulkrun.errors import JobFileError, UsageError
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.launch.python_api import embedder as module
-from bulkrun.launch.python_api import text_model
+from bulkrun.launch.python_api import embedder
 from bulkrun.settings import EmbeddingArgs
 from bulkrun.text.tokenizer import Tokenizer
 from tests.job.fake_engine import VECTOR_NUMBERS, FakeEmbedder, expected_vector
@@ -37,11 +36,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineSpec, EmbeddingA
     """What engines were asked for; each is the fake one."""
     asked: list[tuple[EngineSpec, EmbeddingArgs]] = []
 
-    def load(model_dir: Path, engine: EngineSpec, embedding: EmbeddingArgs) -> FakeEmbedder:
+    def load(model_dir: Path, engine: EngineSpec, embedding: EmbeddingArgs, adapter: Path | None) -> FakeEmbedder:
         asked.append((engine, embedding))
         return FakeEmbedder(4, refuse=lambda request: len(request.prompt_token_ids) > 100)
 
-    monkeypatch.setattr(text_model, "load_embedding_engine", load)
+    monkeypatch.setattr(embedder, "load_embedding_engine", load)
     return asked
 
 
@@ -63,7 +62,7 @@ def save_text_encoder(path: Path) -> Path:
 
 
 def test_the_docstrings_examples_are_true() -> None:
-    assert doctest.testmod(module) == doctest.TestResults(0, 7)
+    assert doctest.testmod(embedder) == doctest.TestResults(0, 7)
 
 
 def test_its_vectors_are_those_of_a_job(tmp_path: Path) -> None:

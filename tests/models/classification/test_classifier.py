@@ -19,6 +19,8 @@ from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
 from bulkrun.settings import ClassificationArgs, EngineArgs, ScoreActivation
 from tests.models.tiny_encoders import CLASSIFIERS, OWN_DECODERS, class_logits, save_tiny_classifier, save_tiny_encoder
 from tests.models.tiny_models import VOCAB_SIZE, edit_weights
+from tests.models.tiny_packed import save_tiny_packed
+from tests.models.tiny_quantized import save_tiny_quantized
 
 LENS = (1, 1, 2, 17, 30, 96)
 
@@ -103,6 +105,20 @@ def test_more_labels_than_outputs_are_refused(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config | {"id2label": labels}))
     with pytest.raises(ModelError, match=r"mismatched keys: .*score\.weight"):
         load(path)
+
+
+@pytest.mark.parametrize(("save", "form"), [(save_tiny_quantized, "ct_channel"), (save_tiny_packed, "awq")])
+def test_decoders_that_are_stored_quantized_classify(save: Any, form: str, tmp_path: Path) -> None:
+    """As the same weights dequantized do in transformers; of those the head is none."""
+    stored, plain = save(tmp_path, "qwen3", form)
+    head = torch.randn(3, 48, generator=torch.Generator().manual_seed(1)) / 7
+    for path in (stored, plain):
+        edit_weights(path, score__weight=head, lm_head__weight=None)
+        raw = json.loads((path / "config.json").read_text())
+        names = {"id2label": {"0": "a", "1": "b", "2": "c"}, "architectures": ["Qwen3ForSequenceClassification"]}
+        (path / "config.json").write_text(json.dumps(raw | names))
+    expected = class_logits(plain, texts())
+    torch.testing.assert_close(load(stored, "none")(texts()), expected, rtol=0, atol=1e-4)
 
 
 def test_a_decoders_head_is_there_and_of_the_labels(tmp_path: Path) -> None:
