@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
-from bulkrun.sampling_params import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking
+from bulkrun.sampling_params import (
+    BOUNDS,
+    RepetitionStop,
+    SamplingParams,
+    StructuredOutput,
+    Thinking,
+    ToolCalls,
+    ToolFormat,
+)
 
 __all__ = [
     "BOUNDS",
@@ -33,11 +41,14 @@ __all__ = [
     "TokenConstraint",
     "TokenConstraintFactory",
     "TokenLogprob",
+    "ToolCalls",
+    "ToolFormat",
 ]
 
 FinishReason = Literal[
     "stop",  # the end-of-sequence token, a stop token or a stop string
     "length",  # max_tokens, or the model's length
+    "tool_calls",  # as stop, of an answer that calls tools (sampling.tool_calls); no engine says it
     "repetition",  # the output ran in circles (sampling.repetition_stop); error_code runaway
     "timeout",  # the row's time was over (run.row_timeout); error_code timeout
     "error",  # it never ran, or the engine failed; error_code says why
@@ -51,7 +62,7 @@ ERROR_CODES: Mapping[str, str] = MappingProxyType(
         "empty_prompt": "the prompt is empty",
         "too_long": "the prompt leaves no room for an output (model's length, run.max_tokens_per_row)",
         "no_answer": "the output ended inside its thoughts (sampling.thinking), which are in the column reasoning",
-        "invalid_schema": "the text is not what sampling.structured_outputs asks for, or was cut before its end",
+        "invalid_schema": "the text is not what structured_outputs or tool_choice asks for, or was cut before its end",
         "grammar_failed": "the schema, regex or grammar cannot be used, or left no token to go on with",
         "runaway": "the output ran in circles; response has the text so far",
         "timeout": "the row's time was over; response has the text so far",

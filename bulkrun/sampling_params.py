@@ -65,9 +65,12 @@ _TYPES = {int: ("whole number", (int, Integral)), float: ("number", (int, float,
 
 
 class StructuredOutput(NamedTuple):
-    """What an output must look like. `value`: JSON schema text, a regex, a Lark grammar, or a JSON list of choices."""
+    """What an output must look like. `value`: JSON schema text, a regex, a Lark grammar, or a JSON list of choices.
 
-    kind: Literal["json", "regex", "choice", "grammar"]
+    Of calls that have to be made it is JSON: {format, functions: [{name, parameters}], one: whether it is one call}.
+    """
+
+    kind: Literal["json", "regex", "choice", "grammar", "tool_calls"]
     value: str
 
 
@@ -79,6 +82,15 @@ class Thinking(NamedTuple):
     max_tokens: int | None = None
 
 
+ToolFormat = Literal["hermes", "llama3_json", "mistral"]
+
+
+class ToolCalls(NamedTuple):
+    """That calls of tools are looked for in the answer, and in which form the model writes them."""
+
+    format: ToolFormat
+
+
 class RepetitionStop(NamedTuple):
     """When an output runs in circles: its tail is one pattern of at most `max_pattern` tokens, `repeats` times over,
     and at least `min_tokens` tokens long."""
@@ -88,7 +100,12 @@ class RepetitionStop(NamedTuple):
     min_tokens: int
 
 
-_STRUCTURES = {"structured_outputs": StructuredOutput, "thinking": Thinking, "repetition_stop": RepetitionStop}
+_STRUCTURES = {
+    "structured_outputs": StructuredOutput,
+    "thinking": Thinking,
+    "tool_calls": ToolCalls,
+    "repetition_stop": RepetitionStop,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +115,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and the penalties' defaults switch the
     respective filter off. `logprobs` None returns none, k >= 0 the chosen token's and the k most likely ones';
     `prompt_logprobs` the same for the tokens of the prompt. `structured_outputs` and `thinking` constrain which tokens
-    may come next (they need a `TokenConstraintFactory`). `timeout_s` is counted from the first step of the request.
+    may come next (they need a `TokenConstraintFactory`). `tool_calls` is for whoever reads the output. `timeout_s` is
+    counted from the first step of the request.
     """
 
     max_tokens: int = 256
@@ -117,6 +135,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutput | None = None
     thinking: Thinking | None = None
+    tool_calls: ToolCalls | None = None
     repetition_stop: RepetitionStop | None = None
     timeout_s: float | None = None
 

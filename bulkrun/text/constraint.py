@@ -108,7 +108,7 @@ class Grammars:
     def _compile(self, structured: StructuredOutput) -> GrammarConstraint | str:
         """The grammar at its start, or what is wrong with it (kept too: bad grammars come in numbers)."""
         try:
-            grammar = to_grammar(structured)
+            grammar = to_grammar(structured, self._tokenizer.special_id)
             if spells(structured, self._tokenizer.special_texts):
                 grammar = without_forcing(grammar)
         except ValueError as problem:

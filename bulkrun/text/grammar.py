@@ -1,4 +1,4 @@
-"""What an output must look like, as a llguidance grammar: JSON schema, regex, choice, Lark. Knows no tokens or models.
+"""What an output must look like, as a llguidance grammar: JSON schema, regex, choice, Lark, calls. Knows no models.
 
 A JSON output has at most one space after a separator and no other white space between its values: it reads as models
 write one-line JSON, and there is nothing to repeat forever. The limits below keep a hostile schema from taking long: a
@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from bulkrun.request import StructuredOutput
 from bulkrun.text.closed_schema import closed
+from bulkrun.text.tool_grammar import JSON_OPTIONS, SpecialId, calls_grammar
 
 _MAX_CHARACTERS = 256 * 2**10  # compiling takes seconds at this size, and grows with its square
 _MAX_MESSAGE = 300
@@ -34,12 +35,17 @@ def parser_limits() -> LLParserLimits:
     )
 
 
-def to_grammar(structured: StructuredOutput) -> str:
-    """The grammar as llguidance reads it; most of its mistakes show only when it is compiled. Raises ValueError."""
+def to_grammar(structured: StructuredOutput, special_id: SpecialId = lambda _text: None) -> str:
+    """The grammar as llguidance reads it; most of its mistakes show only when it is compiled. Raises ValueError.
+
+    `special_id` tells the special tokens of the tokenizer that will write it, for the markers of calls.
+    """
     if len(structured.value) > _MAX_CHARACTERS:
         raise ValueError(f"has {len(structured.value)} characters; at most {_MAX_CHARACTERS} are possible")
     if structured.kind == "json":
         return _json_grammar(structured.value)
+    if structured.kind == "tool_calls":
+        return LLMatcher.grammar_from_lark(calls_grammar(structured.value, special_id))
     if structured.kind == "regex":
         return LLMatcher.grammar_from_regex(structured.value)
     if structured.kind == "choice":
@@ -50,7 +56,7 @@ def to_grammar(structured: StructuredOutput) -> str:
 
 def spells(structured: StructuredOutput, texts: Iterable[str]) -> bool:
     """Whether one of the texts stands in what an output must look like."""
-    is_json = structured.kind in ("json", "choice")
+    is_json = structured.kind in ("json", "choice", "tool_calls")
     text = json.dumps(json.loads(structured.value), ensure_ascii=False) if is_json else structured.value
     return any(one in text for one in texts)
 
@@ -98,15 +104,9 @@ def short_message(problem: str) -> str:
 
 
 def _json_grammar(schema: str) -> str:
-    overrides = {
-        "whitespace_flexible": False,
-        "item_separator": ", ?",
-        "key_separator": ": ?",
-        "coerce_one_of": True,  # the finished text is checked against the schema itself
-    }
     try:
         text = json.dumps(closed(json.loads(schema)))
-        return LLMatcher.grammar_from_json_schema(text, overrides=overrides)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(text, overrides=dict(JSON_OPTIONS))  # type: ignore[arg-type]
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except ValueError as problem:

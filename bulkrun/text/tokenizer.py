@@ -108,6 +108,10 @@ class Tokenizer:
         eos_token = self.special_tokens.get("eos_token")
         return None if eos_token is None else self._backend.token_to_id(eos_token)
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token with this text, None where it is none."""
+        return self._backend.token_to_id(text) if text in self.special_texts else None
+
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has one; `chat_renderer` raises ModelError where it cannot be used."""

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
+from bulkrun.job.jobfile.tools import AUTO, check_choice, check_tools
 
 
 class ChatMessage(Section):
@@ -60,6 +61,40 @@ class PromptSpec(Section):
         description="Values that the chat template reads: {enable_thinking: false} for a plain answer from a model "
         "that can think, such as Qwen3. Values that the template does not read have no effect.",
     )
+
+    tools: list[dict[str, Any]] | str | None = Field(
+        None,
+        description="Tools that the model may call, shown to it by the chat template: a list of OpenAI's {type: "
+        "function, function: {name, description, parameters: JSON schema}}, or the name of a column that holds such a "
+        "list. Needs sampling.tool_calls. Default: none.",
+    )
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = Field(
+        "auto",
+        description="auto: the model calls tools or answers. none: no tools are shown. required: the output is one "
+        "call or more, {type: function, function: {name: ...}}: exactly one of that function; arguments fit the "
+        "function's parameters then.",
+    )
+
+    @field_validator("tools")
+    @classmethod
+    def _tools(cls, tools: list[dict[str, Any]] | str | None) -> list[dict[str, Any]] | str | None:
+        if isinstance(tools, list):
+            check_tools(tools)
+        return tools
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _tool_choice(cls, choice: str | dict[str, Any]) -> str | dict[str, Any]:
+        check_choice(choice)
+        return choice
+
+    @model_validator(mode="after")
+    def _with_tools(self) -> PromptSpec:
+        if self.tools is None and self.tool_choice != AUTO:
+            raise ValueError("tool_choice: there are no tools to choose from; set prompt.tools")
+        if self.tools is not None and self.chat_template == "none":
+            raise ValueError("tools: there is no chat template to show them to the model (chat_template: none)")
+        return self
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import ConfigDict, Field, model_validator
 
 from bulkrun.job.jobfile.section import Section
-from bulkrun.request import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking
+from bulkrun.request import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking, ToolCalls, ToolFormat
 
 Choosing = Literal[
     "max_tokens",
@@ -88,6 +88,21 @@ class ThinkingSpec(Section):
     def to_param(self) -> Thinking:
         """With the markers that most models have, where none are named."""
         return Thinking(self.start or "<think>", self.end or "</think>", self.max_tokens)
+
+
+class ToolCallsSpec(Section):
+    """How the model writes calls of tools; they go into the column `tool_calls`, the rest into `response`."""
+
+    format: Literal["auto", ToolFormat] = Field(
+        "auto",
+        description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
+        "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. auto: told from the chat template.",
+    )
+
+    def to_param(self) -> ToolCalls:
+        """The engine's parameter. A format that is `auto` must have been told before (by `prepare`)."""
+        assert self.format != "auto", "the format is told when the job is prepared"
+        return ToolCalls(self.format)
 
 
 class RepetitionStopSpec(Section):
@@ -184,6 +199,12 @@ class SamplingSpec(Section):
         description="For reasoning models: put the thoughts into a separate column, with a token budget. Default: they "
         "stay in the text.",
     )
+    tool_calls: ToolCallsSpec | None = Field(
+        None,
+        description="Put the calls of tools that the model writes into a column `tool_calls`: a list of {id, name, "
+        "arguments (JSON text)}, null where there are none; finish_reason is tool_calls then. prompt.tools offers "
+        "tools. Default: they stay in the text.",
+    )
     repetition_stop: RepetitionStopSpec | None = Field(
         None, description="End outputs that repeat themselves ({}: with the defaults). Default: they go on."
     )
@@ -220,13 +241,22 @@ class SamplingSpec(Section):
             raise ValueError("ignore_eos: a structured output ends when it is complete; leave out one of the two")
         return self
 
+    @model_validator(mode="after")
+    def _calls_or_structure(self) -> SamplingSpec:
+        is_bound = self.structured_outputs is not None or "structured_outputs" in self.per_row
+        if self.tool_calls is not None and is_bound:
+            raise ValueError("tool_calls: a structured output has no room for calls; leave out structured_outputs")
+        return self
+
     def to_params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:
         """The engine's parameters; `overrides` (a row's own values) win over the job's. Raises ValueError."""
         values = self._plain_params(overrides or {})
-        return SamplingParams(**self._structured_params(values.pop("structured_outputs", None)), **values)
+        of_row, calls_of_row = values.pop("structured_outputs", None), values.pop("tool_calls", None)
+        structures = self._structured_params(of_row) | self._tool_params(calls_of_row)
+        return SamplingParams(**structures, **values)
 
     def _plain_params(self, overrides: dict[str, Any]) -> dict[str, Any]:
-        """The parameters that are numbers and texts; and a row's `structured_outputs` as it is."""
+        """The parameters that are numbers and texts; and a row's `structured_outputs` and `tool_calls` as they are."""
         values: dict[str, Any] = {name: value for name in _PLAIN_SAMPLING if (value := getattr(self, name)) is not None}
         if self.best_of is not None:
             values.setdefault("logprobs", 0)  # to compare samples by
@@ -251,3 +281,13 @@ class SamplingSpec(Section):
         if (circles := self.repetition_stop) is not None:
             given["repetition_stop"] = RepetitionStop(circles.max_pattern, circles.repeats, circles.min_tokens)
         return given
+
+    def _tool_params(self, of_row: str | dict[str, Any] | None) -> dict[str, Any]:
+        """What concerns calls. `of_row`: "none" where a row wants none, or what it has to call, as `offered` says."""
+        if self.tool_calls is None or of_row == "none":
+            return {}
+        param = self.tool_calls.to_param()
+        if not isinstance(of_row, dict):
+            return {"tool_calls": param}
+        bound = json.dumps({"format": param.format, **of_row})
+        return {"tool_calls": param, "structured_outputs": StructuredOutput("tool_calls", bound)}

@@ -227,6 +227,12 @@ class JobSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _calls_have_a_column(self) -> JobSpec:
+        if self.generates and self.prompt.tools is not None and self.sampling.tool_calls is None:
+            raise ValueError("prompt.tools: calls need a column of their own; set sampling.tool_calls: {}")
+        return self
+
+    @model_validator(mode="after")
     def _incremental(self) -> JobSpec:
         """Check that the rest of the job fits `run.incremental`."""
         if not self.run.incremental:

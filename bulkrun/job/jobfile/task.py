@@ -49,7 +49,12 @@ def _problems_of_texts(task: Task, sections: Mapping[str, Section]) -> Iterator[
     is_conversation = task == "classify" and "messages" in prompt
     if is_conversation and "text_pair" in prompt:
         yield "prompt.text_pair: goes with prompt.column or prompt.template, not with a conversation; leave one out"
-    refused = {**({} if is_conversation else _of_conversations(task)), **_not_with_texts(task)}
+    tools = f"nothing is called with task: {task}; leave it out"
+    refused = {
+        **dict.fromkeys(("prompt.tools", "prompt.tool_choice"), tools),
+        **({} if is_conversation else _of_conversations(task)),
+        **_not_with_texts(task),
+    }
     for place, fix in refused.items():
         name, _, key = place.partition(".")
         if key in _given(sections[name]) and (key, getattr(sections[name], key)) != _AS_IT_IS:

@@ -14,7 +14,7 @@ from bulkrun.errors import shortened
 
 _RESERVED = {
     "messages": "they are the prompt itself",
-    "tools": "tool calls are not supported",
+    "tools": "set prompt.tools (in a batch line tools, in Python chat(tools=...))",
     "add_generation_prompt": "every prompt asks for an answer, so it is always true",
     "continue_final_message": "every prompt asks for a message of its own",
     "chat_template": "set prompt.chat_template",
@@ -29,11 +29,11 @@ def check_template_kwargs(values: Any) -> None:
     for name, value in values.items():
         if name in _RESERVED:
             raise ValueError(f"{name} cannot be set: {_RESERVED[name]}; leave it out")
-        if not isinstance(name, str) or not _is_json(value):
+        if not isinstance(name, str) or not is_json(value):
             raise ValueError(f"{shortened(repr(name))}: {shortened(repr(value))} is not a JSON value under a name")
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
     """Whether the value comes back from JSON as it was: the run's record and every worker read it from there."""
     try:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)

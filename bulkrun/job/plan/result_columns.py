@@ -14,6 +14,8 @@ from bulkrun.job.plan.row_key import ROW_KEY
 from bulkrun.settings import Task
 
 INPUT_COLUMNS = "input_columns"  # in the end marker of a plan: those that pass through
+TOOL_CALLS = "tool_calls"
+_CALLS = pa.list_(pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.string())]))
 _TOP = pa.struct([("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())])
 _LOGPROBS = pa.list_(pa.struct([*_TOP, ("top", pa.list_(_TOP))]))
 
@@ -35,6 +37,8 @@ def extra_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
     sampling, fields = spec.sampling, []
     if sampling.thinking is not None:
         fields.append(pa.field("reasoning", pa.string()))
+    if sampling.tool_calls is not None:
+        fields.append(pa.field(TOOL_CALLS, _CALLS))
     if (parsed := parsed_type(spec)) is not None:
         fields.append(pa.field("parsed", parsed))
     if sampling.logprobs is not None:

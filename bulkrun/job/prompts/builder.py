@@ -24,9 +24,11 @@ from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.prompts.chat_source import named_template
 from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.fit import PromptFrame
+from bulkrun.job.prompts.offers import with_tools
 from bulkrun.job.prompts.openai_batch import batch_maker
 from bulkrun.job.prompts.overrides import NO_OUTPUT, Overrides, RowSampling
 from bulkrun.job.prompts.second_text import SecondText
@@ -101,7 +103,8 @@ class PromptBuilder:
         self._text, self._long_text = text, threading.Lock()
         spec = detected_job(spec, columns)
         if has_mapping(spec.prompt):
-            self._ask, self._reads = conversation_maker(spec.prompt, columns)
+            made = conversation_maker(spec.prompt, columns)
+            self._ask, self._reads = with_tools(made, spec.prompt, columns)
         else:
             assert spec.input.id is not None, "custom_id, where the job names no other"
             self._ask, self._reads = batch_maker(spec, columns, spec.input.id)
@@ -255,9 +258,11 @@ def _refuse_chat(spec: JobSpec) -> None:
     if spec.prompt.messages is not None:
         fix = "name one in prompt.chat_template, or use prompt.template or prompt.column"
         raise JobFileError([f"prompt.messages: {nothing}; {fix}"])
+    fix = "leave them out, or name one in prompt.chat_template"
     if spec.prompt.chat_template_kwargs:
-        fix = "leave them out, or name one in prompt.chat_template"
         raise JobFileError([f"prompt.chat_template_kwargs: {nothing} to read them; {fix}"])
+    if spec.prompt.tools is not None:
+        raise JobFileError([f"prompt.tools: {nothing} to show them; {fix}"])
 
 
 def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowError:
@@ -278,10 +283,4 @@ def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:
         return None
     if spec.chat_template == "auto":
         return text.chat_renderer()
-    path = user_path(spec.chat_template)
-    try:
-        source = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else problem
-        raise JobFileError([f"prompt.chat_template: cannot read {spec.chat_template!r}: {reason}"]) from None
-    return text.chat_renderer(source, name=str(path))
+    return text.chat_renderer(named_template(spec), name=str(user_path(spec.chat_template)))

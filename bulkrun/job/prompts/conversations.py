@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.errors import JobFileError, shortened
 from bulkrun.job.jobfile.prompt import ChatMessage, PromptSpec
+from bulkrun.job.prompts.message_calls import read_calls
 from bulkrun.job.prompts.templates import RowTemplate, unknown_column
 from bulkrun.request import RowError
 
@@ -110,12 +112,17 @@ def _text_of(column: str, value: Any) -> Conversation | RowError:
 
 
 def _messages_of(column: str, value: Any) -> Conversation | RowError:
-    """The messages in a column: a list of {role, content}, or such a list as JSON text."""
+    """The messages in a column: a list of {role, content}, or such a list as JSON text.
+
+    Arrow's structs carry a null for each field that another row's messages have.
+    """
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return RowError("bad_input", f"column {column!r}: {shown(value)} is not a JSON list of messages")
+    else:
+        value = without_nulls(value)
     try:
         return read_messages(value)
     except BadMessages as problem:
@@ -123,7 +130,8 @@ def _messages_of(column: str, value: Any) -> Conversation | RowError:
 
 
 def read_messages(value: Any) -> Conversation:
-    """A list of {role, content} as it came; content is text, or a list of {type: text, text}, nothing else in them.
+    """A list of {role, content} as it came; content is text, or a list of {type: text, text}, nothing else in them;
+    an assistant's message may have `tool_calls`, whose arguments become mappings.
 
     Raises BadMessages, whose text goes on after the name of the place that held the list.
     """
@@ -135,18 +143,35 @@ def read_messages(value: Any) -> Conversation:
 def _read_message(where: str, given: Any) -> Message:
     if not isinstance(given, dict):
         raise BadMessages(f"{where}: {shown(given)} is not {{role: text, content: text}}")
-    # Arrow's structs carry a null for each field that another row's messages have.
     message: Message = {key: part for key, part in given.items() if part is not None}
-    # An empty list of calls is none: templates that ask whether there is one would leave the content out.
-    if message.pop("tool_calls", None) or message.pop("function_call", None):
-        raise BadMessages(f"{where}: calls a tool; tool calls are not supported, text messages are")
+    _read_calls_of(message, where)
     if isinstance(message.get("content"), list):
         message["content"] = [_text_part(where, part) for part in message["content"]]
     elif "content" not in message and "refusal" in message:  # how OpenAI writes an answer that was none
         message["content"] = message.pop("refusal")
-    if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | list):
+    is_content = isinstance(message.get("content"), str | list) or _only_calls(message)
+    if not isinstance(message.get("role"), str) or not is_content:
         raise BadMessages(f"{where}: {shown(message)} is not {{role: text, content: text}}")
     return message
+
+
+def _read_calls_of(message: Message, where: str) -> None:
+    """Put calls into the form that templates read; a message that calls may say nothing beside."""
+    if message.pop("function_call", None):
+        raise BadMessages(f"{where}: function_call is not supported; write tool_calls")
+    # An empty list of calls is none: templates that ask whether there is one would leave the content out.
+    if not (calls := message.pop("tool_calls", None)):
+        return
+    if message.get("role") != "assistant":
+        raise BadMessages(f"{where}: only an assistant calls tools, and the role is {shown(message.get('role'))}")
+    try:
+        message |= {"content": message.get("content"), "tool_calls": read_calls(calls)}
+    except ValueError as problem:
+        raise BadMessages(f"{where}: {problem}") from None
+
+
+def _only_calls(message: Message) -> bool:
+    return "tool_calls" in message and message["content"] is None
 
 
 def asks_nothing(messages: Conversation) -> bool:
@@ -155,8 +180,8 @@ def asks_nothing(messages: Conversation) -> bool:
     return not any(text.strip() for message in asking for text in _texts(message["content"]))
 
 
-def _texts(content: str | list[dict[str, str]]) -> list[str]:
-    return [content] if isinstance(content, str) else [part["text"] for part in content]
+def _texts(content: str | list[dict[str, str]] | None) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content or ()]
 
 
 def _text_part(where: str, part: Any) -> dict[str, str]:

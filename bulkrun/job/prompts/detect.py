@@ -34,21 +34,32 @@ def json_text_columns(spec: JobSpec, columns: Mapping[str, Shape]) -> list[str]:
 
     Those of a batch line (bodies), and those with a row's own schema or stop strings: one type for all lines would give
     a schema the keys of the others, and refuse or rewrite a string among lists. Messages where a sample of them has
-    contents of text and of text parts: one type would refuse whichever is rarer.
+    contents of text and of text parts: one type would refuse whichever is rarer; or where they call tools: one type
+    would give every call the arguments of all. So are lists of tools, for their parameters.
     """
     batch = (*BATCH_COLUMNS, "method") if is_openai_batch(spec.prompt, columns) else ()
     own = [spec.sampling.per_row.get(key) for key in ("structured_outputs", "stop")]
+    own.append(spec.prompt.tools if isinstance(spec.prompt.tools, str) else None)
     messages = spec.prompt.messages if has_mapping(spec.prompt) else "messages"
     return [
         name
         for name, shape in columns.items()
-        if name in (*batch, *own) or (name == messages and _has_text_and_parts(shape))
+        if name in (*batch, *own) or (name == messages and (_has_text_and_parts(shape) or _has_calls(shape)))
     ]
 
 
 def _has_text_and_parts(messages: Shape) -> bool:
     content = messages.item and messages.item.fields.get("content")
     return content is not None and {"string", "list"} <= content.counts.keys()
+
+
+def _has_calls(messages: Shape) -> bool:
+    """Whether there are calls with arguments that are objects."""
+    shape: Shape | None = messages
+    for name in ("tool_calls", "function", "arguments"):
+        inside = shape and (shape.item or shape)  # of a list its items, of an object itself
+        shape = inside.fields.get(name) if inside else None
+    return shape is not None and "object" in shape.counts
 
 
 def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
@@ -87,6 +98,10 @@ def _as_batch(spec: JobSpec) -> JobSpec:
     if spec.prompt.system is not None:
         raise JobFileError(
             ["prompt.system: the input is an OpenAI batch, whose lines bring their own messages; put it into them"]
+        )
+    if spec.prompt.tools is not None:
+        raise JobFileError(
+            ["prompt.tools: the input is an OpenAI batch, whose lines bring their own tools (body.tools)"]
         )
     if spec.input.id is not None:
         return spec

@@ -18,6 +18,8 @@ def named_columns(spec: JobSpec) -> list[str]:
 
 def _prompt_columns(prompt: PromptSpec) -> list[str]:
     templates, columns = [prompt.template, prompt.text_pair, prompt.system], [prompt.column]
+    if isinstance(prompt.tools, str):
+        columns.append(prompt.tools)
     if isinstance(prompt.messages, list):
         templates += [message.content for message in prompt.messages]
     else:

@@ -77,6 +77,8 @@ class Overrides:
         try:
             if isinstance(schema := values.get("structured_outputs"), str):
                 _check_schema(schema)
+            if isinstance(calls := values.get("tool_calls"), dict):
+                _check_parameters(calls["functions"])
             params = self._sampling.to_params(values)
         except ValueError as problem:
             key = str(problem).split(":")[0]
@@ -122,6 +124,15 @@ def _check_schema(text: str) -> None:
         check_schema(json.loads(text))
     except (ValueError, RecursionError) as problem:
         raise ValueError(f"structured_outputs: {problem}") from None
+
+
+def _check_parameters(functions: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError unless the parameters of functions that have to be called are JSON schemas."""
+    for function in functions:
+        try:
+            check_schema(function["parameters"])
+        except (ValueError, RecursionError) as problem:
+            raise ValueError(f"tools: the parameters of {function['name']!r}: {problem}") from None
 
 
 def _stop_strings(value: Any) -> str | list[str]:

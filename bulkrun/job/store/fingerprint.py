@@ -19,6 +19,9 @@ Facts = Mapping[str, Any]
 # Keys whose change leaves every result as it was: --resume-anyway accepts them.
 HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.rows_per_file")
 
+# How jobs are that know nothing of a key that came later.
+_BEFORE = (("text_pair", None), ("tools", None), ("tool_choice", "auto"))
+
 _SECTION_OF_TASK: Mapping[Task, str] = {"embed": "embedding", "classify": "classification"}
 _OF_ENGINE = ("load_format", "adapter", "quantization", "kv_cache_dtype", "deterministic")  # and make another model
 # Where the job file has keys that count for another section here, for people.
@@ -64,10 +67,12 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
 
 
 def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's values count as text: a template tells true from 1, and a null from what is not there. A job of
-    single texts stays what it was before there were pairs."""
+    """The template's values count as text: a template tells true from 1, and a null from what is not there; and tools
+    in their order, in which it shows them. A job without pairs and tools stays what it was before there were any."""
     made = {**given, "chat_template_kwargs": json.dumps(given["chat_template_kwargs"], sort_keys=True)}
-    return {key: value for key, value in made.items() if (key, value) != ("text_pair", None)}
+    if isinstance(given.get("tools"), list):
+        made["tools"] = json.dumps(given["tools"])
+    return {key: value for key, value in made.items() if (key, value) not in _BEFORE}
 
 
 def _carried(given: Mapping[str, Any]) -> list[str] | None:
@@ -78,9 +83,10 @@ def _carried(given: Mapping[str, Any]) -> list[str] | None:
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON schema counts as text: outputs are written in the order of its properties, which a hash would not see."""
+    given = {key: value for key, value in given.items() if (key, value) != ("tool_calls", None)}
     structured = given.get("structured_outputs") or {}
     if not structured.get("json"):
-        return dict(given)
+        return given
     return {**given, "structured_outputs": {**structured, "json": json.dumps(structured["json"])}}
 
 

@@ -1,4 +1,4 @@
-"""From completions to journal records: text, thoughts, parsed values, log-probabilities, and whether it is an answer.
+"""From completions to journal records: text, thoughts, calls, parsed values, log-probabilities; is it an answer?
 
 An output that cannot be used as an answer becomes an error record that keeps the text: what the engine says (`runaway`,
 `timeout`, ...), thoughts without an answer (`no_answer`), a structure that is not whole (`invalid_schema`), whatever
@@ -19,12 +19,15 @@ from bulkrun.data.types.json_types import as_unicode
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.isolation import reason_of
 from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
+from bulkrun.job.work.marker_decode import MarkerDecode
 from bulkrun.job.work.output_text import added_texts, output_texts, shared_length
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.job.work.thoughts import Thoughts, rest_of, span_of, split_thoughts
-from bulkrun.request import Completion, RowError, StructuredOutput, Thinking
+from bulkrun.job.work.tool_calls import MARKERS, split_calls
+from bulkrun.request import Completion, RowError, SamplingParams, StructuredOutput, Thinking, ToolFormat
 
 if TYPE_CHECKING:
+    from bulkrun.job.work.bound_calls import BoundCallsParser
     from bulkrun.job.work.parsing import OutputParser
 
 _PROMPT_END_TOKENS = 64  # a marker and the white space after it are fewer
@@ -39,9 +42,12 @@ class Answer:
     completion: Completion
 
 
-def _parser_of(column: pa.DataType | None, structured: StructuredOutput) -> OutputParser:
-    from bulkrun.job.work.parsing import OutputParser  # jsonschema is slow to import, and most jobs have no schema
+def _parser_of(column: pa.DataType | None, structured: StructuredOutput) -> OutputParser | BoundCallsParser:
+    from bulkrun.job.work.bound_calls import BoundCallsParser  # jsonschema is slow to import, and few jobs have schemas
+    from bulkrun.job.work.parsing import OutputParser
 
+    if structured.kind == "tool_calls":
+        return BoundCallsParser(structured)
     return OutputParser(structured, column)
 
 
@@ -54,15 +60,27 @@ class AnswerReader:
     def __init__(self, decode: Decode, fields: Sequence[pa.Field] = ()) -> None:
         columns: dict[str, pa.DataType] = {field.name: field.type for field in fields}
         self._decode, self._columns = decode, frozenset(columns)
+        self._decoders = {form: MarkerDecode(decode, markers) for form, markers in MARKERS.items()}
         self._tokens = TokenTexts(decode)
         make_parser = partial(_parser_of, columns.get("parsed"))
-        self._parser: Callable[[StructuredOutput], OutputParser] = lru_cache(_PARSERS)(make_parser)
+        self._parser: Callable[[StructuredOutput], OutputParser | BoundCallsParser] = lru_cache(_PARSERS)(make_parser)
 
     def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
         """One record per answer, in their order."""
-        prompts = [answer.generation.request.prompt_token_ids for answer in answers]
-        texts = output_texts(self._decode, prompts, [answer.completion for answer in answers])
-        return [self._record(answer, as_unicode(text)) for answer, text in zip(answers, texts, strict=True)]
+        forms: dict[ToolFormat | None, list[int]] = {}
+        for index, answer in enumerate(answers):
+            forms.setdefault(_form_of_calls(answer), []).append(index)
+        texts: dict[int, str] = {}
+        for form, indexes in forms.items():
+            some = [answers[index] for index in indexes]
+            prompts = [answer.generation.request.prompt_token_ids for answer in some]
+            done = [answer.completion for answer in some]
+            texts |= zip(indexes, output_texts(self._decode_of(form), prompts, done), strict=True)
+        return [self._record(answer, as_unicode(texts[index])) for index, answer in enumerate(answers)]
+
+    def _decode_of(self, form: ToolFormat | None) -> Decode:
+        """Texts of answers in which calls of this form are looked for show its markers."""
+        return self._decode if form is None else self._decoders[form]
 
     def _record(self, answer: Answer, text: str) -> JournalRecord:
         done, generation = answer.completion, answer.generation
@@ -78,7 +96,9 @@ class AnswerReader:
             rows=generation.rows,
             sample=generation.sample,
             response=response,
-            finish_reason=done.finish_reason,
+            finish_reason="tool_calls"
+            if "tool_calls" in extra and done.finish_reason == "stop"
+            else done.finish_reason,
             prompt_tokens=done.num_prompt_tokens or len(generation.request.prompt_token_ids),
             completion_tokens=done.num_output_tokens,
             error_code=error.code if error else None,
@@ -99,6 +119,9 @@ class AnswerReader:
         if sampling.structured_outputs is not None and error is None and response is not None:
             parser = self._parser(sampling.structured_outputs)
             extra["parsed"], error = parser.parse(response, done.finish_reason, done.progress)
+        if (form := _form_of_calls(answer)) is not None and error is None and response:
+            response, calls = split_calls(response, form)
+            extra |= {"tool_calls": calls} if calls else {}
         return response, extra, error
 
     def _probabilities(self, done: Completion) -> dict[str, Any]:
@@ -138,8 +161,18 @@ class AnswerReader:
     def _length(self, answer: Answer, text: str, num_tokens: int) -> int:
         """How much of an output's text its first tokens are."""
         token_ids = answer.completion.token_ids[:num_tokens]
-        [read] = added_texts(self._decode, [answer.generation.request.prompt_token_ids], [token_ids])
+        decode = self._decode_of(_form_of_calls(answer))
+        [read] = added_texts(decode, [answer.generation.request.prompt_token_ids], [token_ids])
         return shared_length(text, as_unicode(read))
+
+
+def _form_of_calls(answer: Answer) -> ToolFormat | None:
+    """The form in which the answer may have calls; another structure than that of calls has no room for them."""
+    sampling: SamplingParams = answer.generation.request.sampling
+    structured = sampling.structured_outputs
+    if sampling.tool_calls is None or (structured is not None and structured.kind != "tool_calls"):
+        return None
+    return sampling.tool_calls.format
 
 
 def _no_answer(response: str | None, done: Completion) -> RowError | None:

@@ -23,13 +23,14 @@ from bulkrun.data.storage.durable import disk_errors, make_dirs, publish_new
 from bulkrun.data.storage.partitions import folder_values
 from bulkrun.errors import RunError
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.result_columns import result_fields
+from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard, read_shard_info
 from bulkrun.job.store.journal import JournalRecord, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.work.samples import Outcomes, Spent, keep_samples, spent
+from bulkrun.job.work.tool_calls import with_ids
 from bulkrun.job.work.vectors import vector_column
 
 CheckOurs = Callable[[], None]
@@ -147,7 +148,10 @@ def build_table(
     passthrough = rows["passthrough"].combine_chunks()
     carried = list(rows.schema.field("passthrough").type)
     columns = [_repeated(column, samples) for column in passthrough.flatten()] if carried else []
-    columns += [_result_column(added, outcomes) for added in results]
+    columns += [
+        _calls_column(added, rows, outcomes, samples) if added.name == TOOL_CALLS else _result_column(added, outcomes)
+        for added in results
+    ]
     return pa.Table.from_arrays(columns, schema=output_schema(pa.schema(carried), results))
 
 
@@ -165,6 +169,19 @@ def _result_column(added: pa.Field, outcomes: list[tuple[int, int, JournalRecord
     else:
         values = [record.extra.get(name) for record in records]
     return pa.array(values, added.type)
+
+
+def _calls_column(
+    added: pa.Field, rows: pa.Table, outcomes: list[tuple[int, int, JournalRecord]], samples: int
+) -> pa.Array:
+    """The calls of each outcome, whose ids are of its own row: rows that share a generation have equal calls."""
+    row_ids = [row_id for row_id in rows["row_id"].to_pylist() for _ in range(samples)]
+    made = zip(row_ids, outcomes, strict=True)
+    calls = [
+        None if (found := record.extra.get(added.name)) is None else with_ids(found, row_id, sample)
+        for row_id, (_, sample, record) in made
+    ]
+    return pa.array(calls, added.type)
 
 
 def _repeated(column: pa.Array, samples: int) -> pa.Array | pa.ChunkedArray:

@@ -22,7 +22,7 @@ from bulkrun.data.results.json_schema import arrow_type, to_arrow_value
 from bulkrun.errors import shortened
 from bulkrun.request import Progress, RowError, StructuredOutput
 
-_MAX_SHOWN = 80
+MAX_SHOWN = 80
 # A JSON value that ends with one of these is whole when it parses; a number may be the start of a longer one.
 _CLOSED = ("}", "]", '"', "true", "false", "null")
 
@@ -38,13 +38,14 @@ def _additional_properties(
         yield from jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"](validator, allowed, value, schema)
 
 
-def _validator_class() -> Any:
+def validator_class() -> Any:
+    """The class of validators of finished texts: of what a grammar keeps to, and Python may not, they ask nothing."""
     by_grammar = {
         **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties"), _trusted),
         "additionalProperties": _additional_properties,
     }
-    validator_class: Any = extend(jsonschema.Draft202012Validator, by_grammar)  # type: ignore[no-untyped-call]
-    evolve = validator_class.evolve
+    made: Any = extend(jsonschema.Draft202012Validator, by_grammar)  # type: ignore[no-untyped-call]
+    evolve = made.evolve
 
     def evolve_in_class(self: Any, **changes: Any) -> Any:
         """The validator of a part of the schema. Where the part says `$schema`, jsonschema would take a stock class."""
@@ -53,8 +54,8 @@ def _validator_class() -> Any:
             changes["schema"] = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
         return evolve(self, **changes)
 
-    validator_class.evolve = evolve_in_class
-    return validator_class
+    made.evolve = evolve_in_class
+    return made
 
 
 class OutputParser:
@@ -69,7 +70,7 @@ class OutputParser:
         self._choices = frozenset(json.loads(structured.value)) if structured.kind == "choice" else frozenset()
         if structured.kind == "json":
             schema = json.loads(structured.value)
-            self._validator = _validator_class()(schema, registry=referencing.Registry())
+            self._validator = validator_class()(schema, registry=referencing.Registry())
             self._column = arrow_type(schema) if column is None else column
 
     def parse(self, text: str, finish_reason: str, progress: Progress | None = None) -> tuple[Any, RowError | None]:
@@ -84,12 +85,12 @@ class OutputParser:
                 return self._parse_json(text, progress), None
             self._check_text(text, progress)
         except ValueError as problem:
-            return None, RowError("invalid_schema", f"{problem}{_what_cut(finish_reason, progress)}")
+            return None, RowError("invalid_schema", f"{problem}{what_cut(finish_reason, progress)}")
         return None, None
 
     def _check_text(self, text: str, progress: Progress | None) -> None:
         if self._choices and text not in self._choices:
-            raise ValueError(f"{shortened(repr(text), _MAX_SHOWN)} is not one of the choices")
+            raise ValueError(f"{shortened(repr(text), MAX_SHOWN)} is not one of the choices")
         if not self._choices and progress == "unfinished":
             raise ValueError(f"the output ends before its {self._structured.kind} is complete")
 
@@ -107,14 +108,14 @@ class OutputParser:
             raise ValueError(f"not valid JSON: {broken}") from None
         if problem is not None:
             raise ValueError(
-                f"does not fit the schema: at {problem.json_path}: {shortened(problem.message, _MAX_SHOWN)}"
+                f"does not fit the schema: at {problem.json_path}: {shortened(problem.message, MAX_SHOWN)}"
             )
         if progress in ("unfinished", "whole") and not text.rstrip().endswith(_CLOSED):
             raise ValueError("the JSON may go on")
         return to_arrow_value(value, self._column)
 
 
-def _what_cut(finish_reason: str, progress: Progress | None) -> str:
+def what_cut(finish_reason: str, progress: Progress | None) -> str:
     """What ended an output that the model had not ended, and what to do about it."""
     if finish_reason == "length":
         return " (cut at max_tokens: raise sampling.max_tokens)"

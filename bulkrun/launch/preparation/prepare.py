@@ -43,6 +43,7 @@ from bulkrun.launch.preparation.input_files import (
 from bulkrun.launch.preparation.models_of_texts import with_model_of_texts
 from bulkrun.launch.preparation.sampling_defaults import with_defaults
 from bulkrun.launch.preparation.structured_output import check_thinking, warn_of_channels, with_markers, with_schema
+from bulkrun.launch.preparation.tool_calling import check_calls, warn_of_hidden_tools, with_form_of_calls
 from bulkrun.launch.preparation.variables import refuse_variables
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
@@ -189,8 +190,10 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter), now=now)
     if warns:
         warn_of_channels(spec, model.architecture)
-    spec = with_markers(spec, model.architecture)
+        warn_of_hidden_tools(spec, tokenizer)
+    spec = with_form_of_calls(with_markers(spec, model.architecture), tokenizer)
     check_thinking(spec, tokenizer)
+    check_calls(spec)
     model.model_len(spec.engine.max_model_len)
     own = 0 if adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
     _check_stop_tokens(spec.sampling, max(model.vocab_size, own))

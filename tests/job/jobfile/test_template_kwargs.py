@@ -22,7 +22,7 @@ def test_json_values_are_taken_as_they_are() -> None:
     [
         ([], r"\[\] is not a mapping"),
         ({"messages": []}, "messages cannot be set: they are the prompt"),
-        ({"tools": []}, "tools cannot be set: tool calls are not supported"),
+        ({"tools": []}, r"tools cannot be set: set prompt\.tools"),
         ({"add_generation_prompt": False}, "add_generation_prompt cannot be set.*always true"),
         ({"chat_template": "x"}, r"chat_template cannot be set: set prompt\.chat_template"),
         ({1: "x"}, "1: 'x' is not a JSON value under a name"),

@@ -357,7 +357,7 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (chat(guided_choice=[]), ["body.guided_choice", "a list of texts"]),
         (chat(guided_choice=["a", 1]), ["body.guided_choice: 1 is not text"]),
         (chat(guided_choice=["a"], guided_regex="a"), ["body.guided_choice: given together with guided_regex"]),
-        (chat(chat_template_kwargs={"tools": []}), ["body.chat_template_kwargs: tools", "tool calls"]),
+        (chat(chat_template_kwargs={"tools": []}), ["body.chat_template_kwargs: tools", "prompt.tools"]),
         (chat(chat_template_kwargs=[1]), ["body.chat_template_kwargs: [1] is not a mapping"]),
         (completion(chat_template_kwargs={"a": 1}), ["body.chat_template_kwargs", "no chat template"]),
         (chat(skip_special_tokens=False), ["body.skip_special_tokens: False is not supported"]),

@@ -1,0 +1,93 @@
+"""Tools that a model may call, and whether it has to: OpenAI's `tools` and `tool_choice`, wherever they are said.
+
+They come from a job file, a column, the body of a batch line or a call from Python, and are checked here for all four.
+Knows their form; knows no template and no grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from bulkrun.data.types.json_types import is_unicode
+from bulkrun.errors import shortened
+from bulkrun.job.jobfile.template_kwargs import is_json
+
+Tool = Mapping[str, Any]
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+_FORM = "{type: function, function: {name: text, description: text, parameters: JSON schema}}"
+_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType(
+    {"type": "object", "properties": {}, "additionalProperties": False}
+)
+
+
+class Offer(NamedTuple):
+    """What a row is offered: tools that its prompt shows, and its own value of `sampling.tool_calls`, where it has one.
+
+    That is "none", or what has to be called: {functions: [{name, parameters}], one: whether it is exactly one call}.
+    """
+
+    tools: Sequence[Tool] = ()
+    tool_calls: str | dict[str, Any] | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The row's own values."""
+        return {} if self.tool_calls is None else {"tool_calls": self.tool_calls}
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is given."""
+        return {"tools": list(self.tools)} if self.tools else {}
+
+
+def check_tools(tools: Any) -> list[Tool]:
+    """The tools, as they came. Raises ValueError, naming the item, for what is no list of OpenAI's function tools."""
+    if not isinstance(tools, list):
+        raise ValueError(f"{shortened(repr(tools))} is not a list of tools: {_FORM}")
+    for index, tool in enumerate(tools):
+        if not _is_tool(tool):
+            raise ValueError(f"item {index}: {shortened(repr(tool))} is not {_FORM}")
+    return tools
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    if not isinstance(function, dict) or not is_json(tool):
+        return False
+    name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
+    is_named = isinstance(name, str) and bool(name.strip()) and is_unicode(name)
+    return is_named and isinstance(description, str | None) and isinstance(parameters, dict | None)
+
+
+def check_choice(choice: Any) -> str | None:
+    """The name of the one function that has to be called, or None for the other words. Raises ValueError."""
+    if choice in (AUTO, NONE, REQUIRED):
+        return None
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise ValueError(
+            f"{shortened(repr(choice))} is not auto, none, required or {{type: function, function: {{name: text}}}}"
+        )
+    return name
+
+
+def offered(tools: Sequence[Tool], choice: Any) -> Offer:
+    """What a row is offered that brings these tools and this choice, checked before.
+
+    Raises ValueError for a call that has to be made of a tool that is not there.
+    """
+    if choice == NONE:
+        return Offer(tool_calls=NONE)
+    if choice == AUTO:
+        return Offer(tools)
+    name = check_choice(choice)
+    functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
+    if not functions:
+        there = ", ".join(tool["function"]["name"] for tool in tools) or "none"
+        wanted = "asks for a call" if name is None else f"asks for a call of {name!r}"
+        raise ValueError(f"{wanted}, and the tools are: {there}")
+    bound = [{"name": one["name"], "parameters": one.get("parameters") or {**_NO_PARAMETERS}} for one in functions]
+    return Offer(tools, {"functions": bound, "one": name is not None})

@@ -1,0 +1,67 @@
+"""Calls of tools, prepared before anything runs: their form told from the chat template, what is bound compiled once.
+
+Knows how a job says it and what the text side knows of templates; knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from bulkrun.data.results.schema_check import check_schema
+from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.tools import AUTO, NONE, offered
+from bulkrun.job.prompts.chat_source import named_template
+from bulkrun.text.grammar import check_grammar
+from bulkrun.text.tokenizer import Tokenizer
+from bulkrun.text.tool_format import form_of_calls
+
+
+def with_form_of_calls(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
+    """The spec with the form of calls told from its chat template, where it names none.
+
+    Raises JobFileError where the template does not tell, or cannot be read.
+    """
+    calls = spec.sampling.tool_calls
+    if calls is None or calls.format != "auto":
+        return spec
+    source = _source(spec, tokenizer)
+    form = None if source is None else form_of_calls(source)
+    if form is None:
+        why = "there is no chat template" if source is None else "the chat template writes none of the forms known here"
+        raise JobFileError(
+            [f"sampling.tool_calls: {why}; set sampling.tool_calls.format: hermes, llama3_json or mistral"]
+        )
+    told = calls.model_copy(update={"format": form})
+    return spec.with_keys(sampling={"tool_calls": told})
+
+
+def check_calls(spec: JobSpec) -> None:
+    """Raise JobFileError where a job's tools have to be called whose parameters no grammar can be made of."""
+    if not isinstance(tools := spec.prompt.tools, list) or spec.prompt.tool_choice in (AUTO, NONE):
+        return
+    try:
+        bound = spec.sampling.to_params(offered(tools, spec.prompt.tool_choice).sampling).structured_outputs
+        assert bound is not None, "a job with tools has sampling.tool_calls"
+        for function in json.loads(bound.value)["functions"]:
+            check_schema(function["parameters"])
+        check_grammar(bound)
+    except ValueError as problem:
+        raise JobFileError([f"prompt.tools: {problem}"]) from None
+
+
+def warn_of_hidden_tools(spec: JobSpec, tokenizer: Tokenizer) -> None:
+    """Say so where the chat template would not show a job's tools, and nothing else tells the model of them."""
+    source = _source(spec, tokenizer)
+    if spec.prompt.tools is not None and spec.prompt.tool_choice == AUTO and source and "tools" not in source:
+        logging.getLogger(__name__).warning(
+            "prompt.tools: the chat template does not show tools to the model, so that it cannot know of them; name "
+            "one that does in prompt.chat_template, or tell of them in the messages"
+        )
+
+
+def _source(spec: JobSpec, tokenizer: Tokenizer) -> str | None:
+    if spec.prompt.chat_template == "none":
+        return None
+    return tokenizer.chat_template if spec.prompt.chat_template == "auto" else named_template(spec.prompt)

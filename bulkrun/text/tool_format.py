@@ -1,0 +1,25 @@
+"""In which form a model writes calls of tools, told from the source of its chat template. Knows no calls.
+
+A template writes the calls of earlier messages as the model was trained to write them. Only forms that can be told for
+sure are: other models have `<tool_call>` too (Qwen3-Coder, GLM-4.5), with something else than JSON in it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bulkrun.request import ToolFormat
+
+_OTHERS = ("<function=", "<arg_key>", "<arg_value>")  # what those have within <tool_call>
+_PARAMETERS = re.compile(r"""["']parameters\\?["']\s*:""")  # before the arguments, as Llama's templates have it
+
+
+def form_of_calls(source: str) -> ToolFormat | None:
+    """The form, or None where the template knows none of those that can be read."""
+    if "[TOOL_CALLS]" in source:
+        return "mistral"
+    if "<tool_call>" in source:
+        return None if any(other in source for other in _OTHERS) else "hermes"
+    if "<|start_header_id|>" in source and "tool_calls" in source and _PARAMETERS.search(source):
+        return "llama3_json"
+    return None

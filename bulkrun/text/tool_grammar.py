@@ -1,0 +1,84 @@
+"""Calls that have to be made, as a llguidance grammar: the form of a model's calls around arguments that fit a schema.
+
+A marker that is a special token of the model is asked for by its id: no text is made of it. Knows forms of calls and
+JSON schemas; knows no conversations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bulkrun.text.closed_schema import closed
+
+SpecialId = Callable[[str], int | None]  # of a text that is a special token
+# At most one space after a separator, and no other white space.
+JSON_OPTIONS: Mapping[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "coerce_one_of": True,  # the finished text is checked against the schema itself
+}
+
+
+def calls_grammar(value: str, special_id: SpecialId = lambda _text: None) -> str:
+    """The Lark grammar of a `StructuredOutput` of the kind `tool_calls`. Raises ValueError for a schema too deep."""
+    bound = json.loads(value)
+    functions = bound["functions"]
+    try:
+        schemas = [json.dumps(_schema(function["parameters"])) for function in functions]
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    names = [function["name"] for function in functions]
+    rules = _FORMS[bound["format"]](names, bound["one"], special_id)
+    rules += [f"arguments{index}: %json {schema}" for index, schema in enumerate(schemas)]
+    return "\n".join(rules)
+
+
+def _schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {**closed(parameters), "x-guidance": dict(JSON_OPTIONS)}
+
+
+def _hermes(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    begin, end = _marker("<tool_call>", special_id), _marker("</tool_call>", special_id)
+    more = "" if one else ' ("\\n" call)*'
+    return [f"start: call{more}", f'call: {begin} "\\n" object "\\n" {end}', *_objects(names, "arguments")]
+
+
+def _llama(names: list[str], one: bool, _special_id: SpecialId) -> list[str]:
+    more = "" if one else ' ("; " object)*'
+    return [f"start: object{more}", *_objects(names, "parameters")]
+
+
+def _mistral(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    """The newer form where the tokenizer has the marker of its arguments."""
+    begin = _marker("[TOOL_CALLS]", special_id)
+    if special_id("[ARGS]") is None:
+        more = "" if one else ' (", " object)*'
+        return [f'start: {begin} / ?/ "[" object{more} "]"', *_objects(names, "arguments")]
+    calls = [f"{_literal(name)} {_marker('[ARGS]', special_id)} arguments{index}" for index, name in enumerate(names)]
+    return [f"start: call{'' if one else '+'}", f"call: {begin} named", f"named: {' | '.join(calls)}"]
+
+
+_FORMS: Mapping[str, Callable[[list[str], bool, SpecialId], list[str]]] = {
+    "hermes": _hermes,
+    "llama3_json": _llama,
+    "mistral": _mistral,
+}
+
+
+def _objects(names: list[str], key: str) -> list[str]:
+    """The rule of a call as a JSON object, as models are shown them: the name first."""
+    heads = (f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ' for name in names)
+    calls = (f'{_literal(head)} arguments{index} "}}"' for index, head in enumerate(heads))
+    return [f"object: {' | '.join(calls)}"]
+
+
+def _marker(text: str, special_id: SpecialId) -> str:
+    token_id = special_id(text)
+    return _literal(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

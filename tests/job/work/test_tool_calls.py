@@ -1,0 +1,139 @@
+"""Calls written as models write them and read back, whatever stands around them; what is cut stays text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulkrun.job.work.tool_calls import Call, Split, split_calls, with_ids
+from bulkrun.request import ToolFormat
+
+Written = list[tuple[str, dict[str, Any]]]
+FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral"]
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+_names = st.text("abcXYZ_-.09", min_size=1, max_size=12)
+calls = st.lists(st.tuples(_names, st.dictionaries(st.text(), _values, max_size=3)), min_size=1, max_size=3)
+# Text in which no call begins.
+prose = st.text(st.characters(exclude_characters="<[{|", codec="utf-8"))
+
+
+def hermes(calls: Written) -> str:
+    blocks = (json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls)
+    return "\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
+
+
+def llama(calls: Written) -> str:
+    return "; ".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+
+def mistral(calls: Written) -> str:
+    return "[TOOL_CALLS] " + json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
+
+
+def newer_mistral(calls: Written) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
+
+
+WRITERS = [("hermes", hermes), ("mistral", mistral), ("mistral", newer_mistral)]
+
+
+def read(split: Split) -> Written:
+    return [(call.name, json.loads(call.arguments)) for call in split.calls]
+
+
+@pytest.mark.parametrize(("form", "write"), WRITERS)
+@given(before=prose, calls=calls, after=prose)
+def test_calls_and_the_text_around_them_come_back(
+    form: ToolFormat, write: Any, before: str, calls: Written, after: str
+) -> None:
+    split = split_calls(f"{before}{write(calls)}{after}", form)
+    assert (read(split), split.response) == (calls, (before + after).strip() or None)
+
+
+@given(before=prose, calls=calls, is_marked=st.booleans())
+def test_llamas_calls_are_the_whole_answer_or_follow_their_marker(before: str, calls: Written, is_marked: bool) -> None:
+    split = split_calls(f"{before}<|python_tag|>{llama(calls)}" if is_marked else llama(calls), "llama3_json")
+    assert (read(split), split.response) == (calls, (before.strip() or None) if is_marked else None)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(text=prose | st.text())
+def test_a_text_without_calls_is_as_it_came(form: ToolFormat, text: str) -> None:
+    assert split_calls(text, form) == Split(text, [])
+
+
+@pytest.mark.parametrize(("form", "write"), [*WRITERS, ("llama3_json", llama)])
+@given(before=prose, calls=calls, data=st.data())
+def test_a_cut_answer_loses_nothing(
+    form: ToolFormat, write: Any, before: str, calls: Written, data: st.DataObject
+) -> None:
+    """Whole calls are those that were written, in their order; what is left is the text that they leave."""
+    whole = (before if form != "llama3_json" else "") + write(calls)
+    text = whole[: data.draw(st.integers(0, len(whole)))]
+    split = split_calls(text, form)
+    assert read(split) == calls[: len(split.calls)]
+    if not split.calls:
+        assert split.response == text
+    elif form == "hermes":
+        written = hermes(calls[: len(split.calls)])
+        left = text.replace(written, "") if written in text else text[: text.index("<tool_call>")]
+        assert "".join((split.response or "").split()) == "".join(left.split())
+
+
+MALFORMED = [
+    ("hermes", "<tool_call>\n{'name': 'f'}\n</tool_call>"),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {}} and more\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"arguments": {}}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": 1e999}}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": NaN}}\n</tool_call>'),
+    ("hermes", "<tool_call>" + "[" * 100_000),
+    ("llama3_json", '{"name": "f"}'),
+    ("llama3_json", '{"name": "f", "parameters": {}} is what I would call'),
+    ("llama3_json", 'I call {"name": "f", "parameters": {}}'),
+    ("llama3_json", '{"name": "f", "parameters": {}};'),
+    ("llama3_json", '<|python_tag|>search.call(query="x")'),
+    ("mistral", "[TOOL_CALLS] []"),
+    ("mistral", '[TOOL_CALLS] [{"name": "f"'),
+    ("mistral", "[TOOL_CALLS]f[ARGS]{"),
+    ("mistral", '[TOOL_CALLS]f{"x": 1}'),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), MALFORMED)
+def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
+    assert split_calls(text, form) == Split(text, [])
+
+
+def test_a_good_call_beside_a_malformed_one_is_a_call_and_the_other_stays() -> None:
+    bad, good = "<tool_call>\n{broken\n</tool_call>", '<tool_call>{"name": "f", "arguments": {"é": "</tool_call>"}}'
+    assert split_calls(f"Well. {bad}\n{good}</tool_call>\n", "hermes") == Split(
+        f"Well. {bad}", [Call("f", '{"é": "</tool_call>"}')]
+    )
+    assert split_calls(good, "hermes").calls, "the end of the answer may stand for that of the call"
+
+
+def test_a_function_without_parameters_is_called_without_arguments() -> None:
+    assert split_calls('<tool_call>\n{"name": "now"}\n</tool_call>', "hermes").calls == [Call("now", "{}")]
+    assert split_calls("[TOOL_CALLS]now[CALL_ID]abc[ARGS]{}", "mistral").calls == [Call("now", "{}")]
+
+
+def test_half_a_surrogate_pair_stays_an_escape_in_the_arguments() -> None:
+    [call] = split_calls('<tool_call>{"name": "f", "arguments": {"x": "\\ud800é"}}</tool_call>', "hermes").calls
+    assert call.arguments == '{"x": "\\ud800\\u00e9"}'
+
+
+def test_ids_are_those_of_the_place_and_such_as_mistral_takes() -> None:
+    made = with_ids([["f", "{}"], ["f", "{}"]], "row", 0)
+    assert made == with_ids([Call("f", "{}"), Call("f", "{}")], "row", 0)
+    others = with_ids([["f", "{}"]], "row", 1) + with_ids([["f", "{}"]], "other", 0)
+    ids = [call["id"] for call in [*made, *others]]
+    assert len({*ids}) == 4 and all(len(id_) == 9 and id_.isalnum() for id_ in ids)
