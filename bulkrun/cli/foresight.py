@@ -68,7 +68,8 @@ def _answer(row: PreviewedRow) -> list[tuple[str, str | None]]:
         return [("embedding", _beginning(row.embedding))]
     if row.scores is not None:
         return [("label", row.label), ("scores", _likeliest(row.scores))]
-    return [("response", row.response)]
+    calls = [("calls", f"{call['name']}({call['arguments']})") for call in row.tool_calls or ()]
+    return [("response", row.response), *calls] if row.response is not None or not calls else [*calls]
 
 
 def _likeliest(scores: Mapping[str, float]) -> str:

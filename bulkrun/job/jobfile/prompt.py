@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from bulkrun.job.jobfile.message_calls import read_calls
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 from bulkrun.job.jobfile.tools import AUTO, check_choice, check_tools
@@ -15,7 +16,23 @@ class ChatMessage(Section):
     """One message of a conversation; `content` is a Jinja template over the row."""
 
     role: Literal["system", "user", "assistant", "tool"] = Field(description="The speaker.")
-    content: str = Field(description="The text of the message: a Jinja template over the row's columns.")
+    content: str = Field(
+        description='The text of the message: a Jinja template over the row\'s columns; "" for nothing but tool_calls.'
+    )
+    tool_calls: list[dict[str, Any]] | None = Field(
+        None,
+        description="Calls in an assistant's message, as they are: a list of OpenAI's {id, type: function, function: "
+        "{name, arguments}}. Default: none.",
+    )
+    tool_call_id: str | None = Field(None, description="The call that a tool's message answers. Default: none.")
+
+    @model_validator(mode="after")
+    def _calls(self) -> ChatMessage:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError(f"tool_calls: only an assistant calls tools, and the role is {self.role}")
+        if self.tool_calls is not None:
+            read_calls(self.tool_calls)
+        return self
 
 
 class PromptSpec(Section):

@@ -289,5 +289,9 @@ class SamplingSpec(Section):
         param = self.tool_calls.to_param()
         if not isinstance(of_row, dict):
             return {"tool_calls": param}
-        bound = json.dumps({"format": param.format, **of_row})
-        return {"tool_calls": param, "structured_outputs": StructuredOutput("tool_calls", bound)}
+        return {"tool_calls": param, "structured_outputs": bound_calls(param, of_row)}
+
+
+def bound_calls(calls: ToolCalls, wanted: dict[str, Any]) -> StructuredOutput:
+    """Calls that have to be made: `wanted` is {functions: [{name, parameters}], one: whether it is exactly one}."""
+    return StructuredOutput("tool_calls", json.dumps({"format": calls.format, **wanted}))

@@ -42,6 +42,9 @@ class Offer(NamedTuple):
         return {"tools": list(self.tools)} if self.tools else {}
 
 
+NO_OFFER = Offer()
+
+
 def check_tools(tools: Any) -> list[Tool]:
     """The tools, as they came. Raises ValueError, naming the item, for what is no list of OpenAI's function tools."""
     if not isinstance(tools, list):

@@ -28,7 +28,7 @@ STRUCTURES = (
 )
 # Honoured: a row's own values win over the job's.
 BOTH = (*NUMBERS, *WHOLE_NUMBERS, "n", "stop", "stop_token_ids", "logprobs", *STRUCTURES)
-CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort")
+CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", "tools", "tool_choice")
 COMPLETION_ONLY = ("prompt",)
 OF_EMBEDDING = ("input", "dimensions", "encoding_format")
 
@@ -89,13 +89,14 @@ NEUTRAL_OF_EMBEDDING: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {_SPECIAL_TOKENS: (True,), "truncate_prompt_tokens": ()}
 )
 
-_NO_TOOLS, _TEXT_ONLY = "tool calls are not supported", "only text is generated"
+_OLDER, _TEXT_ONLY = "these are OpenAI's older words for tools and tool_choice; write those", "only text is generated"
 _NO_TEMPLATE = "a plain prompt goes through no chat template; leave it out"
+_NO_TOOLS = f"tools are for {CHAT_URL}; leave it out"
 _REASONS = {
     "stream": "a batch has no streams: leave it out",
     "tools": _NO_TOOLS,
-    "functions": _NO_TOOLS,
-    "function_call": _NO_TOOLS,
+    "functions": _OLDER,
+    "function_call": _OLDER,
     "tool_choice": _NO_TOOLS,
     "documents": "a chat template that reads them gets them by chat_template_kwargs: {documents: [...]}",
     "modalities": _TEXT_ONLY,

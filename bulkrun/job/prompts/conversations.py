@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.errors import JobFileError, shortened
+from bulkrun.job.jobfile.message_calls import read_calls
 from bulkrun.job.jobfile.prompt import ChatMessage, PromptSpec
-from bulkrun.job.prompts.message_calls import read_calls
 from bulkrun.job.prompts.templates import RowTemplate, unknown_column
 from bulkrun.request import RowError
 
@@ -50,7 +50,7 @@ def conversation_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToA
     body, reads = _body_maker(spec, columns)
     makers = [body]
     if spec.system is not None:
-        system, system_reads = _templated([("system", "prompt.system", spec.system)], columns)
+        system, system_reads = _templated([({"role": "system"}, "prompt.system", spec.system)], columns)
         makers, reads = [system, body], reads + system_reads
 
     def ask(row: Mapping[str, Any]) -> Ask | RowError:
@@ -67,9 +67,12 @@ def conversation_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToA
 
 def _body_maker(spec: PromptSpec, columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
     if spec.template is not None:
-        return _templated([("user", "prompt.template", spec.template)], columns)
+        return _templated([({"role": "user"}, "prompt.template", spec.template)], columns)
     if isinstance(spec.messages, list):
-        keyed = [(m.role, f"prompt.messages.{index}.content", m.content) for index, m in enumerate(spec.messages)]
+        keyed = [
+            (_head(m), f"prompt.messages.{index}.content", None if m.tool_calls and not m.content else m.content)
+            for index, m in enumerate(spec.messages)
+        ]
         return _templated(keyed, columns)
     key, name = ("prompt.messages", spec.messages) if spec.messages is not None else ("prompt.column", spec.column)
     assert name is not None, "a prompt section without a mapping is resolved from the columns first"
@@ -89,20 +92,29 @@ def no_column_used(spec: PromptSpec, columns: Sequence[str]) -> str:
     return f"{key}: uses no column of the input, so every row would have the same prompt; {fix}"
 
 
-def _templated(keyed: Sequence[tuple[str, str, str]], columns: Sequence[str]) -> tuple[RowToConversation, list[str]]:
-    """Messages whose contents are templates: (role, key in the job file, source) each."""
-    templates = [(role, RowTemplate(key, source, columns)) for role, key, source in keyed]
+def _head(message: ChatMessage) -> Message:
+    """What is in a message beside its content."""
+    calls = {} if message.tool_calls is None else {"tool_calls": read_calls(message.tool_calls)}
+    answered = {} if message.tool_call_id is None else {"tool_call_id": message.tool_call_id}
+    return {"role": message.role, **calls, **answered}
+
+
+def _templated(
+    keyed: Sequence[tuple[Message, str, str | None]], columns: Sequence[str]
+) -> tuple[RowToConversation, list[str]]:
+    """Messages whose contents are templates, or none: (what else is in it, key in the job file, source) each."""
+    templates = [(head, None if source is None else RowTemplate(key, source, columns)) for head, key, source in keyed]
 
     def make(row: Mapping[str, Any]) -> Conversation | RowError:
         messages: Conversation = []
-        for role, template in templates:
-            content = template.render(row)
+        for head, template in templates:
+            content = None if template is None else template.render(row)
             if isinstance(content, RowError):
                 return content
-            messages.append({"role": role, "content": content})
+            messages.append({**head, "content": content})
         return messages
 
-    return make, [name for _, template in templates for name in template.reads]
+    return make, [name for _, template in templates if template is not None for name in template.reads]
 
 
 def _text_of(column: str, value: Any) -> Conversation | RowError:

@@ -2,8 +2,8 @@
 
 Served are POST /v1/chat/completions and /v1/completions, and by a job that embeds /v1/embeddings. A parameter that
 changes the answer is honoured or the row is a `bad_input` that names it; one that only concerns OpenAI's service
-(accounting, caching, hints to its own models) is ignored, `model` among them. Knows the format; `body_params` and
-`openai_embeddings` know the parameters.
+(accounting, caching, hints to its own models) is ignored, `model` among them. Knows the format; `body_params`,
+`body_tools` and `openai_embeddings` know the parameters.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.body_keys import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, BadBody, as_object
 from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
 from bulkrun.job.prompts.body_text import one_text
+from bulkrun.job.prompts.body_tools import offer_of
 from bulkrun.job.prompts.conversations import Ask, BadMessages, Conversation, RowToAsk, read_messages, shown
 from bulkrun.job.prompts.openai_embeddings import read_embedding
 from bulkrun.request import RowError
@@ -45,8 +46,9 @@ def _endpoints(spec: JobSpec) -> dict[str, _Read]:
     """What the job serves: path -> how a body is read."""
     if spec.task == "embed":
         return {EMBEDDINGS_URL: partial(read_embedding, embedding=spec.embedding)}
-    params = BodyParams(spec.sampling)
-    return {CHAT_URL: partial(_chat, params=params), COMPLETIONS_URL: partial(_completion, params=params)}
+    params, has_calls = BodyParams(spec.sampling), spec.sampling.tool_calls is not None
+    chat = partial(_chat, params=params, has_calls=has_calls)
+    return {CHAT_URL: chat, COMPLETIONS_URL: partial(_completion, params=params)}
 
 
 def _endpoint(method: Any, url: Any, served: Mapping[str, _Read]) -> _Read:
@@ -69,15 +71,18 @@ def _read_body(body: Any) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _chat(body: dict[str, Any], params: BodyParams) -> Ask:
+def _chat(body: dict[str, Any], params: BodyParams, has_calls: bool) -> Ask:
     if "messages" not in body:
         raise BadBody(f"body.messages: missing; {CHAT_URL} needs a list of messages")
     try:
         messages = read_messages(body["messages"])
     except BadMessages as problem:
         raise BadBody(f"body.messages{problem}") from None
-    sampling = params.of_chat(body)
-    return Ask(_with_known_roles(messages), sampling=sampling, template_kwargs=template_kwargs(body))
+    sampling, offer = params.of_chat(body), offer_of(body, has_calls=has_calls)
+    if offer.tools and "structured_outputs" in sampling:
+        raise BadBody("body.tools: given together with what says how the answer looks, which has no room for calls")
+    kwargs = {**template_kwargs(body), **offer.template_kwargs}
+    return Ask(_with_known_roles(messages), sampling={**sampling, **offer.sampling}, template_kwargs=kwargs)
 
 
 def _with_known_roles(messages: Conversation) -> Conversation:

@@ -21,6 +21,7 @@ HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows"
 
 # How jobs are that know nothing of a key that came later.
 _BEFORE = (("text_pair", None), ("tools", None), ("tool_choice", "auto"))
+_BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
 
 _SECTION_OF_TASK: Mapping[Task, str] = {"embed": "embedding", "classify": "classification"}
 _OF_ENGINE = ("load_format", "adapter", "quantization", "kv_cache_dtype", "deterministic")  # and make another model
@@ -72,7 +73,15 @@ def _prompt(given: Mapping[str, Any]) -> dict[str, Any]:
     made = {**given, "chat_template_kwargs": json.dumps(given["chat_template_kwargs"], sort_keys=True)}
     if isinstance(given.get("tools"), list):
         made["tools"] = json.dumps(given["tools"])
+    if isinstance(given["messages"], list):
+        made["messages"] = [_message(message) for message in given["messages"]]
     return {key: value for key, value in made.items() if (key, value) not in _BEFORE}
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Without calls it stays what it was before there were any; those are shown in their order."""
+    made = {key: value for key, value in given.items() if (key, value) not in _BEFORE_CALLS}
+    return made | ({} if made.get("tool_calls") is None else {"tool_calls": json.dumps(made["tool_calls"])})
 
 
 def _carried(given: Mapping[str, Any]) -> list[str] | None:

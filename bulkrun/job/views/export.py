@@ -35,7 +35,7 @@ from bulkrun.job.work.finish import RunTotals, read_totals
 
 _ROWS_PER_GROUP = 65536
 # What the lines of the format openai are made of, where a run has it; never the bodies.
-_LINE_COLUMNS = ("url", "reasoning", "logprobs")
+_LINE_COLUMNS = ("url", "reasoning", "tool_calls", "logprobs")
 
 
 @dataclass

@@ -27,8 +27,8 @@ class BatchLines(NamedTuple):
 class LineMaker:
     """Makes the lines of one run. `id_column` names requests (None: the row's number), `created` is in Unix seconds.
 
-    `sampling` is that of the job: it says which of `reasoning` and `logprobs` the model made; else the input did. A job
-    that `embeds` made vectors.
+    `sampling` is that of the job: it says which of `reasoning`, `tool_calls` and `logprobs` the model made; else the
+    input did. A job that `embeds` made vectors.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LineMaker:
     ) -> None:
         self._run_id, self._model, self._created, self._id_column = run_id, model, created, id_column
         self._embeds = embeds
-        made_by = {"reasoning": "thinking", "logprobs": "logprobs"}
+        made_by = {"reasoning": "thinking", "tool_calls": "tool_calls", "logprobs": "logprobs"}
         self._foreign = {name for name, key in made_by.items() if sampling.get(key) is None}
 
     def lines(self, rows: Iterable[Row]) -> Iterator[BatchLines]:
@@ -123,10 +123,17 @@ def _choice(row: Row, raw: bool) -> dict[str, Any]:
             "text": row["response"],
             "logprobs": None if logprobs is None else _completion_logprobs(logprobs),
         }
-    message = {"role": "assistant", "content": row["response"], "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": row["response"], "refusal": None}
+    if row.get("tool_calls"):
+        message["tool_calls"] = [_call(call) for call in row["tool_calls"]]
     if row.get("reasoning") is not None:
         message["reasoning_content"] = row["reasoning"]  # the name that vLLM gave it
     return {**choice, "message": message, "logprobs": None if logprobs is None else _chat_logprobs(logprobs)}
+
+
+def _call(call: Row) -> dict[str, Any]:
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"id": call["id"], "type": "function", "function": function}
 
 
 def _chat_logprobs(entries: Sequence[Row]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
+from bulkrun.job.jobfile.tools import AUTO, Tool
 from bulkrun.job.work.answers import AnswerReader
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import load_engine
@@ -22,9 +23,10 @@ from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.preparation.structured_output import with_schema
+from bulkrun.launch.preparation.tool_calling import with_form_of_calls
 from bulkrun.launch.python_api.calls import EngineSettings, Shown
 from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
-from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker
+from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker, offer_of
 from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_dir import generation_defaults
@@ -37,7 +39,10 @@ Sampling = SamplingParams | Mapping[str, Any]
 _P = TypeVar("_P", bound=Prompt)  # a list[str] is not a list[str | Sequence[int]]
 _C = TypeVar("_C", bound=Sequence[Message] | Message)
 
-_COLUMNS = [pa.field(name, pa.null()) for name in ("reasoning", "logprobs", "prompt_logprobs", "cumulative_logprob")]
+_COLUMNS = [
+    pa.field(name, pa.null())
+    for name in ("reasoning", "tool_calls", "logprobs", "prompt_logprobs", "cumulative_logprob")
+]
 _NOT_HERE = ("n", "best_of", "per_row")  # they make rows of rows: a job's matter
 
 
@@ -127,6 +132,8 @@ class LLM:
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | Mapping[str, Any] = AUTO,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]: ...
 
@@ -137,6 +144,8 @@ class LLM:
         sampling_params: Sampling | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | Mapping[str, Any] = AUTO,
         ordered: bool = True,
         use_tqdm: bool = False,
     ) -> Iterator[RequestOutput]: ...
@@ -147,22 +156,28 @@ class LLM:
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | Mapping[str, Any] = AUTO,
         ordered: bool = True,
         use_tqdm: bool = False,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Answer conversations, each a list of {role, content}, through the model's chat template.
 
         A message, or a list of them, is one conversation. `chat_template_kwargs` are values that the template reads, as
-        {"enable_thinking": False}. Lists, iterators and the rest as for `generate`. Raises UsageError for a model
-        without a template, and for values that no template can be given.
+        {"enable_thinking": False}. `tools` are OpenAI's function tools, which the template shows to the model, and
+        `tool_choice` says whether it has to call some: "required", or {"type": "function", "function": {"name": ...}}.
+        What it calls is in `tool_calls`, for which the sampling has to ask: {"tool_calls": {}}. Lists, iterators and
+        the rest as for `generate`. Raises UsageError for a model without a template, for tools that are none or that
+        nobody asks for, and for values that no template can be given.
         """
         messages = [messages] if isinstance(messages, Mapping) else messages
         one = isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
         asked: Iterable[Any] = [messages] if one else messages
         if not self._tokenizer.has_chat_template:
             raise UsageError(f"{self._job['model']}: has no chat template; use generate() with the prompt's text")
-        ask = conversation_asker(self._tokenizer, chat_template_kwargs or {})
-        return self._run(asked, ask, sampling_params, Shown(ordered, use_tqdm), add_special_tokens=False)
+        ask = conversation_asker(self._tokenizer, chat_template_kwargs or {}, offer_of(tools, tool_choice))
+        show, has_tools = Shown(ordered, use_tqdm), bool(tools)
+        return self._run(asked, ask, sampling_params, show, add_special_tokens=False, has_tools=has_tools)
 
     def _run(
         self,
@@ -171,11 +186,12 @@ class LLM:
         sampling_params: Sampling | Sequence[Sampling] | None,
         show: Shown,
         add_special_tokens: bool,
+        has_tools: bool = False,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UsageError(f"{repr(given)[:60]} is not a list or an iterator of prompts (chat: of conversations)")
         self._shared.check_process()
-        sampling = self._sampling_of_each(given, sampling_params)
+        sampling = self._sampling_of_each(given, sampling_params, has_tools)
         asked = (
             ask(prompt, params, row_seed(self._seed if seed is None else seed, str(index), 0))
             for index, (prompt, (params, seed)) in enumerate(zip(given, sampling, strict=False))
@@ -191,24 +207,33 @@ class LLM:
         return list(outputs) if isinstance(given, list) else outputs
 
     def _sampling_of_each(
-        self, given: Iterable[Any], sampling: Sampling | Sequence[Sampling] | None
+        self, given: Iterable[Any], sampling: Sampling | Sequence[Sampling] | None, has_tools: bool
     ) -> Iterable[tuple[SamplingParams, int | None]]:
         """The parameters of each prompt, and the seed where it was given. Raises UsageError, before anything runs."""
         if not isinstance(sampling, Sequence) or isinstance(sampling, str | bytes):
-            return repeat(self._params({} if sampling is None else sampling))
+            return repeat(self._params({} if sampling is None else sampling, has_tools))
         if not isinstance(given, list) or len(sampling) != len(given):
             prompts = f"{len(given)} prompts" if isinstance(given, list) else "an iterator of prompts"
             raise UsageError(f"sampling_params: {len(sampling)} of them for {prompts}; give one for all, or one each")
-        return [self._params(one) for one in sampling]
+        return [self._params(one, has_tools) for one in sampling]
 
-    def _params(self, sampling: Any) -> tuple[SamplingParams, int | None]:
+    def _params(self, sampling: Any, has_tools: bool) -> tuple[SamplingParams, int | None]:
+        params, seed = self._params_and_seed(sampling)
+        if has_tools and params.tool_calls is None:
+            raise UsageError('tools: the sampling has to ask for calls: sampling_params={"tool_calls": {}, ...}')
+        if has_tools and params.structured_outputs is not None:
+            raise UsageError("tools: given together with structured_outputs, which has no room for calls")
+        return params, seed
+
+    def _params_and_seed(self, sampling: Any) -> tuple[SamplingParams, int | None]:
         if isinstance(sampling, SamplingParams):
             return sampling, None
         if not isinstance(sampling, Mapping):
             raise _not_sampling(sampling)
         if refused := [name for name in _NOT_HERE if name in sampling]:
             raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
-        spec = with_schema(job_of({**self._job, "sampling": dict(sampling)})).sampling
+        job = with_schema(job_of({**self._job, "sampling": dict(sampling)}))
+        spec = with_form_of_calls(job, self._tokenizer).sampling
         return sampling_with_defaults(spec, self._defaults).to_params(), sampling.get("seed")
 
 

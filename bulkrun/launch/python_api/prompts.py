@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import UsageError
+from bulkrun.job.jobfile.sampling import bound_calls
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
+from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered
 from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
 from bulkrun.launch.python_api.prompt_stream import Asked
 from bulkrun.request import RowError, SamplingParams
@@ -17,7 +20,18 @@ from bulkrun.text.tokenizer import Tokenizer
 Ask = Callable[[Any, SamplingParams, int], Asked]  # of whatever was given, with its parameters and its seed
 
 
-def conversation_asker(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any], *, asks: bool = True) -> Ask:
+def offer_of(tools: Sequence[Tool] | None, choice: Any) -> Offer:
+    """The tools of a call, and what has to be called of them. Raises UsageError for what is none."""
+    try:
+        check_choice(choice)
+        return offered(check_tools(list(tools or ())), choice)
+    except ValueError as problem:
+        raise UsageError(f"tools, tool_choice: {problem}") from None
+
+
+def conversation_asker(
+    tokenizer: Tokenizer, template_kwargs: Mapping[str, Any], offer: Offer = NO_OFFER, *, asks: bool = True
+) -> Ask:
     """What asks conversations through the model's chat template; not `asks`: that are whole, with their answers.
 
     Raises UsageError for values that no template can be given.
@@ -27,8 +41,10 @@ def conversation_asker(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any],
     except ValueError as problem:
         raise UsageError(f"chat_template_kwargs: {problem}") from None
     renderer = tokenizer.chat_renderer()
+    template_kwargs = {**template_kwargs, **offer.template_kwargs}
 
     def ask(conversation: Any, sampling: SamplingParams, seed: int) -> Asked:
+        sampling = _offering(sampling, offer)
         try:
             messages = read_messages(conversation)
             if asks_nothing(messages):
@@ -40,6 +56,15 @@ def conversation_asker(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any],
         return _ask_plain(text, sampling, seed)
 
     return ask
+
+
+def _offering(sampling: SamplingParams, offer: Offer) -> SamplingParams:
+    """The sampling of a prompt to which tools are offered."""
+    if offer.tool_calls == NONE:
+        return replace(sampling, tool_calls=None)
+    if sampling.tool_calls is None or not isinstance(offer.tool_calls, dict):
+        return sampling
+    return replace(sampling, structured_outputs=bound_calls(sampling.tool_calls, offer.tool_calls))
 
 
 def ask_prompt(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:

@@ -13,6 +13,7 @@ from typing import Any
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation
+from bulkrun.job.work.tool_calls import with_ids
 from bulkrun.launch.python_api.prompt_stream import Asked, Ended
 from bulkrun.request import FinishReason, RowError
 
@@ -21,8 +22,9 @@ from bulkrun.request import FinishReason, RowError
 class RequestOutput:
     """What became of one prompt, the `index`-th of its call.
 
-    `error` is None if and only if `text` is an answer; a prompt that failed may have the text that came before.
-    `reasoning`, `parsed` and the log-probabilities are there where the sampling asks for them.
+    `error` is None if and only if there is an answer; a prompt that failed may have the text that came before. An
+    answer that is nothing but calls of tools has `tool_calls` ({id, name, arguments as JSON text}) and no `text`.
+    `reasoning`, `tool_calls`, `parsed` and the log-probabilities are there where the sampling asks for them.
     """
 
     index: int
@@ -35,6 +37,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     reasoning: str | None = None
+    tool_calls: list[dict[str, str]] | None = None
     parsed: Any = None
     logprobs: list[dict[str, Any]] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
@@ -62,20 +65,21 @@ def _output(one: Ended, record: JournalRecord) -> RequestOutput:
     structured, error = asked.sampling.structured_outputs, None
     if record.error_code is not None:
         error = RowError(record.error_code, record.error_message or "")
-    parsed = None
+    parsed, calls = None, record.extra.get("tool_calls")
     if error is None and structured is not None and structured.kind == "json":
         parsed = json.loads(record.response or "null")
     return RequestOutput(
         index=one.index,
         prompt=asked.text,
         text=record.response,
-        finish_reason=done.finish_reason,
+        finish_reason="tool_calls" if record.finish_reason == "tool_calls" else done.finish_reason,
         error=error,
         token_ids=done.token_ids,
         num_prompt_tokens=record.prompt_tokens,
         num_cached_tokens=record.cached_tokens,
         num_output_tokens=record.completion_tokens,
         reasoning=record.extra.get("reasoning"),
+        tool_calls=None if calls is None else with_ids(calls, str(one.index), sample=0),
         parsed=parsed,
         logprobs=record.extra.get("logprobs"),
         prompt_logprobs=record.extra.get("prompt_logprobs"),

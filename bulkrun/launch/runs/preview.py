@@ -11,11 +11,12 @@ from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
 from bulkrun.job.plan.report import PlanReport
-from bulkrun.job.plan.result_columns import result_fields
+from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.store.places import check_place
 from bulkrun.job.store.run_record import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
+from bulkrun.job.work.tool_calls import with_ids
 from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
@@ -31,6 +32,7 @@ class PreviewedRow(NamedTuple):
     response: str | None
     ended_by: str  # stop, length, or the error
     reasoning: str | None = None
+    tool_calls: list[dict[str, str]] | None = None
     embedding: list[float] | None = None
     label: str | None = None
     scores: dict[str, float] | None = None  # by label
@@ -148,4 +150,6 @@ def _shown(
     if SCORES in numbers:
         numbers[SCORES] = dict(zip(prepared.spec.classification.labels or (), numbers[SCORES], strict=True))
     said = {name: record.extra.get(name) for name in ("reasoning", "label")}
+    if (calls := record.extra.get(TOOL_CALLS)) is not None:
+        said[TOOL_CALLS] = with_ids(calls, row_id, sample=0)
     return PreviewedRow(row_id, text, record.response, ended, **said, **numbers)

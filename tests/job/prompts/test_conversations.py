@@ -39,6 +39,29 @@ def test_text_by_its_newer_names_and_a_refusal_are_text() -> None:
     assert [message["content"] for message in messages] == [[text("a"), text("b")], [text("No.")]]
 
 
+def called(arguments: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize("given", ['{"x": [1, null]}', {"x": [1, None]}])
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": "Let me see."}])
+def test_calls_have_their_arguments_as_templates_read_them(given: Any, content: dict[str, Any]) -> None:
+    answer = {"role": "tool", "tool_call_id": "1", "content": "2"}
+    calls, result = read_messages([{"role": "assistant", **content, "tool_calls": [called(given)]}, answer])
+    assert calls == {
+        "role": "assistant",
+        "content": content.get("content"),
+        "tool_calls": [called({"x": [1, None]})],
+    }
+    assert result == answer and asks_nothing([calls]) is ("content" not in content or not content["content"])
+
+
+@pytest.mark.parametrize("none", ["", None, {}, "{}"])
+def test_a_call_without_arguments_has_none(none: Any) -> None:
+    [message] = read_messages([{"role": "assistant", "tool_calls": [called(none)]}])
+    assert message["tool_calls"] == [called({})]
+
+
 @pytest.mark.parametrize(
     ("content", "asks"), [([], False), ([text(" "), text("")], False), ([text(""), text("a")], True)]
 )
@@ -62,8 +85,13 @@ def test_names_are_kept_for_the_template_and_nulls_are_not() -> None:
         ({"role": "user", "content": [{"type": "refusal", "text": "a"}]}, "is not {type: text"),
         ({"role": "user", "content": [{"type": ["text"], "text": "a"}]}, "is not {type: text"),
         ({"role": "user", "content": ["a"]}, "is not {type: text"),
-        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool calls are not supported"),
-        ({"role": "assistant", "content": "a", "function_call": {"name": "f"}}, "tool calls are not supported"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool_calls: {'id': '1'} is not {id"),
+        ({"role": "assistant", "tool_calls": {"id": "1"}}, "tool_calls: {'id': '1'} is not a list"),
+        ({"role": "assistant", "tool_calls": [called("{")]}, "tool_calls: f: arguments: '{' is not a JSON object"),
+        ({"role": "assistant", "tool_calls": [called([1])]}, "tool_calls: f: arguments: [1] is not a JSON object"),
+        ({"role": "user", "tool_calls": [called("{}")]}, "only an assistant calls tools, and the role is 'user'"),
+        ({"role": "assistant", "content": 5, "tool_calls": [called("{}")]}, "is not {role: text, content: text}"),
+        ({"role": "assistant", "content": "a", "function_call": {"name": "f"}}, "write tool_calls"),
         ({"role": "user"}, "is not {role: text, content: text}"),
         ({"role": "user", "content": 5}, "is not {role: text, content: text}"),
         ({"content": "a"}, "is not {role: text, content: text}"),

@@ -22,6 +22,7 @@ from bulkrun.request import RowError
 from tests.job.plan.planning import BOS, CharacterCodec, job
 
 HELLO = [{"role": "user", "content": "Hello"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {}}}}}
 COLUMNS = ["custom_id", "method", "url", "body"]
 END = "[assistant]"
 
@@ -301,9 +302,14 @@ def test_columns_of_per_row_sampling_go_with_bodies_and_bodies_win() -> None:
         (line("{}"), ["body.messages: missing"]),
         (line("{}", "/v1/completions"), ["body.prompt: missing"]),
         (chat(stream=True), ["body.stream: True", "no streams"]),
-        (chat(tools=[{"type": "function"}]), ["body.tools", "tool calls are not supported"]),
-        (chat(tool_choice="required"), ["body.tool_choice: 'required'", "tool calls are not supported"]),
-        (chat(tool_choice={"type": "function"}), ["body.tool_choice", "tool calls are not supported"]),
+        (chat(tools=[{"type": "function"}]), ["body.tools: item 0", "{type: function, function: {name"]),
+        (chat(tools=[TOOL]), ["body.tools", "sampling.tool_calls: {}"]),
+        (chat(tool_choice="required"), ["body.tool_choice: asks for a call, and the tools are: none"]),
+        (chat(tool_choice={"type": "function"}), ["body.tool_choice", "auto, none, required"]),
+        (chat(functions=[TOOL["function"]]), ["body.functions", "write those"]),
+        (chat(function_call={"name": "f"}), ["body.function_call", "write those"]),
+        (completion(tools=[TOOL]), ["body.tools", "/v1/chat/completions"]),
+        (completion(tool_choice="required"), ["body.tool_choice", "/v1/chat/completions"]),
         (chat(reasoning_effort="hard"), ["body.reasoning_effort: 'hard'", "none, minimal, low"]),
         (chat(reasoning_effort=["low"]), ["body.reasoning_effort", "none, minimal, low"]),
         (completion(reasoning_effort="low"), ["body.reasoning_effort", "no chat template"]),
@@ -379,6 +385,61 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+CALLS = {"tool_calls": {"format": "hermes"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def test_tools_reach_the_template_unless_the_line_wants_none() -> None:
+    other = {"type": "function", "function": {"name": "g"}}
+    shown = prompt_of(chat(tools=[TOOL, other]), sampling=CALLS)
+    assert (text(shown), shown.sampling.overrides) == (f"[user]Hello\n[tools={[TOOL, other]}]{END}", None)
+    assert overrides(chat(tools=[TOOL], tool_choice="auto"), sampling=CALLS) == {}
+    hidden = prompt_of(chat(tools=[TOOL], tool_choice="none"), sampling=CALLS)
+    assert text(hidden) == f"[user]Hello\n{END}" and json.loads(hidden.sampling.overrides or "") == {
+        "tool_calls": "none"
+    }
+    assert text(prompt_of(chat(tools=[TOOL], tool_choice="none"))) == f"[user]Hello\n{END}", "nothing is asked"
+
+
+def test_what_has_to_be_called_is_the_lines_own_sampling() -> None:
+    other = {"type": "function", "function": {"name": "g"}}
+    x = {"name": "f", "parameters": TOOL["function"]["parameters"]}  # type: ignore[index]
+    g = {"name": "g", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    required = overrides(chat(tools=[TOOL, other], tool_choice="required"), sampling=CALLS)
+    assert required == {"tool_calls": {"functions": [x, g], "one": False}}
+    assert overrides(chat(tools=[other, TOOL], tool_choice=NAMED), sampling=CALLS) == {
+        "tool_calls": {"functions": [x], "one": True}
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, ["body.tools", "no room for calls"]),
+        ({"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"}, ["body.tools", "no room for calls"]),
+        (
+            {"tools": [TOOL], "tool_choice": {**NAMED, "function": {"name": "z"}}},
+            ["a call of 'z', and the tools are: f"],
+        ),
+        ({"tools": "f"}, ["body.tools: 'f' is not a list of tools"]),
+        ({"tools": [{**TOOL, "type": "custom"}]}, ["body.tools: item 0"]),
+        ({"tools": [{**TOOL, "function": {"name": " "}}]}, ["body.tools: item 0"]),
+        (
+            {"tools": [{**TOOL, "function": {"name": "f", "parameters": {"type": 5}}}], "tool_choice": "required"},
+            ["the parameters of 'f'", "not a JSON schema"],
+        ),
+    ],
+)
+def test_tools_that_cannot_be_called_are_bad_input(body: dict[str, Any], words: list[str]) -> None:
+    message = refusal(chat(**body), sampling=CALLS)
+    assert all(word in message for word in words), message
+
+
+def test_a_line_that_binds_its_text_may_have_tools_that_it_does_not_want() -> None:
+    values = overrides(chat(tools=[TOOL], tool_choice="none", guided_regex="a"), sampling=CALLS)
+    assert values == {"structured_outputs": {"regex": "a"}, "tool_calls": "none"}
+
+
 KEYS = ["messages", "temperature", "max_tokens", "stop", "seed", "n", "tools", "logprobs", "response_format", "top_k"]
 
 

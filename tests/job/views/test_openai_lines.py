@@ -53,6 +53,23 @@ def test_a_chat_body_is_the_official_chat_completion() -> None:
     }
 
 
+def test_calls_are_those_of_the_official_chat_completion() -> None:
+    calls = [{"id": "abc123xyz", "name": "f", "arguments": '{"x": 1}'}, {"id": "abc", "name": "g", "arguments": "{}"}]
+    called = row(response=None, finish_reason="tool_calls", tool_calls=calls)
+    [(output, error)] = lines(called, sampling={"tool_calls": {"format": "hermes"}})
+    assert error is None and output is not None
+    [choice] = ChatCompletion.model_validate(output["response"]["body"], strict=True).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert choice.message.tool_calls is not None
+    assert [call.model_dump() for call in choice.message.tool_calls] == [
+        {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+        for call in calls
+    ]
+    [(plain, _), (foreign, _)] = (*lines(row(tool_calls=None), sampling={"tool_calls": {}}), *lines(called))
+    for other in (plain, foreign):  # no calls; and a column of that name that the input had
+        assert other is not None and "tool_calls" not in other["response"]["body"]["choices"][0]["message"]
+
+
 def test_a_completion_body_is_the_official_completion() -> None:
     [(output, _)] = lines(row(url="/v1/completions/", logprobs=LOGPROBS))
     assert output is not None
