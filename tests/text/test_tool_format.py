@@ -1,0 +1,62 @@
+"""Tools and calls in chat templates: what is rendered is what transformers renders, and the template tells the form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from bulkrun.job.prompts.conversations import read_messages
+from bulkrun.sandbox import TemplateFailed
+from bulkrun.text.chat_template import ChatTemplate
+from bulkrun.text.tool_format import form_of_calls
+from tests.text.tool_templates import CALL, HERMES, HISTORY, LLAMA, MISTRAL, TOOLS
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TEMPLATES = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL}
+
+
+def with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """A call as OpenAI writes it, its arguments as text."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
+@pytest.mark.parametrize("tools", [TOOLS, TOOLS[:1], None])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tools_and_earlier_calls_are_rendered_as_by_transformers(form: str, tools: Any, as_text: bool) -> None:
+    [wanted], _ = render_jinja_template(
+        conversations=[HISTORY], tools=tools, chat_template=TEMPLATES[form], add_generation_prompt=True, **TOKENS
+    )
+    given = [{**m, "tool_calls": [with_text(c) for c in m["tool_calls"]]} if "tool_calls" in m else m for m in HISTORY]
+    messages = read_messages(given if as_text else HISTORY)
+    assert ChatTemplate(TEMPLATES[form], TOKENS).render(messages, **({"tools": tools} if tools else {})) == wanted
+    assert "Zürich" in wanted and ("à jour" in wanted) is (tools is not None)
+
+
+@pytest.mark.parametrize(("form", "call"), [("llama3_json", [CALL, CALL]), ("mistral", [{**CALL, "id": "short"}])])
+def test_what_a_template_cannot_render_is_its_own_complaint(form: str, call: list[Any]) -> None:
+    messages = read_messages([HISTORY[0], {"role": "assistant", "tool_calls": call}])
+    with pytest.raises(TemplateFailed, match=r"single tool-calls|9 characters"):
+        ChatTemplate(TEMPLATES[form], TOKENS).render(messages)
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
+def test_the_form_is_told_by_the_template(form: str) -> None:
+    assert form_of_calls(TEMPLATES[form]) == form
+
+
+OTHERS = [
+    "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}",
+    "{% for c in m.tool_calls %}<tool_call>\n<function={{ c.name }}>\n<parameter=x>{% endfor %}",  # Qwen3-Coder
+    "{% for c in m.tool_calls %}<tool_call>{{ c.name }}\n<arg_key>{{ k }}</arg_key>{% endfor %}",  # GLM-4.5
+    "<|start_header_id|>{{ message.role }}<|end_header_id|>",  # Llama 3.0
+]
+
+
+@pytest.mark.parametrize("source", OTHERS)
+def test_other_templates_do_not_tell(source: str) -> None:
+    assert form_of_calls(source) is None

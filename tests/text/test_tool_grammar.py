@@ -1,0 +1,131 @@
+"""Calls that have to be made: whatever a model chooses under the masks reads back as calls that fit the functions."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import tokenizers
+
+from bulkrun.job.work.bound_calls import BoundCallsParser
+from bulkrun.job.work.marker_decode import MarkerDecode
+from bulkrun.job.work.tool_calls import MARKERS, split_calls
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
+from bulkrun.request import StructuredOutput, ToolFormat
+from bulkrun.text.constraint import Grammars
+from bulkrun.text.grammar import check_grammar
+from bulkrun.text.tokenizer import Tokenizer
+from tests.text.small_tokenizers import byte_level
+from tests.text.walking import Choose, walk
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+FUNCTIONS: list[dict[str, Any]] = [
+    {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 5}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+        },
+    },
+    {
+        "name": "move-to_9",
+        "parameters": {"$defs": {"point": POINT}, "type": "object", "properties": {"to": {"$ref": "#/$defs/point"}}},
+    },
+    {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+]
+FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral"]
+
+
+def bound(form: ToolFormat, one: bool, functions: list[dict[str, Any]] = FUNCTIONS) -> StructuredOutput:
+    return StructuredOutput("tool_calls", json.dumps({"format": form, "functions": functions, "one": one}))
+
+
+def with_special(folder: Path, *texts: str) -> Tokenizer:
+    """A small tokenizer that has the texts as special tokens."""
+    file = byte_level(folder) / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    backend.add_special_tokens(list(texts))
+    backend.save(str(file))
+    return Tokenizer.from_dir(folder)
+
+
+@pytest.fixture(params=["bundled", "plain markers", "special markers", "newer mistral"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    special = {
+        "plain markers": [],
+        "special markers": ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]"],
+        "newer mistral": ["[TOOL_CALLS]", "[ARGS]"],
+    }
+    if request.param == "bundled":
+        return Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
+    return with_special(tmp_path, *special[request.param])
+
+
+def ending(eos: int, seed: int) -> Choose:
+    """Any token, but the end as soon as it may come, and mostly what is printable."""
+    generator = random.Random(seed)
+    return lambda ids: eos if eos in ids else generator.choice(ids)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("one", [True, False])
+def test_whatever_is_chosen_is_calls_that_fit(tokenizer: Tokenizer, form: ToolFormat, one: bool) -> None:
+    structured, eos = bound(form, one), tokenizer.eos_token_id
+    assert eos is not None
+    check_grammar(structured)
+    grammars, decode = Grammars(tokenizer), MarkerDecode(tokenizer.decode_batch, MARKERS[form])
+    schemas = {function["name"]: function["parameters"] for function in FUNCTIONS}
+    parser, called = BoundCallsParser(structured), set()
+    for seed in range(12):
+        generator = random.Random(seed)
+        choose = ending(eos, seed) if one or seed % 3 else (lambda ids, g=generator: g.choice(ids))
+        token_ids, is_whole = walk(grammars.constraint(structured), tokenizer, eos, choose, max_tokens=600)
+        [text] = decode([token_ids])
+        split = split_calls(text, form)
+        if not is_whole:
+            continue
+        assert split.response is None and len(split.calls) >= 1 and (len(split.calls) == 1 or not one), text
+        for call in split.calls:
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+            called.add(call.name)
+        assert parser.parse(text, "stop") == (None, None)
+    assert len(called) >= 2, "the choice is the model's"
+
+
+def test_the_form_is_that_which_models_are_shown(tmp_path: Path) -> None:
+    """Token by token: a special token stands for the marker, and no spelling of it."""
+    tokenizer = with_special(tmp_path, "[TOOL_CALLS]", "[ARGS]")
+    constraint = Grammars(tokenizer).constraint(bound("mistral", True, FUNCTIONS[2:]))
+    eos = tokenizer.eos_token_id
+    assert eos is not None
+    token_ids, is_whole = walk(constraint, tokenizer, eos, ending(eos, 0))
+    assert is_whole and token_ids[0] == tokenizer.special_id("[TOOL_CALLS]")
+    assert tokenizer.decode_batch([token_ids]) == ["now{}"], "as the markers are special"
+    assert MarkerDecode(tokenizer.decode_batch, MARKERS["mistral"])([token_ids]) == ["[TOOL_CALLS]now[ARGS]{}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("no call", "ends before its calls are complete"),
+        ('<tool_call>{"name": "then"}</tool_call>', "calls 'then', which it may not"),
+        ('<tool_call>{"name": "now", "arguments": {"x": 1}}</tool_call>', "now: the arguments do not fit"),
+        ('<tool_call>{"name": "move-to_9", "arguments": {"to": {"x": "1"}}}</tool_call>', "at $.to.x: '1' is not of"),
+    ],
+)
+def test_what_is_not_what_has_to_be_called_is_an_error(text: str, why: str) -> None:
+    _, error = BoundCallsParser(bound("hermes", False)).parse(text, "stop")
+    assert error is not None and error.code == "invalid_schema" and why in error.message
+    _, cut = BoundCallsParser(bound("hermes", False)).parse(text[:9], "length", "unfinished")
+    assert cut is not None and "raise sampling.max_tokens" in cut.message
+
+
+def test_parameters_that_no_grammar_can_be_made_of_are_refused() -> None:
+    pattern = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)"}}}
+    with pytest.raises(ValueError, match=r"."):
+        check_grammar(bound("hermes", True, [{"name": "f", "parameters": pattern}]))

@@ -1,0 +1,115 @@
+"""Chat templates with tools, small ones in the manner of those that models bring, and conversations with calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Hermes 2 and 3, Qwen2.5, Qwen3.
+HERMES = """{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+{{- "# Tools\\n\\nFunction signatures are within <tools></tools> XML tags:\\n<tools>" }}
+{%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+{{- "\\n</tools>\\n\\nFor each call return <tool_call>\\n{\\"name\\": <name>, \\"arguments\\": <object>}\\n" }}
+{{- "</tool_call><|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+{%- set content = message.content if message.content is string else '' %}
+{%- if message.role == 'user' or (message.role == 'system' and not tools) %}
+{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|im_start|>assistant\\n' + content }}
+{%- for call in message.tool_calls or [] %}
+{%- if loop.index0 or content %}{{- '\\n' }}{%- endif %}
+{%- set call = call.function or call %}
+{{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+{{- call.arguments if call.arguments is string else call.arguments | tojson }}{{- '}\\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + content + '\\n</tool_response><|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+# Llama 3.1, 3.2, 3.3.
+LLAMA = """{{- bos_token }}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}{%- set said = messages[0]['content'] | trim %}
+{%- set messages = messages[1:] %}
+{%- else %}{%- set said = '' %}{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' + said + '<|eot_id|>' }}
+{%- for message in messages %}
+{%- if loop.first and tools is not none %}
+{{- '<|start_header_id|>user<|end_header_id|>\\n\\nRespond in the format {"name": function name, "parameters": ' }}
+{{- 'dictionary of argument name and its value}. Do not use variables.\\n\\n' }}
+{%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}{{- message['content'] + '<|eot_id|>' }}
+{%- elif 'tool_calls' in message %}
+{%- if not message.tool_calls | length == 1 %}
+{{- raise_exception('This model only supports single tool-calls at once!') }}
+{%- endif %}
+{%- set call = message.tool_calls[0].function %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{{- '{"name": "' + call.name + '", ' }}{{- '"parameters": ' }}{{- call.arguments | tojson }}{{- '}' }}
+{{- '<|eot_id|>' }}
+{%- elif message.role == 'tool' %}
+{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
+{%- if message.content is mapping or (message.content is iterable and message.content is not string) %}
+{{- message.content | tojson }}{%- else %}{{- message.content }}{%- endif %}{{- '<|eot_id|>' }}
+{%- else %}
+{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+
+# Mistral 7B Instruct v0.3 and its like.
+MISTRAL = """{{- bos_token }}
+{%- for message in messages %}
+{%- if message['role'] == 'user' %}
+{%- if tools is not none and loop.last %}
+{{- '[AVAILABLE_TOOLS] [' }}
+{%- for tool in tools %}{{- '{"type": "function", "function": {' }}
+{%- for key, val in tool.function.items() %}
+{%- if val is string %}{{- '"' + key + '": "' + val + '"' }}
+{%- else %}{{- '"' + key + '": ' + val | tojson }}{%- endif %}
+{%- if not loop.last %}{{- ', ' }}{%- endif %}
+{%- endfor %}{{- '}}' }}{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- '][/AVAILABLE_TOOLS]' }}
+{%- endif %}
+{{- '[INST] ' + message['content'] + '[/INST]' }}
+{%- elif message.tool_calls is defined and message.tool_calls is not none %}
+{{- '[TOOL_CALLS] [' }}
+{%- for call in message.tool_calls %}
+{%- set out = call.function | tojson %}{{- out[:-1] }}
+{%- if not call.id is defined or call.id | length != 9 %}
+{{- raise_exception('Tool call IDs should be 9 characters!') }}{%- endif %}
+{{- ', "id": "' + call.id + '"}' }}{%- if not loop.last %}{{- ', ' }}{%- else %}{{- ']' + eos_token }}{%- endif %}
+{%- endfor %}
+{%- elif message['role'] == 'assistant' %}{{- ' ' + message['content'] + eos_token }}
+{%- elif message['role'] == 'tool' %}
+{{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id }}
+{{- '"}[/TOOL_RESULTS]' }}
+{%- endif %}
+{%- endfor %}"""
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather in a city, à jour.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer"}},
+                "required": ["city"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {"type": "object"}}},
+]
+CALL = {"id": "abcdef012", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "Is it warm in Zürich?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "abcdef012", "name": "weather", "content": '{"degrees": 21}'},
+    {"role": "assistant", "content": "It is."},
+    {"role": "user", "content": "And tomorrow?"},
+]
