@@ -86,9 +86,10 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral"]
 
 
 class ToolCalls(NamedTuple):
-    """That calls of tools are looked for in the answer, and in which form the model writes them."""
+    """That calls of tools are looked for in the answer, in which form, and whether more than the first one count."""
 
     format: ToolFormat
+    parallel: bool = True
 
 
 class RepetitionStop(NamedTuple):

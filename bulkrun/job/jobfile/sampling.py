@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 from pydantic import ConfigDict, Field, model_validator
 
 from bulkrun.job.jobfile.section import Section
-from bulkrun.request import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking, ToolCalls, ToolFormat
+from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
+from bulkrun.request import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
 Choosing = Literal[
     "max_tokens",
@@ -88,21 +89,6 @@ class ThinkingSpec(Section):
     def to_param(self) -> Thinking:
         """With the markers that most models have, where none are named."""
         return Thinking(self.start or "<think>", self.end or "</think>", self.max_tokens)
-
-
-class ToolCallsSpec(Section):
-    """How the model writes calls of tools; they go into the column `tool_calls`, the rest into `response`."""
-
-    format: Literal["auto", ToolFormat] = Field(
-        "auto",
-        description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
-        "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. auto: told from the chat template.",
-    )
-
-    def to_param(self) -> ToolCalls:
-        """The engine's parameter. A format that is `auto` must have been told before (by `prepare`)."""
-        assert self.format != "auto", "the format is told when the job is prepared"
-        return ToolCalls(self.format)
 
 
 class RepetitionStopSpec(Section):
@@ -283,15 +269,7 @@ class SamplingSpec(Section):
         return given
 
     def _tool_params(self, of_row: str | dict[str, Any] | None) -> dict[str, Any]:
-        """What concerns calls. `of_row`: "none" where a row wants none, or what it has to call, as `offered` says."""
-        if self.tool_calls is None or of_row == "none":
+        """What concerns calls. `of_row`: "none" where a row wants none, or what it says of them (`tools.Offer`)."""
+        if self.tool_calls is None or isinstance(of_row, str):
             return {}
-        param = self.tool_calls.to_param()
-        if not isinstance(of_row, dict):
-            return {"tool_calls": param}
-        return {"tool_calls": param, "structured_outputs": bound_calls(param, of_row)}
-
-
-def bound_calls(calls: ToolCalls, wanted: dict[str, Any]) -> StructuredOutput:
-    """Calls that have to be made: `wanted` is {functions: [{name, parameters}], one: whether it is exactly one}."""
-    return StructuredOutput("tool_calls", json.dumps({"format": calls.format, **wanted}))
+        return self.tool_calls.to_params(of_row or {})

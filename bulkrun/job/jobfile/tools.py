@@ -25,7 +25,8 @@ _NO_PARAMETERS: Mapping[str, Any] = MappingProxyType(
 class Offer(NamedTuple):
     """What a row is offered: tools that its prompt shows, and its own value of `sampling.tool_calls`, where it has one.
 
-    That is "none", or what has to be called: {functions: [{name, parameters}], one: whether it is exactly one call}.
+    That is "none", or a mapping: what has to be called (functions: [{name, parameters}], one: whether it is exactly one
+    call), and whether several calls may be made at all (parallel), where the row says so.
     """
 
     tools: Sequence[Tool] = ()
@@ -77,15 +78,17 @@ def check_choice(choice: Any) -> str | None:
     return name
 
 
-def offered(tools: Sequence[Tool], choice: Any) -> Offer:
+def offered(tools: Sequence[Tool], choice: Any, parallel: bool | None = None) -> Offer:
     """What a row is offered that brings these tools and this choice, checked before.
 
-    Raises ValueError for a call that has to be made of a tool that is not there.
+    `parallel`: whether several calls may be made; None: as the job says. Raises ValueError for a call that has to be
+    made of a tool that is not there.
     """
     if choice == NONE:
         return Offer(tool_calls=NONE)
+    own: dict[str, Any] = {} if parallel is None else {"parallel": parallel}
     if choice == AUTO:
-        return Offer(tools)
+        return Offer(tools, own or None)
     name = check_choice(choice)
     functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
     if not functions:
@@ -93,4 +96,4 @@ def offered(tools: Sequence[Tool], choice: Any) -> Offer:
         wanted = "asks for a call" if name is None else f"asks for a call of {name!r}"
         raise ValueError(f"{wanted}, and the tools are: {there}")
     bound = [{"name": one["name"], "parameters": one.get("parameters") or {**_NO_PARAMETERS}} for one in functions]
-    return Offer(tools, {"functions": bound, "one": name is not None})
+    return Offer(tools, {"functions": bound, "one": name is not None, **own})

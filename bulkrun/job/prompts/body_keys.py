@@ -28,7 +28,8 @@ STRUCTURES = (
 )
 # Honoured: a row's own values win over the job's.
 BOTH = (*NUMBERS, *WHOLE_NUMBERS, "n", "stop", "stop_token_ids", "logprobs", *STRUCTURES)
-CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", "tools", "tool_choice")
+_OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+CHAT_ONLY = ("messages", "top_logprobs", "chat_template_kwargs", "reasoning_effort", *_OF_TOOLS)
 COMPLETION_ONLY = ("prompt",)
 OF_EMBEDDING = ("input", "dimensions", "encoding_format")
 
@@ -39,7 +40,7 @@ EMBEDDINGS_URL = "/v1/embeddings"
 # For OpenAI's or vLLM's service, or hints to OpenAI's own models: no answer of another model depends on them.
 IGNORED = (
     *("model", "user", "metadata", "store", "service_tier", "safety_identifier", "moderation", "priority"),
-    *("stream_options", "parallel_tool_calls", "verbosity", "prediction"),
+    *("stream_options", "verbosity", "prediction"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id", "cache_salt"),
     "guided_decoding_backend",
 )
@@ -51,6 +52,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "functions": ([],),
         "function_call": ("none", "auto"),
         "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
         "logit_bias": ({},),
         "modalities": (["text"],),
         "audio": (),

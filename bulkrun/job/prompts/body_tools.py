@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from bulkrun.job.jobfile.tools import AUTO, NO_OFFER, NONE, Offer, check_choice, check_tools, offered
 from bulkrun.job.prompts.body_keys import BadBody
+from bulkrun.job.prompts.conversations import shown
+
+_Checked = TypeVar("_Checked")
 
 
 def offer_of(body: Mapping[str, Any], *, has_calls: bool) -> Offer:
     """What a body offers; `has_calls`: the job has a column for calls. Raises BadBody."""
     choice = body.get("tool_choice", AUTO)
-    try:
-        check_choice(choice)
-    except ValueError as problem:
-        raise BadBody(f"body.tool_choice: {problem}") from None
-    try:
-        tools = check_tools(body.get("tools", []))
-    except ValueError as problem:
-        raise BadBody(f"body.tools: {problem}") from None
+    _checked("tool_choice", check_choice, choice)
+    tools = _checked("tools", check_tools, body.get("tools", []))
+    parallel = body.get("parallel_tool_calls")
+    if not isinstance(parallel, bool | None):
+        raise BadBody(f"body.parallel_tool_calls: {shown(parallel)} is not true or false")
+    if not tools and choice in (AUTO, NONE):
+        return NO_OFFER
     if tools and choice != NONE and not has_calls:
         raise BadBody(
             "body.tools: given, but the job has no column for calls; set sampling.tool_calls: {} in the job file"
         )
+    return _checked("tool_choice", partial(offered, tools, parallel=parallel), choice)
+
+
+def _checked(key: str, check: Callable[[Any], _Checked], value: Any) -> _Checked:
     try:
-        return offered(tools, choice) if tools or choice != NONE else NO_OFFER
+        return check(value)
     except ValueError as problem:
-        raise BadBody(f"body.tool_choice: {problem}") from None
+        raise BadBody(f"body.{key}: {problem}") from None

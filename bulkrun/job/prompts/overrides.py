@@ -78,7 +78,7 @@ class Overrides:
             if isinstance(schema := values.get("structured_outputs"), str):
                 _check_schema(schema)
             if isinstance(calls := values.get("tool_calls"), dict):
-                _check_parameters(calls["functions"])
+                _check_parameters(calls.get("functions", ()))
             params = self._sampling.to_params(values)
         except ValueError as problem:
             key = str(problem).split(":")[0]

@@ -8,7 +8,7 @@ breaks the reading of it (`engine_error`). Decodes in batches. Knows no files, t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from bulkrun.job.work.output_text import added_texts, output_texts, shared_lengt
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.job.work.thoughts import Thoughts, rest_of, span_of, split_thoughts
 from bulkrun.job.work.tool_calls import MARKERS, split_calls
-from bulkrun.request import Completion, RowError, SamplingParams, StructuredOutput, Thinking, ToolFormat
+from bulkrun.request import Completion, FinishReason, RowError, SamplingParams, StructuredOutput, Thinking, ToolCalls
 
 if TYPE_CHECKING:
     from bulkrun.job.work.bound_calls import BoundCallsParser
@@ -67,20 +67,21 @@ class AnswerReader:
 
     def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
         """One record per answer, in their order."""
-        forms: dict[ToolFormat | None, list[int]] = {}
+        alike: dict[ToolCalls | None, list[int]] = {}
         for index, answer in enumerate(answers):
-            forms.setdefault(_form_of_calls(answer), []).append(index)
+            alike.setdefault(_calls_of(answer), []).append(index)
         texts: dict[int, str] = {}
-        for form, indexes in forms.items():
-            some = [answers[index] for index in indexes]
-            prompts = [answer.generation.request.prompt_token_ids for answer in some]
-            done = [answer.completion for answer in some]
-            texts |= zip(indexes, output_texts(self._decode_of(form), prompts, done), strict=True)
+        for calls, indexes in alike.items():
+            texts |= zip(indexes, self._texts([answers[index] for index in indexes], calls), strict=True)
         return [self._record(answer, as_unicode(texts[index])) for index, answer in enumerate(answers)]
 
-    def _decode_of(self, form: ToolFormat | None) -> Decode:
-        """Texts of answers in which calls of this form are looked for show its markers."""
-        return self._decode if form is None else self._decoders[form]
+    def _texts(self, answers: Sequence[Answer], calls: ToolCalls | None) -> list[str]:
+        prompts = [answer.generation.request.prompt_token_ids for answer in answers]
+        return output_texts(self._decode_of(calls), prompts, [answer.completion for answer in answers])
+
+    def _decode_of(self, calls: ToolCalls | None) -> Decode:
+        """Texts in which calls are looked for show the markers of their form."""
+        return self._decode if calls is None else self._decoders[calls.format]
 
     def _record(self, answer: Answer, text: str) -> JournalRecord:
         done, generation = answer.completion, answer.generation
@@ -96,9 +97,7 @@ class AnswerReader:
             rows=generation.rows,
             sample=generation.sample,
             response=response,
-            finish_reason="tool_calls"
-            if "tool_calls" in extra and done.finish_reason == "stop"
-            else done.finish_reason,
+            finish_reason=_finish_reason(done, extra),
             prompt_tokens=done.num_prompt_tokens or len(generation.request.prompt_token_ids),
             completion_tokens=done.num_output_tokens,
             error_code=error.code if error else None,
@@ -119,9 +118,9 @@ class AnswerReader:
         if sampling.structured_outputs is not None and error is None and response is not None:
             parser = self._parser(sampling.structured_outputs)
             extra["parsed"], error = parser.parse(response, done.finish_reason, done.progress)
-        if (form := _form_of_calls(answer)) is not None and error is None and response:
-            response, calls = split_calls(response, form)
-            extra |= {"tool_calls": calls} if calls else {}
+        if (calls := _calls_of(answer)) is not None and error is None and response:
+            response, found = split_calls(response, calls.format)
+            extra["tool_calls"] = (found if calls.parallel else found[:1]) or None
         return response, extra, error
 
     def _probabilities(self, done: Completion) -> dict[str, Any]:
@@ -161,18 +160,21 @@ class AnswerReader:
     def _length(self, answer: Answer, text: str, num_tokens: int) -> int:
         """How much of an output's text its first tokens are."""
         token_ids = answer.completion.token_ids[:num_tokens]
-        decode = self._decode_of(_form_of_calls(answer))
+        decode = self._decode_of(_calls_of(answer))
         [read] = added_texts(decode, [answer.generation.request.prompt_token_ids], [token_ids])
         return shared_length(text, as_unicode(read))
 
 
-def _form_of_calls(answer: Answer) -> ToolFormat | None:
-    """The form in which the answer may have calls; another structure than that of calls has no room for them."""
+def _calls_of(answer: Answer) -> ToolCalls | None:
+    """What calls the answer may have; another structure than that of calls has no room for them."""
     sampling: SamplingParams = answer.generation.request.sampling
     structured = sampling.structured_outputs
-    if sampling.tool_calls is None or (structured is not None and structured.kind != "tool_calls"):
-        return None
-    return sampling.tool_calls.format
+    return sampling.tool_calls if structured is None or structured.kind == "tool_calls" else None
+
+
+def _finish_reason(done: Completion, extra: Mapping[str, Any]) -> FinishReason:
+    """An answer that calls tools did not just stop."""
+    return "tool_calls" if done.finish_reason == "stop" and extra.get("tool_calls") else done.finish_reason
 
 
 def _no_answer(response: str | None, done: Completion) -> RowError | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import UsageError
-from bulkrun.job.jobfile.sampling import bound_calls
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
+from bulkrun.job.jobfile.tool_calls import bound_calls
 from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered
 from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
 from bulkrun.launch.python_api.prompt_stream import Asked

@@ -18,7 +18,7 @@ from bulkrun.data.inputs.reader import open_input
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.prompts.builder import Prompt, PromptBuilder
 from bulkrun.job.prompts.detect import json_text_columns
-from bulkrun.request import RowError
+from bulkrun.request import RowError, ToolCalls
 from tests.job.plan.planning import BOS, CharacterCodec, job
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -433,6 +433,24 @@ def test_what_has_to_be_called_is_the_lines_own_sampling() -> None:
 def test_tools_that_cannot_be_called_are_bad_input(body: dict[str, Any], words: list[str]) -> None:
     message = refusal(chat(**body), sampling=CALLS)
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(("choice", "own"), [("auto", {}), ("required", {"one": False})])
+def test_a_line_says_whether_several_calls_may_be_made(choice: str, own: dict[str, Any]) -> None:
+    """The grammar of calls that have to be made has room for one then; of others the first counts."""
+    for parallel in (True, False):
+        line = chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=parallel)
+        values = overrides(line, sampling=CALLS)
+        values["tool_calls"].pop("functions", None)
+        assert values == {"tool_calls": {**own, "parallel": parallel}}
+        for of_job in (True, False):
+            spec = job("x", sampling={"tool_calls": {"format": "hermes", "parallel": of_job}}).sampling
+            params = spec.to_params(overrides(line, sampling=CALLS))
+            assert params.tool_calls == ToolCalls("hermes", parallel)
+            bound = params.structured_outputs
+            assert (bound is None) if choice == "auto" else json.loads(bound.value)["one"] is not parallel
+    message = refusal(chat(tools=[TOOL], parallel_tool_calls="no"), sampling=CALLS)
+    assert "body.parallel_tool_calls: 'no' is not true or false" in message
 
 
 def test_a_line_that_binds_its_text_may_have_tools_that_it_does_not_want() -> None:

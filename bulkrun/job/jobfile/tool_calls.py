@@ -1,0 +1,42 @@
+"""`sampling.tool_calls`: how the model writes calls of tools, and what has to be called. Knows no tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from bulkrun.job.jobfile.section import Section
+from bulkrun.request import StructuredOutput, ToolCalls, ToolFormat
+
+
+class ToolCallsSpec(Section):
+    """How the model writes calls of tools; they go into the column `tool_calls`, the rest into `response`."""
+
+    format: Literal["auto", ToolFormat] = Field(
+        "auto",
+        description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
+        "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. auto: told from the chat template.",
+    )
+    parallel: bool = Field(
+        True, description="Whether an answer may have several calls; false: what follows the first one is left out."
+    )
+
+    def to_params(self, of_row: Mapping[str, Any]) -> dict[str, Any]:
+        """The engine's parameters for a row that says `of_row` (`tools.Offer`).
+
+        A format that is `auto` must have been told before (by `prepare`).
+        """
+        assert self.format != "auto", "the format is told when the job is prepared"
+        calls = ToolCalls(self.format, of_row.get("parallel", self.parallel))
+        bound = {"structured_outputs": bound_calls(calls, of_row)} if "functions" in of_row else {}
+        return {"tool_calls": calls, **bound}
+
+
+def bound_calls(calls: ToolCalls, wanted: Mapping[str, Any]) -> StructuredOutput:
+    """Calls that have to be made: `wanted` is {functions: [{name, parameters}], one: whether it is exactly one}."""
+    one = wanted["one"] or not calls.parallel
+    value = {"format": calls.format, "functions": wanted["functions"], "one": one}
+    return StructuredOutput("tool_calls", json.dumps(value))
