@@ -69,7 +69,7 @@ def _answer(row: PreviewedRow) -> list[tuple[str, str | None]]:
     if row.scores is not None:
         return [("label", row.label), ("scores", _likeliest(row.scores))]
     calls = [("calls", f"{call['name']}({call['arguments']})") for call in row.tool_calls or ()]
-    return [("response", row.response), *calls] if row.response is not None or not calls else [*calls]
+    return [*calls] if calls and row.response is None else [("response", row.response), *calls]
 
 
 def _likeliest(scores: Mapping[str, float]) -> str:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import jsonschema
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from bulkrun.cli import main
@@ -78,6 +80,19 @@ def test_samples_are_the_best_of_six_with_their_probabilities(tmp_path: Path) ->
     assert totals["completion_tokens"] > sum(row["completion_tokens"] for row in rows), "six were generated, three kept"
     prompt = {row["row"]: row["prompt_tokens"] for row in rows}
     assert totals["cached_tokens"] >= 4 * sum(prompt.values()), "of six samples one computes the prompt"
+
+
+def test_every_function_is_documented_by_one_call(tmp_path: Path) -> None:
+    rows = run("tools.yaml", tmp_path, documented=False)
+    schema = yaml.safe_load((ROOT / "jobs/tools.yaml").read_text())["prompt"]["tools"][0]["function"]["parameters"]
+    for row in rows:
+        [call] = row["tool_calls"]
+        assert (row["response"], row["finish_reason"], call["name"]) == (None, "tool_calls", "document")
+        jsonschema.validate(json.loads(call["arguments"]), schema)
+    shown = {name: (tool, summary) for name, tool, summary in duckdb.sql(query_in("tools.yaml", tmp_path)).fetchall()}
+    assert shown == {
+        row["name"]: ("document", json.loads(row["tool_calls"][0]["arguments"])["summary"]) for row in rows
+    }
 
 
 def test_rows_with_a_smaller_number_are_planned_first(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class PromptSpec(Section):
         None,
         description="Tools that the model may call, shown to it by the chat template: a list of OpenAI's {type: "
         "function, function: {name, description, parameters: JSON schema}}, or the name of a column that holds such a "
-        "list. Needs sampling.tool_calls. Default: none.",
+        "list. What it calls goes into a column: sampling.tool_calls. Default: none.",
     )
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = Field(
         "auto",

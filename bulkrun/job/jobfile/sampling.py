@@ -188,8 +188,8 @@ class SamplingSpec(Section):
     tool_calls: ToolCallsSpec | None = Field(
         None,
         description="Put the calls of tools that the model writes into a column `tool_calls`: a list of {id, name, "
-        "arguments (JSON text)}, null where there are none; finish_reason is tool_calls then. prompt.tools offers "
-        "tools. Default: they stay in the text.",
+        "arguments (JSON text)}, null where there are none; finish_reason is tool_calls then. Default: {} where "
+        "prompt.tools offers tools, else they stay in the text.",
     )
     repetition_stop: RepetitionStopSpec | None = Field(
         None, description="End outputs that repeat themselves ({}: with the defaults). Default: they go on."
@@ -227,10 +227,19 @@ class SamplingSpec(Section):
             raise ValueError("ignore_eos: a structured output ends when it is complete; leave out one of the two")
         return self
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is a column for calls of tools."""
+        return self.tool_calls is not None and self.tool_calls.are_read
+
+    @property
+    def has_structure(self) -> bool:
+        """Whether outputs, or those of some rows, have to look like something."""
+        return self.structured_outputs is not None or "structured_outputs" in self.per_row
+
     @model_validator(mode="after")
     def _calls_or_structure(self) -> SamplingSpec:
-        is_bound = self.structured_outputs is not None or "structured_outputs" in self.per_row
-        if self.tool_calls is not None and is_bound:
+        if self.has_calls and self.has_structure:
             raise ValueError("tool_calls: a structured output has no room for calls; leave out structured_outputs")
         return self
 

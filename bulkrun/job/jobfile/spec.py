@@ -23,6 +23,7 @@ from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.section import Section
 from bulkrun.job.jobfile.task import NOTHING_SAMPLED, problem_of_task
+from bulkrun.job.jobfile.tools import AUTO, NONE
 from bulkrun.settings import Task
 
 
@@ -227,9 +228,14 @@ class JobSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _calls_have_a_column(self) -> JobSpec:
-        if self.generates and self.prompt.tools is not None and self.sampling.tool_calls is None:
-            raise ValueError("prompt.tools: calls need a column of their own; set sampling.tool_calls: {}")
+    def _tools_can_be_called(self) -> JobSpec:
+        if not self.generates or self.prompt.tools is None:
+            return self
+        calls = self.sampling.tool_calls
+        if calls is None and self.sampling.has_structure:
+            raise ValueError("prompt.tools: a structured output has no room for calls; leave out one of the two")
+        if calls is not None and not calls.are_read and self.prompt.tool_choice not in (AUTO, NONE):
+            raise ValueError("prompt.tool_choice: what has to be called has a form; set sampling.tool_calls.format")
         return self
 
     @model_validator(mode="after")

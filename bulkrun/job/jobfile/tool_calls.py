@@ -15,20 +15,28 @@ from bulkrun.request import StructuredOutput, ToolCalls, ToolFormat
 class ToolCallsSpec(Section):
     """How the model writes calls of tools; they go into the column `tool_calls`, the rest into `response`."""
 
-    format: Literal["auto", ToolFormat] = Field(
+    format: Literal["auto", "none", ToolFormat] = Field(
         "auto",
         description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
-        "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. auto: told from the chat template.",
+        "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. auto: told from the chat template. none: calls "
+        "stay in the response, as a model of another form writes them.",
     )
     parallel: bool = Field(
         True, description="Whether an answer may have several calls; false: what follows the first one is left out."
     )
+
+    @property
+    def are_read(self) -> bool:
+        """Whether calls are found in answers, and may be asked for."""
+        return self.format != "none"
 
     def to_params(self, of_row: Mapping[str, Any]) -> dict[str, Any]:
         """The engine's parameters for a row that says `of_row` (`tools.Offer`).
 
         A format that is `auto` must have been told before (by `prepare`).
         """
+        if self.format == "none":
+            return {}
         assert self.format != "auto", "the format is told when the job is prepared"
         calls = ToolCalls(self.format, of_row.get("parallel", self.parallel))
         bound = {"structured_outputs": bound_calls(calls, of_row)} if "functions" in of_row else {}

@@ -38,6 +38,11 @@ class Offer(NamedTuple):
         return {} if self.tool_calls is None else {"tool_calls": self.tool_calls}
 
     @property
+    def bound(self) -> dict[str, Any]:
+        """What has to be called, empty where nothing has."""
+        return self.tool_calls if isinstance(self.tool_calls, dict) and "functions" in self.tool_calls else {}
+
+    @property
     def template_kwargs(self) -> dict[str, Any]:
         """What the chat template is given."""
         return {"tools": list(self.tools)} if self.tools else {}

@@ -37,7 +37,7 @@ def extra_fields(spec: JobSpec) -> tuple[pa.Field, ...]:
     sampling, fields = spec.sampling, []
     if sampling.thinking is not None:
         fields.append(pa.field("reasoning", pa.string()))
-    if sampling.tool_calls is not None:
+    if sampling.has_calls:
         fields.append(pa.field(TOOL_CALLS, _CALLS))
     if (parsed := parsed_type(spec)) is not None:
         fields.append(pa.field("parsed", parsed))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import AUTO, NO_OFFER, NONE, Offer, check_choice, check_tools, offered
 from bulkrun.job.prompts.body_keys import BadBody
 from bulkrun.job.prompts.conversations import shown
@@ -13,8 +14,8 @@ from bulkrun.job.prompts.conversations import shown
 _Checked = TypeVar("_Checked")
 
 
-def offer_of(body: Mapping[str, Any], *, has_calls: bool) -> Offer:
-    """What a body offers; `has_calls`: the job has a column for calls. Raises BadBody."""
+def offer_of(body: Mapping[str, Any], calls: ToolCallsSpec | None) -> Offer:
+    """What a body offers; `calls`: what becomes of calls, where the job says so. Raises BadBody."""
     choice = body.get("tool_choice", AUTO)
     _checked("tool_choice", check_choice, choice)
     tools = _checked("tools", check_tools, body.get("tools", []))
@@ -23,9 +24,13 @@ def offer_of(body: Mapping[str, Any], *, has_calls: bool) -> Offer:
         raise BadBody(f"body.parallel_tool_calls: {shown(parallel)} is not true or false")
     if not tools and choice in (AUTO, NONE):
         return NO_OFFER
-    if tools and choice != NONE and not has_calls:
+    if tools and choice != NONE and calls is None:
         raise BadBody(
             "body.tools: given, but the job has no column for calls; set sampling.tool_calls: {} in the job file"
+        )
+    if choice not in (AUTO, NONE) and calls is not None and not calls.are_read:
+        raise BadBody(
+            f"body.tool_choice: {shown(choice)}: what has to be called has a form: sampling.tool_calls.format"
         )
     return _checked("tool_choice", partial(offered, tools, parallel=parallel), choice)
 

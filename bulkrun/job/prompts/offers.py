@@ -63,9 +63,8 @@ def _of_column(spec: PromptSpec, columns: Sequence[str]) -> _RowToOffer:
 
 def _listed(value: Any) -> Any:
     """The list in a column, which may be JSON text. A null or an empty text is no tools."""
-    if not isinstance(value, str):
-        return [] if value is None else without_nulls(value)
     try:
-        return json.loads(value) if value else []
+        listed = json.loads(value or "[]") if isinstance(value, str) else without_nulls(value)
     except (ValueError, RecursionError):
         raise ValueError(f"{shown(value)} is not a JSON list of tools") from None
+    return [] if listed is None else listed

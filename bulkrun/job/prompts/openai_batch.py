@@ -14,6 +14,7 @@ from typing import Any
 
 from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.prompts.body_keys import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, BadBody, as_object
 from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
 from bulkrun.job.prompts.body_text import one_text
@@ -46,8 +47,8 @@ def _endpoints(spec: JobSpec) -> dict[str, _Read]:
     """What the job serves: path -> how a body is read."""
     if spec.task == "embed":
         return {EMBEDDINGS_URL: partial(read_embedding, embedding=spec.embedding)}
-    params, has_calls = BodyParams(spec.sampling), spec.sampling.tool_calls is not None
-    chat = partial(_chat, params=params, has_calls=has_calls)
+    params = BodyParams(spec.sampling)
+    chat = partial(_chat, params=params, calls=spec.sampling.tool_calls)
     return {CHAT_URL: chat, COMPLETIONS_URL: partial(_completion, params=params)}
 
 
@@ -71,15 +72,15 @@ def _read_body(body: Any) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _chat(body: dict[str, Any], params: BodyParams, has_calls: bool) -> Ask:
+def _chat(body: dict[str, Any], params: BodyParams, calls: ToolCallsSpec | None) -> Ask:
     if "messages" not in body:
         raise BadBody(f"body.messages: missing; {CHAT_URL} needs a list of messages")
     try:
         messages = read_messages(body["messages"])
     except BadMessages as problem:
         raise BadBody(f"body.messages{problem}") from None
-    sampling, offer = params.of_chat(body), offer_of(body, has_calls=has_calls)
-    if offer.tools and "structured_outputs" in sampling:
+    sampling, offer = params.of_chat(body), offer_of(body, calls)
+    if offer.tools and "structured_outputs" in sampling and calls is not None and calls.are_read:
         raise BadBody("body.tools: given together with what says how the answer looks, which has no room for calls")
     kwargs = {**template_kwargs(body), **offer.template_kwargs}
     return Ask(_with_known_roles(messages), sampling={**sampling, **offer.sampling}, template_kwargs=kwargs)

@@ -38,6 +38,8 @@ class LineMaker:
         self._embeds = embeds
         made_by = {"reasoning": "thinking", "tool_calls": "tool_calls", "logprobs": "logprobs"}
         self._foreign = {name for name, key in made_by.items() if sampling.get(key) is None}
+        if (sampling.get("tool_calls") or {}).get("format") == "none":
+            self._foreign.add("tool_calls")
 
     def lines(self, rows: Iterable[Row]) -> Iterator[BatchLines]:
         """The lines of all requests; `rows` are output rows in input order, samples of one request together."""

@@ -11,30 +11,32 @@ import logging
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import AUTO, NONE, offered
 from bulkrun.job.prompts.chat_source import named_template
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.tokenizer import Tokenizer
 from bulkrun.text.tool_format import form_of_calls
 
+_FORMS = "set sampling.tool_calls.format: hermes, llama3_json or mistral, or none, which leaves calls in the response"
+
 
 def with_form_of_calls(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
-    """The spec with the form of calls told from its chat template, where it names none.
+    """The spec with the form of calls told from its chat template, where it offers tools or names no form.
 
     Raises JobFileError where the template does not tell, or cannot be read.
     """
     calls = spec.sampling.tool_calls
+    if calls is None and spec.prompt.tools is not None:
+        calls = ToolCallsSpec()
     if calls is None or calls.format != "auto":
         return spec
     source = _source(spec, tokenizer)
     form = None if source is None else form_of_calls(source)
     if form is None:
         why = "there is no chat template" if source is None else "the chat template writes none of the forms known here"
-        raise JobFileError(
-            [f"sampling.tool_calls: {why}; set sampling.tool_calls.format: hermes, llama3_json or mistral"]
-        )
-    told = calls.model_copy(update={"format": form})
-    return spec.with_keys(sampling={"tool_calls": told})
+        raise JobFileError([f"sampling.tool_calls: {why}; {_FORMS}"])
+    return spec.with_keys(sampling={"tool_calls": calls.model_copy(update={"format": form})})
 
 
 def check_calls(spec: JobSpec) -> None:
@@ -43,7 +45,7 @@ def check_calls(spec: JobSpec) -> None:
         return
     try:
         bound = spec.sampling.to_params(offered(tools, spec.prompt.tool_choice).sampling).structured_outputs
-        assert bound is not None, "a job with tools has sampling.tool_calls"
+        assert bound is not None, "a job whose tools have to be called has a form for them"
         for function in json.loads(bound.value)["functions"]:
             check_schema(function["parameters"])
         check_grammar(bound)

@@ -7,6 +7,7 @@ an exception.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from os import PathLike, fspath
 from typing import Any, TypeVar, Unpack, overload
@@ -15,7 +16,8 @@ import pyarrow as pa
 
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.load import job_of
-from bulkrun.job.jobfile.tools import AUTO, Tool
+from bulkrun.job.jobfile.sampling import SamplingSpec
+from bulkrun.job.jobfile.tools import AUTO, NO_OFFER, Offer, Tool
 from bulkrun.job.work.answers import AnswerReader
 from bulkrun.job.work.shard_work import row_seed
 from bulkrun.launch.engine import load_engine
@@ -26,7 +28,7 @@ from bulkrun.launch.preparation.structured_output import with_schema
 from bulkrun.launch.preparation.tool_calling import with_form_of_calls
 from bulkrun.launch.python_api.calls import EngineSettings, Shown
 from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
-from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker, offer_of
+from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker, offer_of, sampling_with
 from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_dir import generation_defaults
@@ -166,18 +168,20 @@ class LLM:
         A message, or a list of them, is one conversation. `chat_template_kwargs` are values that the template reads, as
         {"enable_thinking": False}. `tools` are OpenAI's function tools, which the template shows to the model, and
         `tool_choice` says whether it has to call some: "required", or {"type": "function", "function": {"name": ...}}.
-        What it calls is in `tool_calls`, for which the sampling has to ask: {"tool_calls": {}}. Lists, iterators and
-        the rest as for `generate`. Raises UsageError for a model without a template, for tools that are none or that
-        nobody asks for, and for values that no template can be given.
+        What it calls is in `tool_calls` of the output, in the form that the template tells, or that the sampling names:
+        {"tool_calls": {"format": "hermes"}}. Lists, iterators and the rest as for `generate`. Raises UsageError for a
+        model without a template, for tools that are none or cannot be called, and for values that no template can be
+        given.
         """
         messages = [messages] if isinstance(messages, Mapping) else messages
         one = isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
         asked: Iterable[Any] = [messages] if one else messages
         if not self._tokenizer.has_chat_template:
             raise UsageError(f"{self._job['model']}: has no chat template; use generate() with the prompt's text")
-        ask = conversation_asker(self._tokenizer, chat_template_kwargs or {}, offer_of(tools, tool_choice))
-        show, has_tools = Shown(ordered, use_tqdm), bool(tools)
-        return self._run(asked, ask, sampling_params, show, add_special_tokens=False, has_tools=has_tools)
+        offer = offer_of(tools, tool_choice)
+        ask = conversation_asker(self._tokenizer, chat_template_kwargs or {}, offer)
+        show = Shown(ordered, use_tqdm)
+        return self._run(asked, ask, sampling_params, show, add_special_tokens=False, offer=offer)
 
     def _run(
         self,
@@ -186,12 +190,12 @@ class LLM:
         sampling_params: Sampling | Sequence[Sampling] | None,
         show: Shown,
         add_special_tokens: bool,
-        has_tools: bool = False,
+        offer: Offer = NO_OFFER,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UsageError(f"{repr(given)[:60]} is not a list or an iterator of prompts (chat: of conversations)")
         self._shared.check_process()
-        sampling = self._sampling_of_each(given, sampling_params, has_tools)
+        sampling = self._sampling_of_each(given, sampling_params, offer)
         asked = (
             ask(prompt, params, row_seed(self._seed if seed is None else seed, str(index), 0))
             for index, (prompt, (params, seed)) in enumerate(zip(given, sampling, strict=False))
@@ -207,34 +211,36 @@ class LLM:
         return list(outputs) if isinstance(given, list) else outputs
 
     def _sampling_of_each(
-        self, given: Iterable[Any], sampling: Sampling | Sequence[Sampling] | None, has_tools: bool
+        self, given: Iterable[Any], sampling: Sampling | Sequence[Sampling] | None, offer: Offer
     ) -> Iterable[tuple[SamplingParams, int | None]]:
         """The parameters of each prompt, and the seed where it was given. Raises UsageError, before anything runs."""
         if not isinstance(sampling, Sequence) or isinstance(sampling, str | bytes):
-            return repeat(self._params({} if sampling is None else sampling, has_tools))
+            return repeat(self._params({} if sampling is None else sampling, offer))
         if not isinstance(given, list) or len(sampling) != len(given):
             prompts = f"{len(given)} prompts" if isinstance(given, list) else "an iterator of prompts"
             raise UsageError(f"sampling_params: {len(sampling)} of them for {prompts}; give one for all, or one each")
-        return [self._params(one, has_tools) for one in sampling]
+        return [self._params(one, offer) for one in sampling]
 
-    def _params(self, sampling: Any, has_tools: bool) -> tuple[SamplingParams, int | None]:
-        params, seed = self._params_and_seed(sampling)
-        if has_tools and params.tool_calls is None:
-            raise UsageError('tools: the sampling has to ask for calls: sampling_params={"tool_calls": {}, ...}')
-        if has_tools and params.structured_outputs is not None:
-            raise UsageError("tools: given together with structured_outputs, which has no room for calls")
-        return params, seed
+    def _params(self, sampling: Any, offer: Offer) -> tuple[SamplingParams, int | None]:
+        params, seed = self._params_and_seed(sampling, has_tools=bool(offer.tools))
+        return sampling_with(offer, params), seed
 
-    def _params_and_seed(self, sampling: Any) -> tuple[SamplingParams, int | None]:
+    def _params_and_seed(self, sampling: Any, has_tools: bool) -> tuple[SamplingParams, int | None]:
+        implied: dict[str, Any] = {"tool_calls": {}} if has_tools else {}
         if isinstance(sampling, SamplingParams):
+            if has_tools and sampling.tool_calls is None:
+                sampling = replace(sampling, tool_calls=self._spec_of(implied).to_params().tool_calls)
             return sampling, None
         if not isinstance(sampling, Mapping):
             raise _not_sampling(sampling)
         if refused := [name for name in _NOT_HERE if name in sampling]:
             raise UsageError(f"sampling_params: {refused[0]!r} is for jobs (bulkrun.run_job); give a prompt n times")
-        job = with_schema(job_of({**self._job, "sampling": dict(sampling)}))
-        spec = with_form_of_calls(job, self._tokenizer).sampling
+        spec = self._spec_of({**implied, **sampling})
         return sampling_with_defaults(spec, self._defaults).to_params(), sampling.get("seed")
+
+    def _spec_of(self, sampling: Mapping[str, Any]) -> SamplingSpec:
+        job = with_schema(job_of({**self._job, "sampling": dict(sampling)}))
+        return with_form_of_calls(job, self._tokenizer).sampling
 
 
 def _not_sampling(given: object) -> UsageError:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bulkrun.data.results.schema_check import check_schema
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
@@ -24,9 +25,27 @@ def offer_of(tools: Sequence[Tool] | None, choice: Any) -> Offer:
     """The tools of a call, and what has to be called of them. Raises UsageError for what is none."""
     try:
         check_choice(choice)
-        return offered(check_tools(list(tools or ())), choice)
+        offer = offered(check_tools(list(tools or ())), choice)
+        for function in offer.bound.get("functions", ()):
+            check_schema(function["parameters"])
     except ValueError as problem:
         raise UsageError(f"tools, tool_choice: {problem}") from None
+    return offer
+
+
+def sampling_with(offer: Offer, sampling: SamplingParams) -> SamplingParams:
+    """The sampling of prompts to which tools are offered. Raises UsageError where it has no room for calls."""
+    if offer.tools and sampling.tool_calls is not None and sampling.structured_outputs is not None:
+        raise UsageError("tools: given together with structured_outputs, which has no room for calls")
+    if not offer.tools:
+        return replace(sampling, tool_calls=None) if offer.tool_calls == NONE else sampling
+    if not offer.bound:
+        return sampling
+    if sampling.tool_calls is None:
+        raise UsageError(
+            "tool_choice: what has to be called has a form; give sampling's tool_calls another format than none"
+        )
+    return replace(sampling, structured_outputs=bound_calls(sampling.tool_calls, offer.bound))
 
 
 def conversation_asker(
@@ -44,7 +63,6 @@ def conversation_asker(
     template_kwargs = {**template_kwargs, **offer.template_kwargs}
 
     def ask(conversation: Any, sampling: SamplingParams, seed: int) -> Asked:
-        sampling = _offering(sampling, offer)
         try:
             messages = read_messages(conversation)
             if asks_nothing(messages):
@@ -56,15 +74,6 @@ def conversation_asker(
         return _ask_plain(text, sampling, seed)
 
     return ask
-
-
-def _offering(sampling: SamplingParams, offer: Offer) -> SamplingParams:
-    """The sampling of a prompt to which tools are offered."""
-    if offer.tool_calls == NONE:
-        return replace(sampling, tool_calls=None)
-    if sampling.tool_calls is None or not isinstance(offer.tool_calls, dict):
-        return sampling
-    return replace(sampling, structured_outputs=bound_calls(sampling.tool_calls, offer.tool_calls))
 
 
 def ask_prompt(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 import pytest
@@ -55,6 +57,36 @@ def test_a_second_text_makes_another_run_and_other_rows() -> None:
     assert single.key_salt != pairs.key_salt, "a model may read the same tokens otherwise"
     assert list(differences(pairs.identity, others.identity)) == ["prompt.text_pair"]
     assert pairs.key_salt == others.key_salt, "what a second text says is in its tokens"
+
+
+def test_a_job_without_tools_is_the_run_it_was_before_there_were_any() -> None:
+    """Both hashes are of a bulkrun that did not know `prompt.tools` and the calls of messages."""
+    plain = record(prompt={"messages": [{"role": "user", "content": "{{ a }}"}]}, sampling={"max_tokens": 3})
+    assert plain.plan_hash == "aa57daf81b6127bc7593e422ecc55662"
+    assert plain.key_salt == "845ac3da7dd02bcea8a043277088e379"
+
+
+def test_tools_and_what_of_them_has_to_be_called_make_another_run() -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"b": 1, "a": 2}}} for name in "fg"]
+    named = {"type": "function", "function": {"name": "f"}}
+
+    def offering(prompt: dict[str, Any], calls: dict[str, Any] | None = None) -> RunRecord:
+        return record(prompt={"column": "a", **prompt}, sampling={"tool_calls": calls or {"format": "hermes"}})
+
+    one = offering({"tools": tools})
+    changes: list[tuple[RunRecord, str]] = [
+        (offering({"tools": tools[::-1]}), "prompt.tools"),
+        (offering({"tools": [json.loads(json.dumps(tool, sort_keys=True)) for tool in tools]}), "prompt.tools"),
+        (offering({"tools": "a"}), "prompt.tools"),
+        (offering({"tools": tools, "tool_choice": "required"}), "prompt.tool_choice"),
+        (offering({"tools": tools, "tool_choice": named}), "prompt.tool_choice"),
+        (offering({"tools": tools}, {"format": "mistral"}), "sampling.tool_calls.format"),
+        (offering({"tools": tools}, {"format": "hermes", "parallel": False}), "sampling.tool_calls.parallel"),
+    ]
+    for other, key in changes:
+        assert all(changed.startswith(key) for changed in differences(one.identity, other.identity)), key
+        assert one.plan_hash != other.plan_hash
+    assert one.plan_hash == offering({"tools": copy.deepcopy(tools)}).plan_hash
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,7 +15,17 @@ from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.parsing import OutputParser
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.request import Completion, Request, RowError, SamplingParams, StructuredOutput, Thinking, TokenLogprob
+from bulkrun.request import (
+    Completion,
+    Request,
+    RowError,
+    SamplingParams,
+    StructuredOutput,
+    Thinking,
+    TokenLogprob,
+    ToolCalls,
+    ToolFormat,
+)
 
 THINKING = Thinking("<think>", "</think>")
 SPECIAL = {
@@ -24,6 +36,11 @@ SPECIAL = {
     904: "<|message|>",
     905: "<|end|>",
     906: "<|start|>",
+    907: "<tool_call>",
+    908: "</tool_call>",
+    909: "[TOOL_CALLS]",
+    910: "[ARGS]",
+    911: "<|python_tag|>",
 }  # special tokens of a model that marks thoughts with them
 
 
@@ -253,3 +270,90 @@ def test_a_token_keeps_the_space_that_its_tokenizer_drops_at_the_start_of_a_text
     [made, _] = reader.records([answer, answer])
     assert [entry["token"] for entry in made.extra["logprobs"]] == [" w5", " w6"]
     assert calls == [4, 4], "one call for prompts and texts, one for the tokens, none for tokens that are known"
+
+
+HERMES = ToolCalls("hermes")
+CALL = '{"name": "f", "arguments": {"x": 1}}'
+FOUND = ("f", '{"x": 1}')
+
+
+def calling(output: tuple[int, ...], finish_reason: str = "stop", calls: ToolCalls = HERMES, **more: Any) -> Any:
+    """The record of an answer in which calls are looked for."""
+    sampling = SamplingParams(tool_calls=calls, **more)
+    return record(output, finish_reason, columns=["tool_calls", "reasoning"], sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("form", "output"),
+    [
+        ("hermes", (907, *ids(CALL), 908, 900)),
+        ("hermes", (*ids(f"<tool_call>{CALL}</tool_call>"), 900)),
+        ("llama3_json", (911, *ids(CALL), 900)),
+        ("llama3_json", (*ids(CALL.replace("arguments", "parameters")), 900)),
+        ("mistral", (909, *ids(f"[{CALL}]"), 900)),
+        ("mistral", (909, *ids("f"), 910, *ids('{"x": 1}'), 900)),
+    ],
+)
+def test_calls_are_found_whether_their_markers_are_special_tokens_or_text(
+    form: ToolFormat, output: tuple[int, ...]
+) -> None:
+    made = calling(output, calls=ToolCalls(form))
+    assert (made.response, made.finish_reason, made.error_code) == (None, "tool_calls", None)
+    assert list(map(tuple, made.extra["tool_calls"])) == [FOUND]
+
+
+def test_texts_show_no_other_special_tokens_and_those_without_calls_none() -> None:
+    made = calling((901, *ids("so"), 907, *ids(CALL), 908, 905, *ids("long"), 900))
+    assert (made.response, made.finish_reason) == ("solong", "tool_calls")
+    plain = calling((*ids("so"), 905, *ids(" long"), 900))
+    assert (plain.response, plain.finish_reason, plain.extra) == ("so long", "stop", {})
+    unasked = record((907, *ids(CALL), 908), columns=["tool_calls"])
+    assert (unasked.response, unasked.finish_reason, unasked.extra) == (CALL, "stop", {})
+
+
+def test_a_cut_answer_keeps_its_whole_calls_and_its_end() -> None:
+    made = calling((907, *ids(CALL), 908, 907, *ids('{"name":')), "length")
+    assert (made.response, made.finish_reason) == ('<tool_call>{"name":', "length")
+    assert list(map(tuple, made.extra["tool_calls"])) == [FOUND]
+
+
+def test_where_calls_are_not_parallel_the_first_one_counts() -> None:
+    made = calling((907, *ids(CALL), 908) * 3, calls=ToolCalls("hermes", parallel=False))
+    assert (made.response, list(map(tuple, made.extra["tool_calls"]))) == (None, [FOUND])
+
+
+def test_calls_in_thoughts_are_none() -> None:
+    output = (901, *ids("or "), 907, *ids(CALL), 908, *ids("?"), 902, *ids("Hm. "), 907, *ids(CALL), 908, 900)
+    made = calling(output, thinking=THINKING)
+    assert (made.response, len(made.extra["tool_calls"])) == ("Hm.", 1)
+    assert made.extra["reasoning"] == f"or <tool_call>{CALL}</tool_call>?"
+    only = calling((901, *ids("or "), 902, 907, *ids(CALL), 908, 900), thinking=THINKING)
+    assert (only.response, only.finish_reason, only.error_code) == (None, "tool_calls", None)
+
+
+BOUND = {"format": "hermes", "functions": [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}]}
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ((907, *ids(CALL), 908), None),
+        ((907, *ids(CALL[:-3])), "the output ends before its calls are complete"),
+        ((907, *ids(CALL.replace("1", '"a"')), 908), "f: the arguments do not fit the parameters"),
+        ((907, *ids(CALL.replace('"f"', '"g"')), 908), "calls 'g', which it may not"),
+    ],
+)
+def test_calls_that_have_to_be_made_are_there_and_fit(output: tuple[int, ...], words: str | None) -> None:
+    bound = StructuredOutput("tool_calls", json.dumps({**BOUND, "one": True}))
+    made = calling(output, structured_outputs=bound)
+    if words is None:
+        assert (made.error_code, list(map(tuple, made.extra["tool_calls"]))) == (None, [FOUND])
+    else:
+        assert made.error_code == "invalid_schema" and words in str(made.error_message)
+        assert "<tool_call>" in str(made.response) and "tool_calls" not in made.extra
+
+
+def test_an_answer_bound_to_something_else_has_no_calls() -> None:
+    text = f"<tool_call>{CALL}</tool_call>"
+    made = calling(ids(text), structured_outputs=StructuredOutput("regex", ".*"))
+    assert (made.response, made.finish_reason, made.extra) == (text, "stop", {})

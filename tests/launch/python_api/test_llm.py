@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import doctest
+import functools
 import json
 import os
 import pickle
@@ -26,7 +27,9 @@ import bulkrun
 from bulkrun.errors import JobFileError, ModelError, UsageError
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.python_api import llm as module
+from bulkrun.request import StructuredOutput
 from bulkrun.settings import EngineArgs
+from tests.text.tool_templates import HERMES, TOOLS
 
 SAMPLED = {"temperature": 0.8, "max_tokens": 6, "logprobs": 1}
 PROMPTS = [f"def f{number}(x):" for number in range(12)]
@@ -193,6 +196,51 @@ def test_values_for_the_chat_template_reach_it(llm: bulkrun.LLM, monkeypatch: py
     assert (plain.prompt, short.prompt) == ("hello", "hello /no_think")
     with pytest.raises(UsageError, match="chat_template_kwargs: add_generation_prompt cannot be set"):
         llm.chat(conversation, chat_template_kwargs={"add_generation_prompt": False})
+
+
+def test_tools_are_shown_and_called(llm: bulkrun.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm._tokenizer, "chat_template", HERMES)
+    chat = functools.partial(llm.chat, [{"role": "user", "content": "hello"}])
+    [free] = chat({"max_tokens": 2, "temperature": 0}, tools=TOOLS)
+    assert (free.error, free.tool_calls, free.finish_reason) == (None, None, "length") and free.text
+    assert '"name": "weather"' in str(free.prompt)
+    for sampling in ({"max_tokens": 60}, bulkrun.SamplingParams(max_tokens=60)):
+        [bound] = chat(sampling, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
+        assert (bound.error, bound.text, bound.finish_reason) == (None, None, "tool_calls")
+        [call] = bound.tool_calls or []
+        assert call["name"] == "weather" and isinstance(json.loads(call["arguments"])["city"], str)
+    [hidden] = chat({"max_tokens": 2, "temperature": 0}, tools=TOOLS, tool_choice="none")
+    [plain] = chat({"max_tokens": 2, "temperature": 0})
+    assert hidden.text == plain.text and "weather" not in str(hidden.prompt)
+    left = {"max_tokens": 9, "temperature": 0, "tool_calls": {"format": "none"}, "structured_outputs": {"regex": "<a>"}}
+    assert [output.text for output in chat(left, tools=TOOLS)] == ["<a>"], "for models that write calls otherwise"
+
+
+def test_tools_that_cannot_be_called_are_refused(llm: bulkrun.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = functools.partial(llm.chat, [{"role": "user", "content": "hello"}])
+    bad = {"type": "function", "function": {"name": "f", "parameters": {"type": "strin"}}}
+    for sampling in (None, bulkrun.SamplingParams()):
+        with pytest.raises(JobFileError, match=r"none of the forms known here; set sampling\.tool_calls\.format"):
+            chat(sampling, tools=TOOLS)
+    monkeypatch.setattr(llm._tokenizer, "chat_template", HERMES)
+    bound = bulkrun.SamplingParams(structured_outputs=StructuredOutput("regex", "a"))
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (None, {"tools": [7]}, "item 0: 7 is not"),
+        (None, {"tools": TOOLS, "tool_choice": "always"}, "'always' is not auto"),
+        (None, {"tool_choice": "required"}, "asks for a call, and the tools are: none"),
+        (None, {"tools": [bad], "tool_choice": "required"}, "tools, tool_choice: .*strin"),
+        (bound, {"tools": TOOLS}, "given together with structured_outputs"),
+        (
+            {"tool_calls": {"format": "none"}},
+            {"tools": TOOLS, "tool_choice": "required"},
+            "has to be called has a form",
+        ),
+    ]
+    for sampling, options, match in wrong:
+        with pytest.raises(UsageError, match=match):
+            chat(sampling, **options)
+    with pytest.raises(JobFileError, match="no room for calls"):
+        chat({"structured_outputs": {"regex": "a"}}, tools=TOOLS)
 
 
 def test_prompts_may_be_mappings_as_vllm_has_them(llm: bulkrun.LLM) -> None:
