@@ -15,6 +15,7 @@ from bulkrun.ops.fp8_linear import fp8_linear as _fp8_linear
 from bulkrun.ops.fp8_linear import quantize_rows as _quantize_rows
 from bulkrun.ops.gelu_mul import gelu_mul as _gelu_mul
 from bulkrun.ops.greedy_tokens import greedy_tokens as _greedy_tokens
+from bulkrun.ops.grouped_experts import sum_by_token
 from bulkrun.ops.int8_linear import int8_linear as _int8_linear
 from bulkrun.ops.invariant_attention import invariant_attention as _invariant_attention
 from bulkrun.ops.invariant_attention import is_invariant_attention
@@ -24,11 +25,11 @@ from bulkrun.ops.linear import linear, pack_linear_weight
 from bulkrun.ops.moe import (
     ExpertWeights,
     are_packed,
+    four_bit_experts,
     fp8_experts,
     fused_experts,
     pack_experts,
     route_top_k,
-    sum_by_token,
     waits_for_gpu,
 )
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
@@ -57,7 +58,7 @@ append_tokens = by_device(_append_tokens, has_triton=False)
 apply_penalties = by_device(_apply_penalties)
 apply_token_masks = by_device(_apply_token_masks)
 draw_tokens = by_device(_draw_tokens)
-four_bit_linear = by_device(_four_bit_linear, has_triton=False)
+four_bit_linear = by_device(_four_bit_linear)
 fp8_linear = by_device(_fp8_linear)
 gelu_mul = by_device(_gelu_mul)
 greedy_tokens = by_device(_greedy_tokens, has_triton=False)
@@ -90,6 +91,7 @@ __all__ = [
     "copy_kv",
     "draw_tokens",
     "expert_by_expert",
+    "four_bit_experts",
     "four_bit_linear",
     "fp8_experts",
     "fp8_linear",

@@ -2,24 +2,32 @@
 
 This is the contract and the pure-torch reference: numbers are computed in float32 and rounded once, to the dtype of
 what they are multiplied with, or to int8 with a scale per output channel, as if such a weight had been quantized anew
-(`int8_linear`). On a GPU they are unpacked before every product: a model that fits no other way runs. Knows no model.
+(`int8_linear`). On a GPU a kernel unpacks them in registers, where codes tell their numbers (`in_bits`) and rows are
+few; else they are unpacked before the product. Knows no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from bulkrun.ops.dispatch import by_device
 from bulkrun.ops.int8_linear import ZERO, Int8Weight, int8_factor, int8_linear, to_int8
+from bulkrun.ops.unpack_codes import CODES_PER_BYTE
 from bulkrun.ops.unpack_codes import unpack_codes as _unpack_codes
 
 unpack_codes = by_device(_unpack_codes)
 _ROWS_AT_A_TIME = 256
+_ZERO_BITS = 15
+TILE_INPUTS = (64, 128)  # of a kernel
+_E2M1_SCALES = 4.0  # below which 2 ** 126 of them are a float32
+WHOLE_NUMBERS = tuple(float(code) for code in range(16))
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_MAGNITUDES, *(-number for number in _MAGNITUDES))
 
 
 class Int8Rounding(NamedTuple):
@@ -34,10 +42,13 @@ class FourBitWeight(NamedTuple):
     """A weight [O, I], or weights [X, O, I], of codes; in panels, see `cpu.four_bit_linear`."""
 
     codes: torch.Tensor  # uint8 [O, I / 2], two to a byte, the first in its low bits
-    scale: torch.Tensor  # float32 or bfloat16 [O, groups]
-    zero: torch.Tensor | None  # uint8 [O, groups]; None: zeros
+    scale: torch.Tensor  # float32 or bfloat16 [O, groups]; int32 in the form "whole", with zero points in it
+    zero: torch.Tensor | None  # uint8 [O, groups]; None: zeros, or in the scale
     codebook: torch.Tensor  # float32 [16]
     int8: Int8Rounding | None = None  # where products are to be in int8
+    form: Literal["table", "whole", "e2m1"] = (
+        "table"  # how a code tells its number: by the codebook alone, or `in_bits`
+    )
 
     def each(self, choose: Callable[[torch.Tensor], torch.Tensor]) -> FourBitWeight:
         """With what is chosen of codes, scales and zero points."""
@@ -47,7 +58,32 @@ class FourBitWeight(NamedTuple):
 
 def unpack(weight: FourBitWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The numbers of a plain weight: [..., O, I]."""
-    return unpack_codes(weight.codes, weight.scale, weight.zero, weight.codebook, dtype)
+    scale, zero = weight.scale, weight.zero
+    if weight.form == "whole":
+        scale, zero = (scale & ~_ZERO_BITS).view(torch.float32), (scale & _ZERO_BITS).to(torch.uint8)
+    return unpack_codes(weight.codes, scale, zero, weight.codebook, dtype)
+
+
+def in_bits(weight: FourBitWeight) -> FourBitWeight:
+    """A plain weight in the form in which bits alone tell the number of a code, for a kernel; else itself.
+
+    Whole numbers from zero on are what their codes say; zero points move into the four low bits of float32 scales,
+    which scales that were stored in 16 bits leave free. E2M1 is a sign, an exponent and a bit as in any float, and its
+    scale makes up for the exponent's bias. A weight stays as it is where something would be lost, and where groups of
+    inputs neither fill tiles of a kernel nor are filled.
+    """
+    codebook, num_groups = tuple(weight.codebook.tolist()), weight.scale.shape[-1]
+    group_size = weight.codes.shape[-1] * CODES_PER_BYTE // num_groups
+    if num_groups > 1 and group_size % max(TILE_INPUTS) and min(TILE_INPUTS) % group_size:
+        return weight
+    if codebook == E2M1 and weight.zero is None and bool((weight.scale.abs() < _E2M1_SCALES).all()):
+        return weight._replace(form="e2m1")
+    if codebook != WHOLE_NUMBERS or weight.scale.dtype != torch.float32:
+        return weight
+    words = weight.scale.view(torch.int32)
+    if bool((words & _ZERO_BITS).any()):
+        return weight
+    return weight._replace(scale=words if weight.zero is None else words | weight.zero, zero=None, form="whole")
 
 
 def with_int8(weight: FourBitWeight) -> FourBitWeight:

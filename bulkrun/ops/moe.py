@@ -1,9 +1,8 @@
 """Mixture of experts: which experts a token goes to, and the experts' gated MLPs over the tokens they got.
 
-This is the contract and the pure-torch reference: tokens are sorted by expert and go through torch's grouped product,
-which reads the weights of the experts that were chosen, each once; those of four bits are unpacked for it. Weights of
-int8 go expert by expert, those of fp8 on a GPU through a grouped product of our own (`fp8_experts`). On a CPU with
-AVX-512 weights are laid out in panels of our own (`cpu.fused_experts`). Knows no model.
+This is the contract, and where it is chosen what computes it: torch's grouped product (`grouped_experts`), grouped
+products of our own over weights of fp8 and four bits on a GPU (`fp8_experts`, `four_bit_experts`), panels on a CPU with
+AVX-512 (`cpu.fused_experts`), or expert by expert for weights of int8. Knows no model.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.cpu.fused_experts import (
@@ -23,18 +21,17 @@ from bulkrun.ops.cpu.fused_experts import (
 )
 from bulkrun.ops.cpu.fused_experts import fused_experts as _packed_experts
 from bulkrun.ops.dispatch import by_device, uses_triton
-from bulkrun.ops.expert_pairs import ExpertPairs, gated, quantized_experts
-from bulkrun.ops.expert_pairs import sum_by_token as _sum_by_token
-from bulkrun.ops.four_bit_linear import FourBitWeight, four_bit_linear, unpack
+from bulkrun.ops.expert_pairs import quantized_experts
+from bulkrun.ops.four_bit_experts import four_bit_experts as _four_bit_experts
+from bulkrun.ops.four_bit_linear import FourBitWeight, four_bit_linear
 from bulkrun.ops.fp8_experts import fp8_experts as _fp8_experts
 from bulkrun.ops.fp8_linear import Fp8Weight
+from bulkrun.ops.grouped_experts import grouped_experts
 from bulkrun.ops.int8_linear import Int8Weight, int8_linear
 from bulkrun.ops.weight_kinds import AnyWeight, values_of
 
-_grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm  # torch 2.9 has it by the second name only
-
+four_bit_experts = by_device(_four_bit_experts)
 fp8_experts = by_device(_fp8_experts)
-sum_by_token = by_device(_sum_by_token)
 ExpertWeights = AnyWeight  # [X, O, I], or in panels
 E = TypeVar("E", torch.Tensor, Int8Weight, FourBitWeight)
 _PACKED_NDIM = 5  # of weights in panels; plain ones have three dimensions
@@ -76,11 +73,11 @@ def waits_for_gpu(weight: ExpertWeights, dtype: torch.dtype) -> bool:
 
     dtype: of what goes through them.
 
-    Not in fp8, nor where torch has a grouped kernel: in bf16, on compute capability 9.x and 10.x (Hopper, and
-    Blackwell's large ones).
+    Not in fp8 or four bits (`in_bits`), nor where torch has a grouped kernel: in bf16, on compute capability 9.x and
+    10.x (Hopper, and Blackwell's large ones).
     """
-    if isinstance(weight, Fp8Weight):
-        return not uses_triton(weight.values)
+    if isinstance(weight, Fp8Weight) or (isinstance(weight, FourBitWeight) and weight.form != "table"):
+        return not uses_triton(values_of(weight))
     return dtype != torch.bfloat16 or torch.cuda.get_device_capability(values_of(weight).device)[0] not in (9, 10)
 
 
@@ -112,20 +109,8 @@ def fused_experts(
     if isinstance(gate_up_XIE, FourBitWeight) and gate_up_XIE.int8 is not None:
         assert isinstance(down_XEI, FourBitWeight), "both are quantized, or none"
         return quantized_experts(four_bit_linear, x_TE, (gate_up_XIE, down_XEI), weights_Tk, ids_Tk, biases, swiglu)
-    pairs = ExpertPairs.of(ids_Tk, len(values_of(gate_up_XIE)))
-    gate_up_PI = _grouped_mm(x_TE[pairs.token_P], _numbers(gate_up_XIE, x_TE).transpose(1, 2), offs=pairs.ends_X)
-    if biases is not None:
-        gate_up_PI += biases[0][ids_Tk.flatten()[pairs.order_P]]
-    down_XEI = _numbers(down_XEI, x_TE)
-    down_PE = _grouped_mm(gated(gate_up_PI, swiglu), down_XEI.transpose(1, 2), offs=pairs.ends_X)
-    if biases is not None:
-        down_PE += biases[1][ids_Tk.flatten()[pairs.order_P]]
-    return sum_by_token(down_PE, pairs.order_P, weights_Tk)
-
-
-def _numbers(weight: ExpertWeights, like: torch.Tensor) -> torch.Tensor:
-    """Of plain weights in the dtype they are multiplied in."""
-    if isinstance(weight, FourBitWeight):
-        return unpack(weight, like.dtype)
-    assert isinstance(weight, torch.Tensor), "both are quantized, or none"
-    return weight
+    if isinstance(gate_up_XIE, FourBitWeight):
+        assert isinstance(down_XEI, FourBitWeight), "both are quantized, or none"
+        return four_bit_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)
+    assert isinstance(down_XEI, torch.Tensor), "both are quantized, or none"
+    return grouped_experts(x_TE, gate_up_XIE, down_XEI, weights_Tk, ids_Tk, biases, swiglu)

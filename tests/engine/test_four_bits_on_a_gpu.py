@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,22 +31,26 @@ pytestmark = [
 
 
 NUM_TOKENS = 4  # kernels are interpreted
-OnAGpu = Callable[..., tuple[list[list[int]], int]]
+OnAGpu = Callable[..., tuple[list[list[int]], Counter[str]]]
 
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> OnAGpu:
-    """A checkpoint's greedy tokens, and how many projections were in four bits, where no memory is free."""
+    """A checkpoint's greedy tokens, and how many projections were in which form of four bits, where no memory is free.
 
-    def tokens(path: Path, **settings: Any) -> tuple[list[list[int]], int]:
+    In the form "table" they are unpacked before every product, in others by the kernel that multiplies them.
+    """
+
+    def tokens(path: Path, **settings: Any) -> tuple[list[list[int]], Counter[str]]:
         monkeypatch.setattr(kept_four_bits, "_free_bytes", lambda device: 0)
         params = replace(GREEDY, max_tokens=NUM_TOKENS)
         asked = [replace(one, sampling=params) for one in requests()[:2]]
         with gpu_stand_in():
             engine = LLMEngine.from_model_dir(path, **(SMALL | {"device": "cuda"} | settings))
             completions = run(engine, asked)
-        kept = sum(isinstance(one, FourBitWeights) for one in engine.model_runner.model.modules())
-        return [list(completions[one.request_id].token_ids) for one in asked], kept
+        kept = [one for one in engine.model_runner.model.modules() if isinstance(one, FourBitWeights)]
+        forms = Counter(one.four_bit_weight.form for one in kept)
+        return [list(completions[one.request_id].token_ids) for one in asked], forms
 
     return tokens
 
@@ -54,25 +59,31 @@ def expected(plain: Path) -> list[list[int]]:
     return [tokens[:NUM_TOKENS] for tokens in of_transformers(reference(plain))[:2]]
 
 
-def test_a_model_that_would_leave_no_memory_stays_in_four_bits(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
-    stored, plain = save_tiny_packed(tmp_path, "qwen2", "gptq")
-    assert on_a_gpu(stored) == (expected(plain), 4 * 3)
+@pytest.mark.parametrize(("name", "form"), [("gptq", "table"), ("ct_zeros", "whole")])
+def test_a_model_that_would_leave_no_memory_stays_in_four_bits(
+    name: str, form: str, tmp_path: Path, on_a_gpu: OnAGpu
+) -> None:
+    stored, plain = save_tiny_packed(tmp_path, "qwen2", name, hidden_size=96, intermediate_size=96)
+    assert on_a_gpu(stored) == (expected(plain), {form: 4 * 3})
 
 
 @pytest.mark.slow
-def test_experts_are_unpacked_for_the_grouped_product(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
+def test_experts_stay_so_too(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
     stored, plain = save_tiny_packed(tmp_path / "gptq", "qwen3_moe", "gptq")
-    assert on_a_gpu(stored) == (expected(plain), 4 * 3)
+    assert on_a_gpu(stored) == (expected(plain), {"table": 10, "whole": 2}), "down projections have one group"
     stored, plain = save_tiny_mxfp4(tmp_path / "mxfp4", "gpt_oss_whole_panels")
-    assert on_a_gpu(stored) == (expected(plain), 2 * 3)
+    assert on_a_gpu(stored, enforce_eager=False) == (expected(plain), {"e2m1": 2 * 3})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "variant"), [("awq", "llama"), ("ct_group", "phi3")])
-def test_captured_steps_unpack_too(name: str, variant: str, tmp_path: Path, on_a_gpu: OnAGpu) -> None:
+@pytest.mark.parametrize(
+    ("name", "variant", "form"),
+    [("awq", "llama", "table"), ("awq_whole", "llama", "whole"), ("ct_group", "phi3", "table")],
+)
+def test_captured_steps_unpack_too(name: str, variant: str, form: str, tmp_path: Path, on_a_gpu: OnAGpu) -> None:
     stored, plain = save_tiny_packed(tmp_path, variant, name)
-    left_out = name == "ct_group"
-    assert on_a_gpu(stored, enforce_eager=False) == (expected(plain), 4 * 3 - left_out)
+    left_out = name != "awq"
+    assert on_a_gpu(stored, enforce_eager=False) == (expected(plain), {form: 4 * 3 - left_out})
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -19,7 +19,7 @@ from bulkrun.ops import dispatch
 PACKAGE = Path(bulkrun.ops.__file__).parent
 KINDS = ("triton", "cpu")
 # a call or two of torch, or for CPUs
-NO_TRITON = {"append_tokens", "apply_penalties", "four_bit_linear", "greedy_tokens", "int8_linear"}
+NO_TRITON = {"append_tokens", "apply_penalties", "greedy_tokens", "int8_linear"}
 DISPATCHED = [op for op in vars(ops).values() if hasattr(op, "__wrapped__")]
 
 

@@ -56,7 +56,8 @@ class Decoder(nn.Module):
     def is_capturable(self) -> bool:
         """Whether no product of its waits for the device, which only experts' may."""
         sparse = [module for module in self.modules() if isinstance(module, SparseMLP)]
-        return not any(ops.waits_for_gpu(module.gate_up_proj.experts, self.dtype) for module in sparse)
+        of_experts = [linear for module in sparse for linear in (module.gate_up_proj, module.down_proj)]
+        return not any(ops.waits_for_gpu(linear.experts, self.dtype) for linear in of_experts)
 
     def forward(
         self,

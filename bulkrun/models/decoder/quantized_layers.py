@@ -10,7 +10,7 @@ from bulkrun.models.config.four_bits import FourBits
 from bulkrun.models.decoder.layers import ExpertLinear, Linear
 from bulkrun.ops.cpu.four_bit_linear import pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import pack_int8_
-from bulkrun.ops.four_bit_linear import FourBitWeight, with_int8
+from bulkrun.ops.four_bit_linear import FourBitWeight, in_bits, with_int8
 from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.int8_linear import Int8Weight
 from bulkrun.ops.unpack_codes import CODES_PER_BYTE
@@ -147,7 +147,7 @@ class FourBitWeights(QuantizedLinear):
     def pack(self) -> None:
         if self.packed is None:
             plain = with_int8(self.four_bit_weight) if self.in_int8 else self.four_bit_weight
-            self.packed = self._packed(plain) if self.weight.is_cpu else plain
+            self.packed = self._packed(plain) if self.weight.is_cpu else in_bits(plain)
             self.weight = nn.Parameter(self.packed.codes, requires_grad=False)
             self.weight_scale, self.weight_zero = self.packed.scale, self.packed.zero
 

@@ -1,9 +1,8 @@
 """Experts with fp8 weights on a GPU: pairs of token and expert sorted by expert, and one product over all of them.
 
-A program takes BLOCK_M rows of one expert and BLOCK_N of its outputs. How many rows each expert got the device alone
-knows, so there are as many programs as the worst case needs, each finds its expert, and those left over end at once:
-the host waits for nothing, and a step with such products can be captured. Tiles are of three kinds, by how many rows an
-expert gets on average; which one it is can change the last bits of a row's sums, as can the dense product's.
+A program takes BLOCK_M rows of one expert (`expert_tiles`) and BLOCK_N of its outputs. Tiles are of three kinds, by how
+many rows an expert gets on average; which one it is can change the last bits of a row's sums, as can the dense
+product's.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.expert_pairs import ExpertPairs, gated
 from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.triton.expert_pairs import sum_by_token
+from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
 from bulkrun.ops.triton.fp8_linear import quantize_rows
 
 _BLOCK_K = 128  # numbers that Hopper's fp8 units sum with 14 bits, before float32 takes over
@@ -72,8 +72,7 @@ def _grouped_linear(
     if not num_pairs:
         return
     tile = next(tile for tile in _TILES if num_pairs <= tile.rows_per_expert * num_experts)
-    # every expert that has pairs may leave its last tile nearly empty
-    num_row_tiles = (num_pairs + min(num_pairs, num_experts) * (tile.rows - 1)) // tile.rows
+    num_row_tiles = most_row_tiles(num_pairs, num_experts, tile.rows)
     _grouped_linear_kernel[(num_row_tiles * triton.cdiv(num_outputs, tile.outputs),)](
         x_fp8, x_scale, row_P, weight.values, weight.scale, bias_XO, ends_X, out_PO, num_row_tiles,
         SIZE=size, NUM_OUTPUTS=num_outputs, NUM_EXPERTS=num_experts, BLOCK_X=triton.next_power_of_2(num_experts),
@@ -81,22 +80,6 @@ def _grouped_linear(
         BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=_BLOCK_K, GROUP=_GROUP,
         num_warps=tile.num_warps, num_stages=_NUM_STAGES,
     )  # fmt: skip
-
-
-@triton.jit
-def _rows_of_tile(ends_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_M: tl.constexpr):
-    """A tile's expert, its first pair, and where its expert's pairs end; a tile too many: 0, 0, 0."""
-    index_X = tl.arange(0, BLOCK_X)
-    is_real_X = index_X < NUM_EXPERTS
-    end_X = tl.load(ends_ptr + index_X, mask=is_real_X, other=0)
-    start_X = tl.load(ends_ptr + index_X - 1, mask=is_real_X & (index_X > 0), other=0)
-    num_tiles_X = (end_X - start_X + BLOCK_M - 1) // BLOCK_M
-    first_tile_X = tl.cumsum(num_tiles_X, 0) - num_tiles_X
-    is_its_X = (first_tile_X <= tile) & (tile < first_tile_X + num_tiles_X)
-    expert = tl.sum(tl.where(is_its_X, index_X, 0), 0)
-    first = tl.sum(tl.where(is_its_X, start_X + (tile - first_tile_X) * BLOCK_M, 0), 0)
-    end = tl.sum(tl.where(is_its_X, end_X, 0), 0)
-    return expert, first, end
 
 
 @triton.jit(do_not_specialize=["num_row_tiles"])
@@ -126,7 +109,7 @@ def _grouped_linear_kernel(
     first_row_tile = tile // (GROUP * num_column_tiles) * GROUP
     group = tl.minimum(num_row_tiles - first_row_tile, GROUP)
     in_group = tile % (GROUP * num_column_tiles)
-    expert, first, end = _rows_of_tile(ends_ptr, first_row_tile + in_group % group, NUM_EXPERTS, BLOCK_X, BLOCK_M)
+    expert, first, end = rows_of_tile(ends_ptr, first_row_tile + in_group % group, NUM_EXPERTS, BLOCK_X, BLOCK_M)
     if first >= end:
         return
     pair_M = (first + tl.arange(0, BLOCK_M)).to(tl.int64)

@@ -40,13 +40,21 @@ def _unpack_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    index_I = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_real_I = index_I < SIZE
-    byte_I = tl.load(codes_ptr + row * (SIZE // 2) + index_I // 2, mask=is_real_I, other=0)
-    code_I = (byte_I.to(tl.int32) >> (index_I % 2 * 4)) & 15
-    group_I = row * NUM_GROUPS + index_I // GROUP_SIZE
-    number_I = tl.load(codebook_ptr + code_I)
-    if zero_ptr is not None:
-        number_I -= tl.load(zero_ptr + group_I, mask=is_real_I, other=0).to(tl.float32)
-    number_I *= tl.load(scale_ptr + group_I, mask=is_real_I, other=0.0).to(tl.float32)
-    tl.store(numbers_ptr + row * SIZE + index_I, number_I.to(numbers_ptr.dtype.element_ty), mask=is_real_I)
+    first = tl.program_id(1) * BLOCK
+    index_B, index_I = first // 2 + tl.arange(0, BLOCK // 2), first + tl.arange(0, BLOCK)
+    byte_B = tl.load(codes_ptr + row * (SIZE // 2) + index_B, mask=index_B < SIZE // 2, other=0).to(tl.int32)
+    number_I = tl.load(codebook_ptr + tl.reshape(tl.join(byte_B & 15, byte_B >> 4), [BLOCK]))
+    if BLOCK % GROUP_SIZE == 0:  # each scale is read once
+        index_G = first // GROUP_SIZE + tl.arange(0, BLOCK // GROUP_SIZE)
+        number_GI = tl.reshape(number_I, [BLOCK // GROUP_SIZE, GROUP_SIZE])
+        is_real_G, place_G = index_G < NUM_GROUPS, row * NUM_GROUPS + index_G
+        if zero_ptr is not None:
+            number_GI -= tl.load(zero_ptr + place_G, mask=is_real_G, other=0).to(tl.float32)[:, None]
+        number_GI *= tl.load(scale_ptr + place_G, mask=is_real_G, other=0.0).to(tl.float32)[:, None]
+        number_I = tl.reshape(number_GI, [BLOCK])
+    else:
+        is_real_I, place_I = index_I < SIZE, row * NUM_GROUPS + index_I // GROUP_SIZE
+        if zero_ptr is not None:
+            number_I -= tl.load(zero_ptr + place_I, mask=is_real_I, other=0).to(tl.float32)
+        number_I *= tl.load(scale_ptr + place_I, mask=is_real_I, other=0.0).to(tl.float32)
+    tl.store(numbers_ptr + row * SIZE + index_I, number_I.to(numbers_ptr.dtype.element_ty), mask=index_I < SIZE)

@@ -29,7 +29,7 @@ from triton.runtime.jit import JITFunction
 
 from bulkrun import ops
 from bulkrun.ops import dispatch
-from bulkrun.ops.four_bit_linear import FourBitWeight
+from bulkrun.ops.four_bit_linear import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits
 from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.triton import attention_tile
 from tests.ops.prefix_groups import prefixes_of
@@ -73,6 +73,7 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
     codes, scale = torch.zeros(4, 2048, dtype=torch.uint8), torch.zeros(4, 32)
     for scale_dtype, zero in ((torch.bfloat16, None), (torch.float32, torch.zeros(4, 32, dtype=torch.uint8))):
         ops.four_bit_linear(rows, FourBitWeight(codes, scale.to(scale_dtype), zero, torch.zeros(16)), None)
+    four_bit_products(dtype)
     if has_fp8:
         ops.norm_rotary_store(qkv_TND, None, 1e-6, angles, angles, k_cache.to(FP8), v_cache.to(FP8), index)
         ops.quantize_rows(rows)
@@ -126,6 +127,26 @@ def fp8_experts(dtype: torch.dtype) -> None:
     for num_tokens in (3, 100, 400):
         routed = torch.zeros(num_tokens, 1), torch.zeros(num_tokens, 1, dtype=torch.int64)
         ops.fused_experts(torch.zeros(num_tokens, width, dtype=dtype), *both, *routed, biases)
+
+
+def four_bit_products(dtype: torch.dtype) -> None:
+    """In each kind of tile: AWQ's at the size of a 70B's projection, MXFP4 at the width of gpt-oss's experts."""
+    whole = in_bits(four_bit_weight((256, 8192), 128, WHOLE_NUMBERS))
+    for num_rows in (4, 20, 50, 100):
+        ops.four_bit_linear(torch.zeros(num_rows, 8192, dtype=dtype), whole, None)
+    both = [in_bits(four_bit_weight((2, *shape), 32, E2M1)) for shape in ((5760, 2880), (2880, 2880))]
+    biases = torch.zeros(2, 5760, dtype=dtype), torch.zeros(2, 2880, dtype=dtype)
+    for num_tokens in (3, 30, 50, 400):
+        routed = torch.zeros(num_tokens, 1), torch.zeros(num_tokens, 1, dtype=torch.int64)
+        ops.fused_experts(torch.zeros(num_tokens, 2880, dtype=dtype), *both, *routed, biases)
+
+
+def four_bit_weight(shape: tuple[int, ...], group_size: int, codebook: tuple[float, ...]) -> FourBitWeight:
+    """Of zeros."""
+    *outputs, size = shape
+    scale_dtype = torch.bfloat16 if codebook == E2M1 else torch.float32
+    scale = torch.zeros(*outputs, size // group_size, dtype=scale_dtype)
+    return FourBitWeight(torch.zeros(*outputs, size // 2, dtype=torch.uint8), scale, None, torch.tensor(codebook))
 
 
 def needs(kernel: Any) -> dict[str, object]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SHARED_BYTES = 227 * 1024  # what a program may have on Hopper
-
+SMALL_SHARED_BYTES = 99 * 1024  # and on GPUs for inference, where weights of four bits are wanted most
 
 ALL = [pytest.param(dim, [], marks=pytest.mark.slow) for dim in (64, 80, 96, 128, 256)]
 
@@ -31,11 +31,15 @@ def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, options: list[
     experts = [k for k in kernels if k["kernel"] == "_grouped_linear_kernel"]
     assert {k["block_m"] for k in experts} == {16, 64, 128}
     assert all(k["wgmma"] for k in experts if k["block_m"] >= 64)
+    products = [k for k in kernels if k["kernel"] == "_product_kernel"]
+    assert {k["block_m"] for k in products} == {16, 32, 64, 128}
+    for product in products:
+        assert product["wgmma"] and product["shared"] <= SMALL_SHARED_BYTES, product
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_BYTES, kernel
         may_spill = 8 if head_dim == 256 and kernel["kernel"] == "_prefill_kernel" else 0  # less than a wait per tile
         assert kernel["stack"] <= may_spill, kernel
         if kernel["kernel"] in ("_linear_kernel", "_prefill_kernel", "_shared_prefix_kernel"):
             assert kernel["wgmma"] > 0, kernel  # tiles are large enough for the wide matrix instructions
-        if kernel["kernel"] in ("_decode_kernel", "_prefill_kernel", "_shared_prefix_kernel"):
+        if kernel["kernel"] in ("_decode_kernel", "_prefill_kernel", "_product_kernel", "_shared_prefix_kernel"):
             assert kernel["waits"] and min(kernel["waits"]) > 0, kernel  # the next tile is on its way during this one

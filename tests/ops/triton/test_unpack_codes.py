@@ -15,7 +15,17 @@ DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytes
 @pytest.mark.parametrize("has_zeros", [False, True])
 @pytest.mark.parametrize("scale_dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize(
-    ("outputs", "size", "num_groups"), [((3,), 2, 1), ((2,), 1030, 5), ((2, 3), 96, 4), ((0,), 8, 1), ((4, 0), 8, 2)]
+    ("outputs", "size", "num_groups"),
+    [
+        ((3,), 2, 1),
+        ((2,), 1030, 5),
+        ((2,), 1536, 12),
+        ((3,), 2880, 90),
+        ((2,), 2050, 1),
+        ((2, 3), 96, 4),
+        ((0,), 8, 1),
+        ((4, 0), 8, 2),
+    ],
 )
 def test_numbers_are_those_of_the_reference(
     device: str,

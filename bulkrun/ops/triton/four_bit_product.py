@@ -1,0 +1,154 @@
+"""One product with weights of four bits in Triton, for a matrix or for experts: codes are unpacked in registers.
+
+A program takes BLOCK_N outputs and BLOCK_M rows, of one expert where there are such (`expert_tiles`). Codes and scales
+are copied to shared memory as they are stored, several tiles ahead, and become numbers on their way to the matrix
+units: memory gives half a byte for each. The weight is the first operand, which Hopper's matrix units take from
+registers. Numbers are those of `unpack`: computed in float32, rounded once to the rows' dtype; sums are float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from bulkrun.ops.four_bit_linear import TILE_INPUTS, FourBitWeight
+from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
+
+_GROUP = 8  # tiles of rows that go through the same outputs one after another, while the weight is in the cache
+_MAGIC = tl.constexpr(0x4B000000)  # 2 ** 23 as a float32: its low bits count ones
+_E2M1_BITS = tl.constexpr(-0x80000000 | 0x01C00000)
+_E2M1_UNIT = tl.constexpr(2.0**126)  # what a float32 is short of whose exponent and fraction are those of an E2M1
+
+
+class _Tile(NamedTuple):
+    rows: int
+    outputs: int
+    inputs: int
+    num_warps: int
+    num_stages: int  # as many as keep memory busy with one program to a multiprocessor, in 100 KB of shared memory
+
+
+_TILES = (_Tile(16, 64, 128, 4, 8), _Tile(32, 64, 128, 4, 6), _Tile(64, 64, 128, 4, 4), _Tile(128, 128, 64, 8, 4))
+assert {tile.inputs for tile in _TILES} <= {*TILE_INPUTS}, "into which groups fit"
+
+
+class ExpertRows(NamedTuple):
+    """Which rows go through which expert; P rows of the output."""
+
+    row_P: torch.Tensor | None  # int64: the row of the input; None: the same
+    ends_X: torch.Tensor  # int32: where each expert's end
+
+
+def multiply(
+    x: torch.Tensor, weight: FourBitWeight, bias: torch.Tensor | None, out: torch.Tensor, experts: ExpertRows | None
+) -> None:
+    """Write rows through the weight [O, I] to `out` [T, O], or row p of `out` through its expert of [X, O, I].
+
+    x: [T, I], contiguous, as are `bias` [O] or [X, O] and what the weight holds. A weight `in_bits`.
+    """
+    num_rows, (num_outputs, num_bytes) = out.shape[0], weight.codes.shape[-2:]
+    num_experts = 0 if experts is None else len(experts.ends_X)
+    tile = _tile_for(num_rows / max(num_experts, 1), is_sure=not num_experts)
+    num_row_tiles = triton.cdiv(num_rows, tile.rows)
+    if experts is not None:
+        num_row_tiles = most_row_tiles(num_rows, num_experts, tile.rows)
+    row_P, ends_X = experts or (None, None)
+    if num_rows:
+        _product_kernel[(num_row_tiles * triton.cdiv(num_outputs, tile.outputs),)](
+            x, row_P, weight.codes, weight.scale, bias, ends_X, out, num_rows, num_row_tiles,
+            SIZE=2 * num_bytes, NUM_OUTPUTS=num_outputs, NUM_GROUPS=weight.scale.shape[-1],
+            NUM_EXPERTS=num_experts, BLOCK_X=triton.next_power_of_2(max(num_experts, 1)),
+            ARE_WHOLE=weight.form == "whole",
+            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs, GROUP=_GROUP,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+
+
+def _tile_for(num_rows: float, *, is_sure: bool) -> _Tile:
+    """The smallest tile that holds so many rows; of an average, one that twice as many fit into."""
+    wanted = num_rows if is_sure else 2 * num_rows
+    return next((tile for tile in _TILES if wanted <= tile.rows), _TILES[-1])
+
+
+@triton.jit
+def _numbers(byte_NB, scale_NG, ARE_WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, G: tl.constexpr):
+    """float32 [N, K] of the codes of N outputs, for G groups of inputs."""
+    byte_NB = byte_NB.to(tl.int32)
+    if ARE_WHOLE:
+        low, high = (byte_NB & 15) | _MAGIC, (byte_NB >> 4) | _MAGIC
+    else:  # the sign to the sign, two bits to the exponent's lowest, one to the fraction's highest
+        low, high = ((byte_NB << 28) >> 6) & _E2M1_BITS, ((byte_NB << 24) >> 6) & _E2M1_BITS
+    number_NK = tl.reshape(tl.join(low, high).to(tl.float32, bitcast=True), [BLOCK_N, G, BLOCK_K // G])
+    if ARE_WHOLE:
+        zero_NG = ((scale_NG & 15) | _MAGIC).to(tl.float32, bitcast=True)
+        number_NK = (number_NK - zero_NG[:, :, None]) * (scale_NG & -16).to(tl.float32, bitcast=True)[:, :, None]
+    else:
+        number_NK = number_NK * (scale_NG.to(tl.float32) * _E2M1_UNIT)[:, :, None]
+    return tl.reshape(number_NK, [BLOCK_N, BLOCK_K])
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_row_tiles"])
+def _product_kernel(
+    x_ptr,
+    row_ptr,  # None: row p is row p of x
+    codes_ptr,
+    scale_ptr,
+    bias_ptr,  # None: none
+    ends_ptr,
+    out_ptr,
+    num_rows,
+    num_row_tiles,
+    SIZE: tl.constexpr,
+    NUM_OUTPUTS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,  # 0: a matrix
+    BLOCK_X: tl.constexpr,
+    ARE_WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    GROUP_SIZE: tl.constexpr = SIZE // NUM_GROUPS
+    G: tl.constexpr = max(BLOCK_K // GROUP_SIZE, 1)
+    tile = tl.program_id(0)
+    num_column_tiles: tl.constexpr = (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N
+    first_row_tile = tile // (GROUP * num_column_tiles) * GROUP
+    group = tl.minimum(num_row_tiles - first_row_tile, GROUP)
+    in_group = tile % (GROUP * num_column_tiles)
+    row_tile = first_row_tile + in_group % group
+    expert, first, end = 0, row_tile * BLOCK_M, num_rows
+    if NUM_EXPERTS > 0:
+        expert, first, end = rows_of_tile(ends_ptr, row_tile, NUM_EXPERTS, BLOCK_X, BLOCK_M)
+    if first >= end:
+        return
+    pair_M = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column_N = in_group // group * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_pair_M, is_column_N = pair_M < end, column_N < NUM_OUTPUTS
+    row_M = pair_M
+    if row_ptr is not None:
+        row_M = tl.load(row_ptr + pair_M, mask=is_pair_M, other=0)
+    output_N = expert * tl.cast(NUM_OUTPUTS, tl.int64) + column_N  # a row of all experts' weights
+
+    acc_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for first_byte in range(0, SIZE // 2, BLOCK_K // 2):
+        index_B = first_byte + tl.arange(0, BLOCK_K // 2)
+        index_K = 2 * first_byte + tl.arange(0, BLOCK_K)
+        index_G = 2 * first_byte // GROUP_SIZE + tl.arange(0, G)
+        x_mask, code_mask, scale_mask = is_pair_M[None, :], is_column_N[:, None], is_column_N[:, None]
+        if SIZE % BLOCK_K != 0:
+            x_mask = x_mask & (index_K < SIZE)[:, None]
+            code_mask = code_mask & (index_B < SIZE // 2)[None, :]
+            scale_mask = scale_mask & (index_G < NUM_GROUPS)[None, :]
+        x_KM = tl.load(x_ptr + row_M[None, :] * SIZE + index_K[:, None], mask=x_mask, other=0.0)
+        byte_NB = tl.load(codes_ptr + output_N[:, None] * (SIZE // 2) + index_B[None, :], mask=code_mask, other=0)
+        scale_NG = tl.load(scale_ptr + output_N[:, None] * NUM_GROUPS + index_G[None, :], mask=scale_mask, other=0)
+        weight_NK = _numbers(byte_NB, scale_NG, ARE_WHOLE, BLOCK_N, BLOCK_K, G).to(x_KM.dtype)
+        acc_NM = tl.dot(weight_NK, x_KM, acc_NM, input_precision="ieee")
+    if bias_ptr is not None:
+        acc_NM += tl.load(bias_ptr + output_N, mask=is_column_N, other=0.0).to(tl.float32)[:, None]
+    out_NM = pair_M[None, :] * NUM_OUTPUTS + column_N[:, None]
+    tl.store(out_ptr + out_NM, acc_NM, mask=is_pair_M[None, :] & is_column_N[:, None])
