@@ -30,6 +30,7 @@ from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.fp8 import FP8
 from tests.benchmarks.gpu_case import BYTES, TINY, Case, Sizes
 from tests.benchmarks.gpu_expert_cases import expert_cases
+from tests.benchmarks.gpu_four_bit_cases import four_bit_cases
 from tests.ops.prefix_groups import prefixes_of
 
 BLOCK_SIZE = 16
@@ -208,6 +209,7 @@ CASES = {
     "prefill": prefill_cases,
     "fp8": fp8_cases,
     "experts": expert_cases,
+    "four_bits": four_bit_cases,
 }
 
 

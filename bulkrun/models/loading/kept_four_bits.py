@@ -1,7 +1,7 @@
 """Weights of four bits that stay so: the model takes the memory of the checkpoint, its numbers are the same.
 
-On a CPU they do where their product is compiled, unless int8 is asked for and fits. On a GPU, where they have to be
-unpacked before every product, those of a model that would leave too little memory for keys and values otherwise.
+On a CPU they do where their product is compiled, unless int8 is asked for and fits. On a GPU, where large steps are
+faster with numbers that are unpacked once, those of a model that would leave too little memory for keys and values.
 """
 
 from __future__ import annotations
