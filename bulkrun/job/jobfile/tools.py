@@ -87,7 +87,7 @@ def offered(tools: Sequence[Tool], choice: Any, parallel: bool | None = None) ->
     """What a row is offered that brings these tools and this choice, checked before.
 
     `parallel`: whether several calls may be made; None: as the job says. Raises ValueError for a call that has to be
-    made of a tool that is not there.
+    made of a tool that is not there, or whose parameters are no object.
     """
     if choice == NONE:
         return Offer(tool_calls=NONE)
@@ -100,5 +100,15 @@ def offered(tools: Sequence[Tool], choice: Any, parallel: bool | None = None) ->
         there = ", ".join(tool["function"]["name"] for tool in tools) or "none"
         wanted = "asks for a call" if name is None else f"asks for a call of {name!r}"
         raise ValueError(f"{wanted}, and the tools are: {there}")
-    bound = [{"name": one["name"], "parameters": one.get("parameters") or {**_NO_PARAMETERS}} for one in functions]
+    bound = [{"name": function["name"], "parameters": _parameters(function)} for function in functions]
     return Offer(tools, {"functions": bound, "one": name is not None, **own})
+
+
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call's arguments have to fit: an object always, whether the schema says so or not."""
+    given: dict[str, Any] = function.get("parameters") or {**_NO_PARAMETERS}
+    if (kind := given.get("type", "object")) != "object":
+        raise ValueError(
+            f"the parameters of {function['name']!r} are of type {shortened(repr(kind))}; arguments are an object"
+        )
+    return {"type": "object", **given}

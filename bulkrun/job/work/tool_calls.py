@@ -4,8 +4,8 @@
     llama3_json  {"name": ..., "parameters": {...}}, the whole answer or what follows <|python_tag|>; several with ;
     mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...}, again and again
 
-What is no call, or only the beginning of one, stays in the text as it came. White space around the text belongs to
-neither.
+What is no call, or only the beginning of one, stays in the text as it came, and whatever follows a hundred of those.
+White space around the text belongs to neither.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MARKERS: dict[ToolFormat, tuple[str, ...]] = {
 }
 _SPACE = re.compile(r"\s*")
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*")
+# An output that runs in circles may be nothing but openers, and each failure of json goes through the text before it.
+_MOST_MALFORMED = 100
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 9  # Mistral's templates take ids of nine letters and digits alone, others take any
 
@@ -57,12 +59,12 @@ def split_calls(text: str, form: ToolFormat) -> Split:
     opener, read = _FORMS[form]
     if form == "llama3_json" and opener not in text:
         return _split_bare(text)
-    rest, calls, at = list[str](), list[Call](), 0
-    while (begin := text.find(opener, at)) >= 0:
+    rest, calls, at, malformed = list[str](), list[Call](), 0, 0
+    while (begin := text.find(opener, at)) >= 0 and malformed < _MOST_MALFORMED:
         try:
             found, end = read(text, begin + len(opener))
         except _NoCall:
-            found, end = [], begin + len(opener)
+            found, end, malformed = [], begin + len(opener), malformed + 1
             rest.append(text[at:end])
         else:
             rest.append(text[at:begin] if text[at:begin].strip() else "")

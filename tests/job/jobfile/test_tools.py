@@ -105,3 +105,14 @@ def test_an_offer_is_what_the_prompt_shows_and_what_has_to_be_called() -> None:
     assert offered(TOOLS, named) == (TOOLS, {"functions": [weather], "one": True}), "the prompt shows all"
     required = offered(TOOLS, "required").tool_calls
     assert isinstance(required, dict) and [one["name"] for one in required["functions"]] == ["weather", "now"]
+
+
+def test_arguments_that_have_to_fit_are_an_object() -> None:
+    def offer(schema: dict[str, Any]) -> Any:
+        return offered([{"type": "function", "function": {"name": "f", "parameters": schema}}], "required").tool_calls
+
+    said = {"type": "object", "properties": {"x": {}}}
+    assert offer({"properties": {"x": {}}})["functions"] == [{"name": "f", "parameters": said}]
+    for wrong in ("array", ["object", "null"], 5):
+        with pytest.raises(ValueError, match=r"the parameters of 'f' are of type .*; arguments are an object"):
+            offer({"type": wrong})

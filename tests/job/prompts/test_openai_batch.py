@@ -425,7 +425,7 @@ def test_what_has_to_be_called_is_the_lines_own_sampling() -> None:
         ({"tools": [{**TOOL, "type": "custom"}]}, ["body.tools: item 0"]),
         ({"tools": [{**TOOL, "function": {"name": " "}}]}, ["body.tools: item 0"]),
         (
-            {"tools": [{**TOOL, "function": {"name": "f", "parameters": {"type": 5}}}], "tool_choice": "required"},
+            {"tools": [{**TOOL, "function": {"name": "f", "parameters": {"required": 5}}}], "tool_choice": "required"},
             ["the parameters of 'f'", "not a JSON schema"],
         ),
     ],

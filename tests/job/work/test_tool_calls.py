@@ -113,6 +113,14 @@ def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
     assert split_calls(text, form) == Split(text, [])
 
 
+def test_calls_behind_very_many_malformed_ones_stay_in_the_text() -> None:
+    good = '<tool_call>{"name": "f"}</tool_call>'
+    for number in (99, 100):
+        split = split_calls(f"{good}{'<tool_call>' * number}{good}", "hermes")
+        assert len(split.calls) == (2 if number < 100 else 1)
+        assert split.response == "<tool_call>" * number + ("" if number < 100 else good)
+
+
 def test_a_good_call_beside_a_malformed_one_is_a_call_and_the_other_stays() -> None:
     bad, good = "<tool_call>\n{broken\n</tool_call>", '<tool_call>{"name": "f", "arguments": {"é": "</tool_call>"}}'
     assert split_calls(f"Well. {bad}\n{good}</tool_call>\n", "hermes") == Split(
