@@ -28,6 +28,10 @@ class LanguageModel(Protocol):
     def is_capturable(self) -> bool:
         """Whether a CUDA graph can hold its forward: it never waits for the device, whatever the sizes."""
 
+    @property
+    def is_in_fp8(self) -> bool:
+        """Whether matrices are multiplied in fp8: at twice the rate, and each with one more launch."""
+
     def __call__(
         self,
         input_ids_T: torch.Tensor,

@@ -68,7 +68,8 @@ class ModelRunner:
         config = self._config
         if config.device.type != "cuda" or config.enforce_eager or not self.model.is_capturable:
             return None
-        max_tokens = max_captured_tokens(self.model.config, config.max_num_batched_tokens)
+        most, is_in_fp8 = config.max_num_batched_tokens, self.model.is_in_fp8
+        max_tokens = max_captured_tokens(self.model.config, most, is_in_fp8=is_in_fp8)
         try:
             graphs = StepGraphs(
                 self.model,

@@ -21,9 +21,9 @@ _MIN_MIXED_TOKENS = 32
 _TOKENS_PER_CHUNK_SEQ = 16  # a mixed step has room for so few prompts that on average they are at least this long
 
 # What decides up to which size capturing is worth it, roughly: see `max_captured_tokens`.
-_LAUNCHES_PER_LAYER = 11
+_LAUNCHES_PER_LAYER, _MORE_IN_FP8 = 11, 4  # each of the four products has its rows rounded first
 _LAUNCH_S = 28e-6  # of one kernel from Python, Triton's included
-_FLOPS = 600e12
+_FLOPS = 600e12  # in bf16; twice as many in fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,16 @@ class CapturedShapes:
         return StepShape(num_tokens, num_decode_seqs, num_chunk_seqs, max_query_len, self._max_model_len, keys)
 
 
-def max_captured_tokens(config: ModelConfig, max_num_batched_tokens: int) -> int:
+def max_captured_tokens(config: ModelConfig, max_num_batched_tokens: int, *, is_in_fp8: bool) -> int:
     """Up to how many tokens a step is worth a graph, at least 256 where steps get that large.
 
     Launching a step from Python takes as long whatever its size is. A step whose matrix products alone take twice as
     long keeps the device busy anyway, for the host is a step ahead; and in such a step padding is no longer free. So
-    large models have graphs for small steps only (8 billion parameters: about 800 tokens), small ones for all.
+    large models have graphs for small steps only (8 billion parameters: about 800 tokens, 2,300 in fp8), small ones
+    for all.
     """
-    tokens = int(2 * _LAUNCHES_PER_LAYER * _LAUNCH_S * _FLOPS / (2 * _weights_per_layer(config)))
+    launches, flops = (_LAUNCHES_PER_LAYER + _MORE_IN_FP8, 2 * _FLOPS) if is_in_fp8 else (_LAUNCHES_PER_LAYER, _FLOPS)
+    tokens = int(2 * launches * _LAUNCH_S * flops / (2 * _weights_per_layer(config)))
     return min(max(tokens, 256), max_num_batched_tokens)
 
 

@@ -15,7 +15,7 @@ from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.config.rope import RopeConfig
 from bulkrun.models.decoder.decoder_layer import Attention, DecoderLayer, Rotary
 from bulkrun.models.decoder.layers import ExpertLinear, Linear, RMSNorm, SparseMLP, empty_parameter
-from bulkrun.models.decoder.quantized_layers import QuantizedLinear
+from bulkrun.models.decoder.quantized_layers import Fp8Linear, QuantizedLinear
 from bulkrun.models.decoder.rotary_frequencies import rotary_frequencies
 from bulkrun.models.decoder.rotary_table import RotaryTable
 from bulkrun.models.kv_cache import KVCache
@@ -58,6 +58,11 @@ class Decoder(nn.Module):
         sparse = [module for module in self.modules() if isinstance(module, SparseMLP)]
         of_experts = [linear for module in sparse for linear in (module.gate_up_proj, module.down_proj)]
         return not any(ops.waits_for_gpu(linear.experts, self.dtype) for linear in of_experts)
+
+    @property
+    def is_in_fp8(self) -> bool:
+        """Whether matrices are, outside of experts."""
+        return any(isinstance(module, Fp8Linear) for module in self.modules())
 
     def forward(
         self,

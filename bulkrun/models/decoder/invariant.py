@@ -94,7 +94,7 @@ class InvariantModel:
     def __init__(self, model: Decoder, workers: TileWorkers) -> None:
         self.model, self.workers = model, workers
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
-        self.is_capturable = False  # on a CPU there are no graphs
+        self.is_capturable = self.is_in_fp8 = False  # on a CPU there are no graphs
         head = model.lm_head
         self._has_free_head = (
             isinstance(head, InvariantLinear) and head.takes_any_rows and not model.config.logits_soft_cap

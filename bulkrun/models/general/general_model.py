@@ -42,7 +42,7 @@ class GeneralModel:
         self.config = config
         self.model = model
         self.dtype, self.device = model.dtype, model.device
-        self.is_capturable = False  # the architecture's own code may wait for the device
+        self.is_capturable = self.is_in_fp8 = False  # the architecture's own code may wait for the device
         self.step = _Step(config.max_position_embeddings)
         for module in model.modules():
             if hasattr(module, "layer_idx"):

@@ -81,10 +81,19 @@ def test_copies_of_blocks_fit_in_no_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "inner", "expected"), [(4096, 14336, range(700, 1000)), (1024, 3072, range(8192, 8193))]
+    ("hidden", "inner", "is_in_fp8", "expected"),
+    [
+        (4096, 14336, False, range(700, 1000)),
+        (4096, 14336, True, range(2000, 2600)),
+        (8192, 28672, False, range(256, 257)),
+        (8192, 28672, True, range(500, 700)),
+        (1024, 3072, False, range(8192, 8193)),
+    ],
 )
-def test_large_models_are_captured_for_small_steps_only(hidden: int, inner: int, expected: range) -> None:
+def test_large_models_are_captured_for_small_steps_only(
+    hidden: int, inner: int, is_in_fp8: bool, expected: range
+) -> None:
     config: Any = SimpleNamespace(
         hidden_size=hidden, intermediate_size=inner, num_heads=hidden // 128, num_kv_heads=8, head_dim=128
     )
-    assert max_captured_tokens(config, 8192) in expected
+    assert max_captured_tokens(config, 8192, is_in_fp8=is_in_fp8) in expected

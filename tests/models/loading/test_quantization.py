@@ -66,6 +66,7 @@ def test_projections_are_fp8_and_the_rest_keeps_its_dtype(tmp_path: Path, varian
     back = down.weight.float() * down.weight_scale
     torch.testing.assert_close(back, fake_quantized(theirs.mlp.down_proj.weight.data), rtol=1e-6, atol=0)
     assert isinstance(model.lm_head, Linear)
+    assert model.is_in_fp8 and not Decoder(model.config).is_in_fp8
     assert model.dtype == model.norm.weight.dtype == torch.bfloat16
     bias = model.layers[1].attention.qkv_proj.bias
     assert (bias is None) == (variant == "phi3")
