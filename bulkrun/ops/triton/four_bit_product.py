@@ -16,8 +16,8 @@ import triton.language as tl
 
 from bulkrun.ops.four_bit_linear import TILE_INPUTS, FourBitWeight
 from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
+from bulkrun.ops.triton.tile_order import place_of_program
 
-_GROUP = 8  # tiles of rows that go through the same outputs one after another, while the weight is in the cache
 _MAGIC = tl.constexpr(0x4B000000)  # 2 ** 23 as a float32: its low bits count ones
 _E2M1_BITS = tl.constexpr(-0x80000000 | 0x01C00000)
 _E2M1_UNIT = tl.constexpr(2.0**126)  # what a float32 is short of whose exponent and fraction are those of an E2M1
@@ -62,7 +62,7 @@ def multiply(
             SIZE=2 * num_bytes, NUM_OUTPUTS=num_outputs, NUM_GROUPS=weight.scale.shape[-1],
             NUM_EXPERTS=num_experts, BLOCK_X=triton.next_power_of_2(max(num_experts, 1)),
             ARE_WHOLE=weight.form == "whole",
-            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs, GROUP=_GROUP,
+            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
 
@@ -110,23 +110,17 @@ def _product_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
     GROUP_SIZE: tl.constexpr = SIZE // NUM_GROUPS
     G: tl.constexpr = max(BLOCK_K // GROUP_SIZE, 1)
-    tile = tl.program_id(0)
-    num_column_tiles: tl.constexpr = (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tile // (GROUP * num_column_tiles) * GROUP
-    group = tl.minimum(num_row_tiles - first_row_tile, GROUP)
-    in_group = tile % (GROUP * num_column_tiles)
-    row_tile = first_row_tile + in_group % group
+    row_tile, column_tile = place_of_program(tl.program_id(0), num_row_tiles, (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N)
     expert, first, end = 0, row_tile * BLOCK_M, num_rows
     if NUM_EXPERTS > 0:
         expert, first, end = rows_of_tile(ends_ptr, row_tile, NUM_EXPERTS, BLOCK_X, BLOCK_M)
     if first >= end:
         return
     pair_M = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
-    column_N = in_group // group * BLOCK_N + tl.arange(0, BLOCK_N)
+    column_N = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_pair_M, is_column_N = pair_M < end, column_N < NUM_OUTPUTS
     row_M = pair_M
     if row_ptr is not None:

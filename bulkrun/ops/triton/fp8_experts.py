@@ -19,9 +19,9 @@ from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.triton.expert_pairs import sum_by_token
 from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
 from bulkrun.ops.triton.fp8_linear import quantize_rows
+from bulkrun.ops.triton.tile_order import place_of_program
 
 _BLOCK_K = 128  # numbers that Hopper's fp8 units sum with 14 bits, before float32 takes over
-_GROUP = 8  # tiles of rows that go through the same outputs one after another, while the weight is in the cache
 
 
 class _Tile(NamedTuple):
@@ -77,7 +77,7 @@ def _grouped_linear(
         x_fp8, x_scale, row_P, weight.values, weight.scale, bias_XO, ends_X, out_PO, num_row_tiles,
         SIZE=size, NUM_OUTPUTS=num_outputs, NUM_EXPERTS=num_experts, BLOCK_X=triton.next_power_of_2(num_experts),
         HAS_BIAS=bias_XO is not None, IS_GATHERED=row_P is not None,
-        BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=_BLOCK_K, GROUP=_GROUP,
+        BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=_BLOCK_K,
         num_warps=tile.num_warps, num_stages=_NUM_STAGES,
     )  # fmt: skip
 
@@ -102,18 +102,13 @@ def _grouped_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    num_column_tiles: tl.constexpr = (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tile // (GROUP * num_column_tiles) * GROUP
-    group = tl.minimum(num_row_tiles - first_row_tile, GROUP)
-    in_group = tile % (GROUP * num_column_tiles)
-    expert, first, end = rows_of_tile(ends_ptr, first_row_tile + in_group % group, NUM_EXPERTS, BLOCK_X, BLOCK_M)
+    row_tile, column_tile = place_of_program(tl.program_id(0), num_row_tiles, (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N)
+    expert, first, end = rows_of_tile(ends_ptr, row_tile, NUM_EXPERTS, BLOCK_X, BLOCK_M)
     if first >= end:
         return
     pair_M = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
-    column_N = in_group // group * BLOCK_N + tl.arange(0, BLOCK_N)
+    column_N = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_pair_M, is_column_N = pair_M < end, column_N < NUM_OUTPUTS
     row_M = pair_M
     if IS_GATHERED:

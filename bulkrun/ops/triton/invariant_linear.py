@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 
 from bulkrun.ops.tile_workers import TileWorkers
+from bulkrun.ops.triton.tile_order import place_of_program
 
 _BLOCK_M = 64
 _WIDE = 8192  # outputs from which on wide tiles still keep a large GPU busy while a few sequences decode
-_GROUP = 8  # tiles of rows that go through the same outputs one after another, while the weight is in the cache
 
 
 def invariant_linear(
@@ -50,7 +50,6 @@ def invariant_linear(
             BLOCK_M=_BLOCK_M,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
-            GROUP=_GROUP,
             num_warps=4,
             num_stages=4,
         )
@@ -71,16 +70,11 @@ def _linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
-    tile = tl.program_id(0)
     num_row_tiles = tl.cdiv(num_rows, BLOCK_M)
-    num_column_tiles: tl.constexpr = (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tile // (GROUP * num_column_tiles) * GROUP
-    group = tl.minimum(num_row_tiles - first_row_tile, GROUP)
-    in_group = tile % (GROUP * num_column_tiles)
-    row_M = ((first_row_tile + in_group % group) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    column_N = (in_group // group * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    row_tile, column_tile = place_of_program(tl.program_id(0), num_row_tiles, (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N)
+    row_M = (row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column_N = (column_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     is_row_M, is_column_N = row_M < num_rows, column_N < NUM_OUTPUTS
 
     acc_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
