@@ -105,8 +105,8 @@ class PlanReport:
 def undeclared_lines(columns: Mapping[str, int]) -> list[str]:
     """Notes for the user about keys that came too late: one line each for the first few."""
     lines = [
-        f"column {name!r} is not in the output: it first comes after the sample of lines that declares the columns, "
-        f"{times:,} times; put a line that has it at the start of an input file"
+        f"column {name!r} is neither in prompts nor in the output: it first comes after the sample of lines that "
+        f"declares the columns, {times:,} times; put a line that has it at the start of an input file"
         for name, times in list(columns.items())[:_SHOWN_COLUMNS]
     ]
     more = len(columns) - len(lines)

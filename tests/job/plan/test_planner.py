@@ -500,7 +500,7 @@ def test_columns_that_come_after_the_sample_are_reported(
 
 def test_what_is_said_of_late_columns_names_them_and_is_bounded() -> None:
     lines = undeclared_lines({f"c{number}": 1000 + number for number in range(9)})
-    assert "column 'c0' is not in the output" in lines[0] and "1,000 times" in lines[0]
+    assert "column 'c0' is neither in prompts nor in the output" in lines[0] and "1,000 times" in lines[0]
     assert len(lines) == 6 and lines[-1] == "and so with 4 more columns" and undeclared_lines({}) == []
 
 

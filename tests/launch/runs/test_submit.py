@@ -282,7 +282,7 @@ def test_an_input_that_changes_while_a_query_reads_it_is_noticed(folder: Path, m
 def test_columns_that_come_too_late_for_the_output_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"name": f"f{i}", "source": "pass"} | ({"note": "n"} if i > 20_000 else {}) for i in range(20_003)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = "column 'note' is not in the output: it first comes after the sample"
+    told = "column 'note' is neither in prompts nor in the output: it first comes after the sample"
     done = submit()
     assert done.exit_code == 0 and told in done.stderr and "2 times" in done.stderr
     shown = CliRunner().invoke(main, ["plan", "job.yaml"], catch_exceptions=False)
