@@ -12,7 +12,7 @@ import torch
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.clamped_swiglu import clamped_swiglu as _clamped_swiglu
 from bulkrun.ops.dispatch import by_device
-from bulkrun.ops.four_bit_linear import FourBitWeight, four_bits_of_expert
+from bulkrun.ops.four_bit_weight import FourBitWeight, four_bits_of_expert
 from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.int8_linear import Int8Weight
 from bulkrun.ops.silu_mul import silu_mul as _silu_mul

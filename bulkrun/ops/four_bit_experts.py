@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
-from bulkrun.ops.four_bit_linear import FourBitWeight, unpack
+from bulkrun.ops.four_bit_weight import FourBitWeight, unpack
 from bulkrun.ops.grouped_experts import grouped_experts
 
 

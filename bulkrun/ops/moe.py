@@ -23,7 +23,8 @@ from bulkrun.ops.cpu.fused_experts import fused_experts as _packed_experts
 from bulkrun.ops.dispatch import by_device, uses_triton
 from bulkrun.ops.expert_pairs import quantized_experts
 from bulkrun.ops.four_bit_experts import four_bit_experts as _four_bit_experts
-from bulkrun.ops.four_bit_linear import FourBitWeight, four_bit_linear
+from bulkrun.ops.four_bit_linear import four_bit_linear
+from bulkrun.ops.four_bit_weight import FourBitWeight
 from bulkrun.ops.fp8_experts import fp8_experts as _fp8_experts
 from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.grouped_experts import grouped_experts

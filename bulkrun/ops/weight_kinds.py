@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bulkrun.ops.four_bit_linear import FourBitWeight
+from bulkrun.ops.four_bit_weight import FourBitWeight
 from bulkrun.ops.fp8_linear import Fp8Weight
 from bulkrun.ops.int8_linear import Int8Weight
 from bulkrun.ops.unpack_codes import CODES_PER_BYTE

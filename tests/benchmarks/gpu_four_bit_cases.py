@@ -2,7 +2,7 @@
 
 Predicted for an H100, not measured. A multiprocessor issues 6.6 instructions for a whole number and 8 for an E2M1 on
 their way to the matrix units (counted in what is compiled), that is 4.5e12 and 3.7e12 numbers a second: at up to 64
-rows a matrix takes 0.45 of bfloat16's time, and experts 0.55; unpacking before takes 2.5 times bfloat16's. At 512 rows
+rows a matrix takes 0.45 of bfloat16's time, and experts 0.53; unpacking before takes 2.5 times bfloat16's. At 512 rows
 numbers are unpacked four times, and both ways take about as long.
 """
 
@@ -16,7 +16,8 @@ import torch
 from bulkrun import ops
 from bulkrun.launch.bench.op_costs import experts_cost
 from bulkrun.ops.four_bit_experts import four_bit_experts
-from bulkrun.ops.four_bit_linear import E2M1, WHOLE_NUMBERS, FourBitWeight, four_bit_linear, in_bits, unpack
+from bulkrun.ops.four_bit_linear import four_bit_linear
+from bulkrun.ops.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
 from tests.benchmarks.gpu_case import BYTES, Case, Sizes
 
 _CODE_BYTES = 0.5

@@ -11,7 +11,8 @@ from bulkrun import ops
 from bulkrun.ops.cpu.four_bit_linear import can_pack_four_bits, pack_four_bits_
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
 from bulkrun.ops.cpu.panel_linear import compiles_panels, pack_panels, panel_linear
-from bulkrun.ops.four_bit_linear import FourBitWeight, unpack, with_int8
+from bulkrun.ops.four_bit_linear import with_int8
+from bulkrun.ops.four_bit_weight import FourBitWeight, unpack
 from bulkrun.ops.int8_linear import Int8Weight, quantize_int8
 from tests.ops import int8_oracle
 

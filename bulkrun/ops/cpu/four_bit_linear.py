@@ -12,8 +12,8 @@ import torch
 from bulkrun.ops.cpu.int8_linear import can_pack_int8, multiply_int8_panels
 from bulkrun.ops.cpu.panel_linear import PANEL, compiles_panels, multiply_panels, pack_panels_
 from bulkrun.ops.cpu.panel_matrix import panel_matrix
-from bulkrun.ops.four_bit_linear import FourBitWeight
 from bulkrun.ops.four_bit_linear import four_bit_linear as reference
+from bulkrun.ops.four_bit_weight import FourBitWeight
 
 _CODES = 8  # in 32 bits
 _PLAIN_NDIM = 2

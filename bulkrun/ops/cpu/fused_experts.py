@@ -20,7 +20,7 @@ from bulkrun.ops.cpu.int8_linear import can_pack_int8, pack_int8_
 from bulkrun.ops.cpu.panel_linear import PANEL, can_pack_panels, pack_panels_
 from bulkrun.ops.cpu.panel_matrix import Matrix, PanelWeight, num_inputs, panel_matrix
 from bulkrun.ops.cpu.structs import struct_function
-from bulkrun.ops.four_bit_linear import FourBitWeight
+from bulkrun.ops.four_bit_weight import FourBitWeight
 from bulkrun.ops.int8_linear import Int8Weight
 from bulkrun.ops.weight_kinds import values_of
 

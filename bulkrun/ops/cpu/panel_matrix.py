@@ -7,7 +7,7 @@ from ctypes import c_int64, c_void_p
 
 import torch
 
-from bulkrun.ops.four_bit_linear import FourBitWeight
+from bulkrun.ops.four_bit_weight import FourBitWeight
 from bulkrun.ops.int8_linear import Int8Weight
 from bulkrun.ops.weight_kinds import numbers_per_item, values_of
 

@@ -7,7 +7,7 @@ import torch
 from bulkrun.ops.clamped_swiglu import ClampedSwiglu
 from bulkrun.ops.expert_pairs import ExpertPairs, gated
 from bulkrun.ops.four_bit_experts import four_bit_experts as reference
-from bulkrun.ops.four_bit_linear import FourBitWeight
+from bulkrun.ops.four_bit_weight import FourBitWeight
 from bulkrun.ops.triton.expert_pairs import sum_by_token
 from bulkrun.ops.triton.four_bit_product import ExpertRows, multiply
 

@@ -14,13 +14,13 @@ import torch
 import triton
 import triton.language as tl
 
-from bulkrun.ops.four_bit_linear import TILE_INPUTS, FourBitWeight
+from bulkrun.ops.four_bit_weight import TILE_INPUTS, FourBitWeight
 from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
 from bulkrun.ops.triton.tile_order import place_of_program
 
 _MAGIC = tl.constexpr(0x4B000000)  # 2 ** 23 as a float32: its low bits count ones
 _E2M1_BITS = tl.constexpr(-0x80000000 | 0x01C00000)
-_E2M1_UNIT = tl.constexpr(2.0**126)  # what a float32 is short of whose exponent and fraction are those of an E2M1
+_E2M1_SHORT = tl.constexpr(126)  # the power of two that a float32 lacks whose exponent and fraction are an E2M1's
 
 
 class _Tile(NamedTuple):
@@ -59,9 +59,9 @@ def multiply(
     if num_rows:
         _product_kernel[(num_row_tiles * triton.cdiv(num_outputs, tile.outputs),)](
             x, row_P, weight.codes, weight.scale, bias, ends_X, out, num_rows, num_row_tiles,
-            SIZE=2 * num_bytes, NUM_OUTPUTS=num_outputs, NUM_GROUPS=weight.scale.shape[-1],
+            SIZE=2 * num_bytes, NUM_OUTPUTS=num_outputs,
+            GROUP_SIZE=weight.group_size, NUM_GROUPS=weight.scale.shape[-1], ARE_WHOLE=weight.form == "whole",
             NUM_EXPERTS=num_experts, BLOCK_X=triton.next_power_of_2(max(num_experts, 1)),
-            ARE_WHOLE=weight.form == "whole",
             BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
@@ -86,7 +86,8 @@ def _numbers(byte_NB, scale_NG, ARE_WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, 
         zero_NG = ((scale_NG & 15) | _MAGIC).to(tl.float32, bitcast=True)
         number_NK = (number_NK - zero_NG[:, :, None]) * (scale_NG & -16).to(tl.float32, bitcast=True)[:, :, None]
     else:
-        number_NK = number_NK * (scale_NG.to(tl.float32) * _E2M1_UNIT)[:, :, None]
+        scale_NG = ((scale_NG.to(tl.int32) + _E2M1_SHORT) << 23).to(tl.float32, bitcast=True)
+        number_NK = number_NK * scale_NG[:, :, None]
     return tl.reshape(number_NK, [BLOCK_N, BLOCK_K])
 
 
@@ -103,6 +104,7 @@ def _product_kernel(
     num_row_tiles,
     SIZE: tl.constexpr,
     NUM_OUTPUTS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,  # 0: a matrix
     BLOCK_X: tl.constexpr,
@@ -111,7 +113,6 @@ def _product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    GROUP_SIZE: tl.constexpr = SIZE // NUM_GROUPS
     G: tl.constexpr = max(BLOCK_K // GROUP_SIZE, 1)
     row_tile, column_tile = place_of_program(tl.program_id(0), num_row_tiles, (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N)
     expert, first, end = 0, row_tile * BLOCK_M, num_rows

@@ -29,7 +29,7 @@ from triton.runtime.jit import JITFunction
 
 from bulkrun import ops
 from bulkrun.ops import dispatch
-from bulkrun.ops.four_bit_linear import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits
+from bulkrun.ops.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits
 from bulkrun.ops.fp8 import FP8
 from bulkrun.ops.triton import attention_tile
 from tests.ops.prefix_groups import prefixes_of
@@ -142,10 +142,10 @@ def four_bit_products(dtype: torch.dtype) -> None:
 
 
 def four_bit_weight(shape: tuple[int, ...], group_size: int, codebook: tuple[float, ...]) -> FourBitWeight:
-    """Of zeros."""
+    """Of zeros, and scales of one."""
     *outputs, size = shape
     scale_dtype = torch.bfloat16 if codebook == E2M1 else torch.float32
-    scale = torch.zeros(*outputs, size // group_size, dtype=scale_dtype)
+    scale = torch.ones(*outputs, size // group_size, dtype=scale_dtype)
     return FourBitWeight(torch.zeros(*outputs, size // 2, dtype=torch.uint8), scale, None, torch.tensor(codebook))
 
 

@@ -11,8 +11,8 @@ import torch
 
 from bulkrun import ops
 from bulkrun.ops.four_bit_experts import four_bit_experts as reference_experts
-from bulkrun.ops.four_bit_linear import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
 from bulkrun.ops.four_bit_linear import four_bit_linear as reference
+from bulkrun.ops.four_bit_weight import E2M1, WHOLE_NUMBERS, FourBitWeight, in_bits, unpack
 from bulkrun.ops.triton import four_bit_linear as module
 from bulkrun.ops.triton import four_bit_product
 from bulkrun.ops.triton.four_bit_experts import four_bit_experts
@@ -28,7 +28,14 @@ SIZES = [(64, 128, 128), (130, 2, 2), (65, 160, 32), (7, 96, 16), (200, 384, 128
 
 
 def random_weight(kind: str, shape: tuple[int, ...], group_size: int, device: str) -> FourBitWeight:
-    """In the form for the kernel; scales are of 16 bits, as checkpoints have them."""
+    """In the form for the kernel."""
+    made = in_bits(plain_weight(kind, shape, group_size))
+    assert made.form == ("e2m1" if kind == "e2m1" else "whole")
+    return FourBitWeight(*(part.to(device) if isinstance(part, torch.Tensor) else part for part in made))
+
+
+def plain_weight(kind: str, shape: tuple[int, ...], group_size: int) -> FourBitWeight:
+    """Scales are of 16 bits, as checkpoints have them."""
     generator = torch.Generator().manual_seed(shape[-1])
     *outputs, size = shape
     codes = torch.randint(256, (*outputs, size // 2), dtype=torch.uint8, generator=generator)
@@ -38,9 +45,7 @@ def random_weight(kind: str, shape: tuple[int, ...], group_size: int, device: st
     codebook = torch.tensor(E2M1 if kind == "e2m1" else WHOLE_NUMBERS)
     if kind == "e2m1":
         scale = torch.exp2(scale.log2().round()).bfloat16()
-    made = in_bits(FourBitWeight(codes, scale, zero, codebook))
-    assert made.form == ("e2m1" if kind == "e2m1" else "whole")
-    return FourBitWeight(*(part.to(device) if isinstance(part, torch.Tensor) else part for part in made))
+    return FourBitWeight(codes, scale, zero, codebook)
 
 
 def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
@@ -52,15 +57,22 @@ def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group_size", [2, 4, 32, 64, 128, 256])
 def test_numbers_are_the_same_in_every_form(kind: str, group_size: int) -> None:
-    weight = random_weight(kind, (5, 512), group_size, "cpu")
-    generator = torch.Generator().manual_seed(512)
-    codes = torch.randint(256, (5, 256), dtype=torch.uint8, generator=generator)
-    assert torch.equal(weight.codes, codes)
-    scale, zero = weight.scale, None
-    if weight.form == "whole":
-        scale, zero = (weight.scale & ~15).view(torch.float32), (weight.scale & 15).to(torch.uint8)
-    plain = FourBitWeight(codes, scale, zero if kind == "zeros" else None, weight.codebook)
-    assert torch.equal(unpack(weight), unpack(plain))
+    plain = plain_weight(kind, (5, 512), group_size)
+    made = in_bits(plain)
+    assert made.form != "table" and made.group_size == plain.group_size
+    assert torch.equal(unpack(made), unpack(plain))
+
+
+def test_every_exponent_that_a_float_holds_is_its_number() -> None:
+    """From the lowest, which is no normal number, to the highest that the kernel can make up for."""
+    scale = torch.ldexp(torch.ones(128 + 1, 1, dtype=torch.float64), torch.arange(-127, 2)[:, None]).bfloat16()
+    codes = torch.arange(16, dtype=torch.uint8).expand(129, 16).contiguous()
+    plain = FourBitWeight(codes, scale, None, torch.tensor(E2M1))
+    made = in_bits(plain)
+    assert made.scale[:, 0].tolist() == [*range(129)]
+    assert torch.equal(unpack(made), unpack(plain))
+    x = torch.eye(32)
+    assert torch.equal(four_bit_linear(x, made, None), unpack(plain).T)
 
 
 def test_a_weight_stays_as_it_is_where_something_would_be_lost() -> None:
@@ -71,7 +83,9 @@ def test_a_weight_stays_as_it_is_where_something_would_be_lost() -> None:
         FourBitWeight(codes, torch.ones(2, 1), zero, whole + 1),
         FourBitWeight(codes, torch.ones(2, 1), zero, e2m1),
         FourBitWeight(codes, torch.ones(2, 1).bfloat16(), zero, whole),
-        FourBitWeight(codes, torch.tensor([[1.0], [4.0]]).bfloat16(), None, e2m1),
+        FourBitWeight(codes, torch.ones(2, 4).mul_(4.0).bfloat16(), None, e2m1),
+        FourBitWeight(codes, torch.ones(2, 4).mul_(1.5).bfloat16(), None, e2m1),
+        FourBitWeight(codes, torch.zeros(2, 4).bfloat16(), None, e2m1),
         FourBitWeight(torch.zeros(2, 96, dtype=torch.uint8), torch.ones(2, 2), None, whole),  # groups of 96
     ):
         assert in_bits(weight) is weight
