@@ -82,7 +82,7 @@ class Thinking(NamedTuple):
     max_tokens: int | None = None
 
 
-ToolFormat = Literal["hermes", "llama3_json", "mistral"]
+ToolFormat = Literal["hermes", "llama3_json", "mistral", "granite"]
 
 
 class ToolCalls(NamedTuple):

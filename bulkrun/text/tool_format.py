@@ -18,6 +18,8 @@ def form_of_calls(source: str) -> ToolFormat | None:
     """The form, or None where the template knows none of those that can be read."""
     if "[TOOL_CALLS]" in source:
         return "mistral"
+    if "<|tool_call|>" in source:
+        return "granite"
     if "<tool_call>" in source:
         return None if any(other in source for other in _OTHERS) else "hermes"
     if "<|start_header_id|>" in source and "tool_calls" in source and _PARAMETERS.search(source):

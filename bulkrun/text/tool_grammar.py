@@ -55,16 +55,25 @@ def _mistral(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
     """The newer form where the tokenizer has the marker of its arguments."""
     begin = _marker("[TOOL_CALLS]", special_id)
     if special_id("[ARGS]") is None:
-        more = "" if one else ' (", " object)*'
-        return [f'start: {begin} / ?/ "[" object{more} "]"', *_objects(names, "arguments")]
+        return _listed(begin, names, one)
     calls = [f"{_literal(name)} {_marker('[ARGS]', special_id)} arguments{index}" for index, name in enumerate(names)]
     return [f"start: call{'' if one else '+'}", f"call: {begin} named", f"named: {' | '.join(calls)}"]
+
+
+def _granite(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
+    return _listed(_marker("<|tool_call|>", special_id), names, one)
+
+
+def _listed(begin: str, names: list[str], one: bool) -> list[str]:
+    more = "" if one else ' (", " object)*'
+    return [f'start: {begin} / ?/ "[" object{more} "]"', *_objects(names, "arguments")]
 
 
 _FORMS: Mapping[str, Callable[[list[str], bool, SpecialId], list[str]]] = {
     "hermes": _hermes,
     "llama3_json": _llama,
     "mistral": _mistral,
+    "granite": _granite,
 }
 
 

@@ -49,6 +49,11 @@ def test_the_form_is_told_by_the_template(form: str) -> None:
     assert form_of_calls(TEMPLATES[form]) == form
 
 
+def test_the_form_of_granite_is_told_by_its_words() -> None:
+    source = "respond with <|tool_call|> followed by a JSON list of tools used"  # in the templates of 3.1 to 3.3
+    assert form_of_calls(source) == "granite"
+
+
 OTHERS = [
     "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}",
     "{% for c in m.tool_calls %}<tool_call>\n<function={{ c.name }}>\n<parameter=x>{% endfor %}",  # Qwen3-Coder

@@ -38,7 +38,7 @@ FUNCTIONS: list[dict[str, Any]] = [
     },
     {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 ]
-FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral"]
+FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite"]
 
 
 def bound(form: ToolFormat, one: bool, functions: list[dict[str, Any]] = FUNCTIONS) -> StructuredOutput:
@@ -58,7 +58,7 @@ def with_special(folder: Path, *texts: str) -> Tokenizer:
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     special = {
         "plain markers": [],
-        "special markers": ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]"],
+        "special markers": ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"],
         "newer mistral": ["[TOOL_CALLS]", "[ARGS]"],
     }
     if request.param == "bundled":

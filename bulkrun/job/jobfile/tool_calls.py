@@ -18,8 +18,8 @@ class ToolCallsSpec(Section):
     format: Literal["auto", "none", ToolFormat] = Field(
         "auto",
         description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
-        "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. auto: told from the chat template. none: calls "
-        "stay in the response, as a model of another form writes them.",
+        "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. granite: a list behind <|tool_call|> (Granite "
+        "3, Phi-4-mini). auto: told from the chat template. none: calls stay in the response, for other models.",
     )
     parallel: bool = Field(
         True, description="Whether an answer may have several calls; false: what follows the first one is left out."

@@ -3,6 +3,7 @@
     hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, anywhere
     llama3_json  {"name": ..., "parameters": {...}}, the whole answer or what follows <|python_tag|>; several with ;
     mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...}, again and again
+    granite      <|tool_call|>[{"name": ..., "arguments": {...}}, ...], perhaps with <|/tool_call|> at the end
 
 What is no call, or only the beginning of one, stays in the text as it came, and whatever follows a hundred of those.
 White space around the text belongs to neither.
@@ -24,6 +25,7 @@ MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "hermes": ("<tool_call>", "</tool_call>"),
     "llama3_json": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    "granite": ("<|tool_call|>", "<|/tool_call|>"),
 }
 _SPACE = re.compile(r"\s*")
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*")
@@ -127,6 +129,17 @@ def _read_mistral(text: str, at: int) -> tuple[list[Call], int]:
     if named := _NAMED.match(text, at):
         arguments, at = _json_at(text, named.end())
         return [_call({"name": named[1], "arguments": arguments}, "arguments")], at
+    return _read_list(text, at)
+
+
+def _read_granite(text: str, at: int) -> tuple[list[Call], int]:
+    """A list of calls, which a marker may end."""
+    calls, at = _read_list(text, at)
+    end = _after_space(text, at)
+    return calls, end + len("<|/tool_call|>") if text.startswith("<|/tool_call|>", end) else at
+
+
+def _read_list(text: str, at: int) -> tuple[list[Call], int]:
     values, at = _json_at(text, at)
     if not isinstance(values, list) or not values:
         raise _NoCall
@@ -137,6 +150,7 @@ _FORMS: dict[ToolFormat, tuple[str, _Read]] = {
     "hermes": ("<tool_call>", _read_hermes),
     "llama3_json": ("<|python_tag|>", _read_llama),
     "mistral": ("[TOOL_CALLS]", _read_mistral),
+    "granite": ("<|tool_call|>", _read_granite),
 }
 
 

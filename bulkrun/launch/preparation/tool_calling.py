@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import get_args
 
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.errors import JobFileError
@@ -14,11 +15,14 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import AUTO, NONE, offered
 from bulkrun.job.prompts.chat_source import named_template
+from bulkrun.request import ToolFormat
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.tokenizer import Tokenizer
 from bulkrun.text.tool_format import form_of_calls
 
-_FORMS = "set sampling.tool_calls.format: hermes, llama3_json or mistral, or none, which leaves calls in the response"
+_FORMS = (
+    f"set sampling.tool_calls.format: {', '.join(get_args(ToolFormat))}, or none, which leaves calls in the response"
+)
 
 
 def with_form_of_calls(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:

@@ -13,7 +13,7 @@ from bulkrun.job.work.tool_calls import Call, Split, split_calls, with_ids
 from bulkrun.request import ToolFormat
 
 Written = list[tuple[str, dict[str, Any]]]
-FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral"]
+FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite"]
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -42,7 +42,17 @@ def newer_mistral(calls: Written) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
 
 
-WRITERS = [("hermes", hermes), ("mistral", mistral), ("mistral", newer_mistral)]
+def granite(calls: Written) -> str:
+    return mistral(calls).replace("[TOOL_CALLS] ", "<|tool_call|>", 1)
+
+
+def phi(calls: Written) -> str:
+    return f"{granite(calls)}<|/tool_call|>"
+
+
+WRITERS = [
+    ("hermes", hermes), ("mistral", mistral), ("mistral", newer_mistral), ("granite", granite), ("granite", phi),
+]  # fmt: skip
 
 
 def read(split: Split) -> Written:
@@ -105,6 +115,8 @@ MALFORMED = [
     ("mistral", '[TOOL_CALLS] [{"name": "f"'),
     ("mistral", "[TOOL_CALLS]f[ARGS]{"),
     ("mistral", '[TOOL_CALLS]f{"x": 1}'),
+    ("granite", "<|tool_call|>[]<|/tool_call|>"),
+    ("granite", '<|tool_call|>{"name": "f"}'),
 ]
 
 
