@@ -3,7 +3,8 @@
 A program takes BLOCK_N outputs and BLOCK_M rows, of one expert where there are such (`expert_tiles`). Codes and scales
 are copied to shared memory as they are stored, several tiles ahead, and become numbers on their way to the matrix
 units: memory gives half a byte for each. The weight is the first operand, which Hopper's matrix units take from
-registers. Numbers are those of `unpack`: computed in float32, rounded once to the rows' dtype; sums are float32.
+registers. Numbers are those of `unpack`: computed in float32, rounded once to the rows' dtype; sums are float32. Where
+a matrix has few outputs several programs share a sum, so that every multiprocessor has two.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class _Tile(NamedTuple):
 
 
 _TILES = (_Tile(16, 64, 128, 4, 8), _Tile(32, 64, 128, 4, 6), _Tile(64, 64, 128, 4, 4), _Tile(128, 128, 64, 8, 4))
+_PROGRAMS = 264  # two for each multiprocessor of an H100: one alone leaves its units idle while it waits
+_LEAST_STEPS, _MOST_SPLITS = 8, 4  # of a sum that is shared out
+_SUM_BLOCK = 1024
 assert {tile.inputs for tile in _TILES} <= {*TILE_INPUTS}, "into which groups fit"
 
 
@@ -56,15 +60,28 @@ def multiply(
     if experts is not None:
         num_row_tiles = most_row_tiles(num_rows, num_experts, tile.rows)
     row_P, ends_X = experts or (None, None)
-    if num_rows:
-        _product_kernel[(num_row_tiles * triton.cdiv(num_outputs, tile.outputs),)](
-            x, row_P, weight.codes, weight.scale, bias, ends_X, out, num_rows, num_row_tiles,
-            SIZE=2 * num_bytes, NUM_OUTPUTS=num_outputs,
-            GROUP_SIZE=weight.group_size, NUM_GROUPS=weight.scale.shape[-1], ARE_WHOLE=weight.form == "whole",
-            NUM_EXPERTS=num_experts, BLOCK_X=triton.next_power_of_2(max(num_experts, 1)),
-            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
+    num_tiles = num_row_tiles * triton.cdiv(num_outputs, tile.outputs)
+    if not num_tiles:
+        return
+    splits = 1 if num_experts else _splits(num_tiles, triton.cdiv(2 * num_bytes, tile.inputs))
+    parts = out if splits == 1 else out.new_empty(splits, num_rows, num_outputs, dtype=torch.float32)
+    _product_kernel[(num_tiles, splits)](
+        x, row_P, weight.codes, weight.scale, bias, ends_X, parts, num_rows, num_row_tiles,
+        SIZE=2 * num_bytes, NUM_OUTPUTS=num_outputs,
+        GROUP_SIZE=weight.group_size, NUM_GROUPS=weight.scale.shape[-1], ARE_WHOLE=weight.form == "whole",
+        NUM_EXPERTS=num_experts, BLOCK_X=triton.next_power_of_2(max(num_experts, 1)),
+        BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs, SPLITS=splits,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        _sum_kernel[(num_rows, triton.cdiv(num_outputs, _SUM_BLOCK))](
+            parts, bias, out, num_rows, NUM_OUTPUTS=num_outputs, SPLITS=splits, BLOCK=_SUM_BLOCK
+        )
+
+
+def _splits(num_tiles: int, num_steps: int) -> int:
+    """Among how many programs a sum of so many steps is shared out, so that there are enough of them."""
+    return max(1, min(_PROGRAMS // num_tiles, num_steps // _LEAST_STEPS, _MOST_SPLITS))
 
 
 def _tile_for(num_rows: float, *, is_sure: bool) -> _Tile:
@@ -112,7 +129,10 @@ def _product_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,  # programs that share a sum; with several, `out` is float32 [SPLITS, T, O], without the bias
 ):
+    BYTES: tl.constexpr = BLOCK_K // 2
+    BYTES_OF_SPLIT: tl.constexpr = (SIZE // 2 + BYTES * SPLITS - 1) // (BYTES * SPLITS) * BYTES
     G: tl.constexpr = max(BLOCK_K // GROUP_SIZE, 1)
     row_tile, column_tile = place_of_program(tl.program_id(0), num_row_tiles, (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N)
     expert, first, end = 0, row_tile * BLOCK_M, num_rows
@@ -129,8 +149,13 @@ def _product_kernel(
     output_N = expert * tl.cast(NUM_OUTPUTS, tl.int64) + column_N  # a row of all experts' weights
 
     acc_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for first_byte in range(0, SIZE // 2, BLOCK_K // 2):
-        index_B = first_byte + tl.arange(0, BLOCK_K // 2)
+    start, stop = 0, SIZE // 2
+    if SPLITS > 1:
+        start = tl.program_id(1) * BYTES_OF_SPLIT
+        stop = tl.minimum(start + BYTES_OF_SPLIT, SIZE // 2)
+        out_ptr += tl.program_id(1).to(tl.int64) * num_rows * NUM_OUTPUTS
+    for first_byte in range(start, stop, BYTES):
+        index_B = first_byte + tl.arange(0, BYTES)
         index_K = 2 * first_byte + tl.arange(0, BLOCK_K)
         index_G = 2 * first_byte // GROUP_SIZE + tl.arange(0, G)
         x_mask, code_mask, scale_mask = is_pair_M[None, :], is_column_N[:, None], is_column_N[:, None]
@@ -143,7 +168,28 @@ def _product_kernel(
         scale_NG = tl.load(scale_ptr + output_N[:, None] * NUM_GROUPS + index_G[None, :], mask=scale_mask, other=0)
         weight_NK = _numbers(byte_NB, scale_NG, ARE_WHOLE, BLOCK_N, BLOCK_K, G).to(x_KM.dtype)
         acc_NM = tl.dot(weight_NK, x_KM, acc_NM, input_precision="ieee")
-    if bias_ptr is not None:
+    if bias_ptr is not None and SPLITS == 1:
         acc_NM += tl.load(bias_ptr + output_N, mask=is_column_N, other=0.0).to(tl.float32)[:, None]
     out_NM = pair_M[None, :] * NUM_OUTPUTS + column_N[:, None]
     tl.store(out_ptr + out_NM, acc_NM, mask=is_pair_M[None, :] & is_column_N[:, None])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _sum_kernel(
+    parts_ptr,
+    bias_ptr,  # None: none
+    out_ptr,
+    num_rows,
+    NUM_OUTPUTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column_O = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_real_O = column_O < NUM_OUTPUTS
+    sum_O = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        sum_O += tl.load(parts_ptr + (split * num_rows + row) * NUM_OUTPUTS + column_O, mask=is_real_O, other=0.0)
+    if bias_ptr is not None:
+        sum_O += tl.load(bias_ptr + column_O, mask=is_real_O, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * NUM_OUTPUTS + column_O, sum_O, mask=is_real_O)

@@ -113,6 +113,22 @@ def test_tiles_of_every_size_end_anywhere(num_rows: int, device: str) -> None:
     assert_close(four_bit_linear(x, weight, None), reference(x, weight, None))
 
 
+@pytest.mark.parametrize("kind", ["zeros", "e2m1"])
+@pytest.mark.parametrize("size", [992, 1024, 2080, 4096])
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_few_programs_share_sums(kind: str, size: int, num_rows: int, device: str) -> None:
+    """From one program to four for a tile, the last with less to do."""
+    weight = random_weight(kind, (136, size), 32, device)
+    x, bias = torch.randn(num_rows, size, device=device), torch.randn(136, device=device)
+    for one in (None, bias):
+        assert_close(four_bit_linear(x, weight, one), reference(x, weight, one))
+
+
+def test_sums_are_shared_by_as_many_programs_as_there_is_room_for() -> None:
+    shared = {(128, 64): 2, (80, 64): 3, (64, 32): 4, (64, 23): 2, (1, 224): 4, (132, 64): 2, (133, 64): 1, (1, 7): 1}
+    assert {case: four_bit_product._splits(*case) for case in shared} == shared
+
+
 def test_rows_may_be_strided(device: str) -> None:
     weight, x = random_weight("zeros", (72, 64), 32, device), torch.randn(5, 128, device=device)[:, ::2]
     assert_close(four_bit_linear(x, weight, None), reference(x, weight, None))
