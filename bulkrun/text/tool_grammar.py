@@ -7,6 +7,7 @@ JSON schemas; knows no conversations.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ JSON_OPTIONS: Mapping[str, Any] = {
     "key_separator": ": ?",
     "coerce_one_of": True,  # the finished text is checked against the schema itself
 }
+
+_PLAIN = re.compile(r"[^\s\[\]{}]+")
 
 
 def calls_grammar(value: str, special_id: SpecialId = lambda _text: None) -> str:
@@ -56,6 +59,8 @@ def _mistral(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
     begin = _marker("[TOOL_CALLS]", special_id)
     if special_id("[ARGS]") is None:
         return _listed(begin, names, one)
+    if odd := [name for name in names if not _PLAIN.fullmatch(name)]:
+        raise ValueError(f"the function {odd[0]!r} cannot be called in this form: white space or brackets in its name")
     calls = [f"{_literal(name)} {_marker('[ARGS]', special_id)} arguments{index}" for index, name in enumerate(names)]
     return [f"start: call{'' if one else '+'}", f"call: {begin} named", f"named: {' | '.join(calls)}"]
 
@@ -90,4 +95,5 @@ def _marker(text: str, special_id: SpecialId) -> str:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """As Lark reads it: without the one control character that JSON leaves as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

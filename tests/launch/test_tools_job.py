@@ -15,6 +15,7 @@ from openai.types.chat import ChatCompletion
 
 import bulkrun
 from bulkrun.cli import main
+from bulkrun.data.inputs import jsonl
 from bulkrun.errors import JobFileError
 from tests.launch.one_process import one_process, own_engine
 from tests.text.tool_templates import HERMES, HISTORY
@@ -149,7 +150,11 @@ def test_lines_of_a_batch_come_back_with_calls(tmp_path: Path) -> None:
             None,
             "'z', and the tools",
         ),
-        ({"tools": [tool("f", x={"type": "strin"})], "tool_choice": "required"}, None, r"prompt\.tools: "),
+        (
+            {"tools": [COLOR, tool("f", x={"type": "strin"})], "tool_choice": "required"},
+            None,
+            r"prompt\.tools: function 'f': ",
+        ),
         ({"tools": "nothing"}, None, r"prompt\.tools: .*nothing"),
         ({"chat_template": "none"}, {}, r"sampling\.tool_calls: there is no chat template"),
     ],
@@ -163,3 +168,28 @@ def test_a_job_that_cannot_call_is_refused_before_it_runs(
     with pytest.raises(JobFileError, match=said), one_process(own_engine):
         bulkrun.run_job(job)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["objects", "texts"])
+@pytest.mark.parametrize("content", [None, "Let me see."])
+def test_calls_that_come_late_are_never_left_out_of_a_prompt(
+    form: str, content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns of an input are declared from its first lines."""
+    monkeypatch.setattr(jsonl, "SAMPLE_LINES", 16)
+    history: list[Any] = json.loads(json.dumps(HISTORY))
+    history[1]["content"] = content
+    if form == "texts":
+        function = history[1]["tool_calls"][0]["function"]
+        function["arguments"] = json.dumps(function["arguments"])
+    (tmp_path / "hermes.jinja").write_text(HERMES)
+    late = [*([{"chat": HISTORY[:1]}] * 40), {"chat": history}, {"chat": [{**HISTORY[0], "tool_calls": []}]}]
+    prompt = {"messages": "chat", "chat_template": str(tmp_path / "hermes.jinja")}
+    job = job_over(tmp_path, late, prompt=prompt, sampling={"max_tokens": 2, "temperature": 0})
+    made = rows_of(job)
+    assert [row["error_code"] for row in made] == [*[None] * 40, "bad_input", None]
+    assert "'tool_calls', which nothing in the sample" in made[40]["error_message"]
+    early = job_over(
+        tmp_path, late[::-1], prompt=prompt, sampling=job["sampling"], output={"path": f"{tmp_path}/early"}
+    )
+    assert [row["error_code"] for row in rows_of(early)] == [None] * 42

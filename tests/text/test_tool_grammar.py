@@ -19,6 +19,7 @@ from bulkrun.request import StructuredOutput, ToolFormat
 from bulkrun.text.constraint import Grammars
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.tokenizer import Tokenizer
+from bulkrun.text.tool_grammar import calls_grammar
 from tests.text.small_tokenizers import byte_level
 from tests.text.walking import Choose, walk
 
@@ -129,3 +130,18 @@ def test_parameters_that_no_grammar_can_be_made_of_are_refused() -> None:
     pattern = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)"}}}
     with pytest.raises(ValueError, match=r"."):
         check_grammar(bound("hermes", True, [{"name": "f", "parameters": pattern}]))
+
+
+def test_any_name_is_called_but_those_that_could_not_be_read_back(tmp_path: Path) -> None:
+    tokenizer = with_special(tmp_path, "[TOOL_CALLS]", "[ARGS]")
+    plain = {"type": "object", "properties": {}, "additionalProperties": False}
+    for name, form in (("ge\x7ft", "hermes"), ('a"b\\{}\n<é>', "hermes"), ("a b", "granite"), ("ge\x7ft", "mistral")):
+        structured = bound(form, True, [{"name": name, "parameters": plain}])  # type: ignore[arg-type]
+        eos = tokenizer.eos_token_id
+        assert eos is not None
+        token_ids, is_whole = walk(Grammars(tokenizer).constraint(structured), tokenizer, eos, ending(eos, 0))
+        [text] = MarkerDecode(tokenizer.decode_batch, MARKERS[form])([token_ids])  # type: ignore[index]
+        assert is_whole and [call.name for call in split_calls(text, form).calls] == [name]  # type: ignore[arg-type]
+    for name in ("a b", "a[b", "{"):
+        with pytest.raises(ValueError, match="white space or brackets in its name"):
+            calls_grammar(bound("mistral", True, [{"name": name, "parameters": plain}]).value, tokenizer.special_id)

@@ -34,6 +34,9 @@ _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
 ChooseColumns = Callable[[Mapping[str, Shape]], Sequence[str]]  # of all columns, by what the sample showed of each
 
 
+NeededKeys = Mapping[str, Sequence[str]]  # of a column
+
+
 class BadLine(ValueError):
     """Why a line is not a row; the message names the problem, not the place."""
 
@@ -58,14 +61,17 @@ class JsonlSource:
         max_row_bytes: int,
         kept_as_text: ChooseColumns | None = None,
         known: KnownTypes | None = None,
+        needed: NeededKeys | None = None,
     ) -> JsonlSource:
         """Declare the columns from a sample of every file; `kept_as_text` chooses those to be kept as JSON text.
 
-        A column of which the sample shows no value has its type in `known`, if that names it.
+        A column of which the sample shows no value has its type in `known`, if that names it. A row is bad whose
+        objects in a column have a key that is `needed` there and is not declared.
         """
         shapes = sample_shapes(files, max_row_bytes)
         declared = {name: json_type(type_) for name, type_ in (known or {}).items() if name in shapes}
         types = {name: shape.resolve(declared.get(name)) for name, shape in shapes.items()}
+        types |= {name: types[name].needing(keys) for name, keys in (needed or {}).items() if name in types}
         as_text = kept_as_text(shapes) if kept_as_text else ()
         return cls(files, types | dict.fromkeys(as_text, TEXT), max_row_bytes)
 

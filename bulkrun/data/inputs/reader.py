@@ -20,7 +20,7 @@ from bulkrun.data.inputs.batch import InputBatch, Position, Source
 from bulkrun.data.inputs.csv_reader import CsvSource
 from bulkrun.data.inputs.files import InputFile, find_files
 from bulkrun.data.inputs.folder_columns import with_folder_columns
-from bulkrun.data.inputs.jsonl import ChooseColumns, JsonlSource
+from bulkrun.data.inputs.jsonl import ChooseColumns, JsonlSource, NeededKeys
 from bulkrun.data.inputs.no_rows import NoRows
 from bulkrun.data.inputs.parquet import ParquetSource
 from bulkrun.data.types.known_types import KnownTypes
@@ -126,25 +126,27 @@ def open_input(
     delimiter: str | None = None,
     kept_as_text: ChooseColumns | None = None,
     known_types: KnownTypes | None = None,
+    needed_keys: NeededKeys | None = None,
 ) -> Dataset:
     """Find the files and declare the schema.
 
     With `sql`, its result is written once to `sql_snapshot` and read from there ever after; without a path it lives
     until the dataset is closed. `delimiter` separates the fields of CSV files. JSON columns that `kept_as_text` chooses
     are read as text: strings as they are, all else as JSON, so that nothing is lost where shapes change. A column of
-    nulls alone has its type in `known_types` (what `sql` makes of it is for the query to say). Raises InputError for
-    everything that keeps the input from being read as a whole.
+    nulls alone has its type in `known_types` (what `sql` makes of it is for the query to say). A row of JSON is bad
+    that would lose one of the `needed_keys`. Raises InputError for everything that keeps the input from being read as a
+    whole.
     """
     files = find_files(paths)
     if sql is None:
-        source = _open_files(files, max_row_bytes, delimiter, kept_as_text, known_types)
+        source = _open_files(files, max_row_bytes, delimiter, kept_as_text, known_types, needed_keys)
         return Dataset(files, with_folder_columns(source, files), len(files))
     folder = None
     if sql_snapshot is None:
         folder = Scratch()
         sql_snapshot = folder.path / "input.snapshot"
     if not sql_snapshot.exists():
-        source = _open_files(files, max_row_bytes, delimiter, kept_as_text, None)
+        source = _open_files(files, max_row_bytes, delimiter, kept_as_text, None, needed_keys)
         given = Dataset(files, with_folder_columns(source, files), len(files), folder)
         if given.is_void:  # no columns for a query to name
             return given
@@ -169,6 +171,7 @@ def _open_files(
     delimiter: str | None,
     kept_as_text: ChooseColumns | None,
     known: KnownTypes | None,
+    needed: NeededKeys | None,
 ) -> Source:
     for file in files:
         if file.format != files[0].format:
@@ -181,5 +184,5 @@ def _open_files(
     if delimiter is not None:
         raise InputError(f"input.delimiter: {files[0].path} is {files[0].format}, not CSV; remove this key")
     if files[0].format == "jsonl":
-        return JsonlSource.open(files, max_row_bytes, kept_as_text, known)
+        return JsonlSource.open(files, max_row_bytes, kept_as_text, known, needed)
     return ParquetSource.open(files, max_row_bytes, known)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -52,6 +53,13 @@ class JsonType:
     kind: Literal["bool", "int", "float", "string", "list", "object", "text"]
     item: JsonType | None = None
     fields: dict[str, JsonType] = field(default_factory=dict)
+    needed: frozenset[str] = frozenset()  # keys of an object that must not get lost, whether it declares them or not
+
+    def needing(self, keys: Iterable[str]) -> JsonType:
+        """The same whose objects, or a list's, need these keys."""
+        if self.kind == "list" and self.item is not None:
+            return replace(self, item=self.item.needing(keys))
+        return replace(self, needed=frozenset(keys)) if self.kind == "object" else self
 
     @property
     def nested(self) -> bool:
@@ -192,6 +200,8 @@ def find_mismatch(value: Any, want: JsonType, place: str, undeclared: KeyCounts)
         return None
     if want.kind == "object" and isinstance(value, dict):
         for key in value.keys() - want.fields.keys():
+            if key in want.needed and value[key]:
+                return _lost(key, place)
             undeclared.add(f"{place}.{key}")
         for key, inner in want.fields.items():
             if problem := find_mismatch(value.get(key), inner, f"{place}.{key}", undeclared):
@@ -204,6 +214,13 @@ def find_mismatch(value: Any, want: JsonType, place: str, undeclared: KeyCounts)
                 return problem
         return None
     return _mismatch_of_kinds(value, want, place)
+
+
+def _lost(key: str, place: str) -> str:
+    return (
+        f"column {place}: has {key!r}, which nothing in the sample of lines had that declares the columns; put a line "
+        "that has it at the start of an input file"
+    )
 
 
 def _mismatch_of_kinds(value: Any, want: JsonType, place: str) -> str | None:

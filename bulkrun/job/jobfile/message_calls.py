@@ -33,7 +33,7 @@ def _arguments(function: dict[str, Any]) -> dict[str, Any]:
     """None at all are no arguments."""
     given = function.get("arguments")
     try:
-        arguments = json.loads(given) if isinstance(given, str) and given else given or {}
+        arguments = json.loads(given or "{}") if isinstance(given, str) else {} if given is None else given
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

@@ -234,7 +234,10 @@ class JobSpec(Section):
         calls = self.sampling.tool_calls
         if calls is None and self.sampling.has_structure:
             raise ValueError("prompt.tools: a structured output has no room for calls; leave out one of the two")
-        if calls is not None and not calls.are_read and self.prompt.tool_choice not in (AUTO, NONE):
+        has_to_call = self.prompt.tool_choice not in (AUTO, NONE)
+        if has_to_call and self.sampling.ignore_eos:
+            raise ValueError("prompt.tool_choice: an output ends with its calls; leave out sampling.ignore_eos")
+        if has_to_call and calls is not None and not calls.are_read:
             raise ValueError("prompt.tool_choice: what has to be called has a form; set sampling.tool_calls.format")
         return self
 

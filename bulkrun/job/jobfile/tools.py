@@ -55,10 +55,21 @@ def check_tools(tools: Any) -> list[Tool]:
     """The tools, as they came. Raises ValueError, naming the item, for what is no list of OpenAI's function tools."""
     if not isinstance(tools, list):
         raise ValueError(f"{shortened(repr(tools))} is not a list of tools: {_FORM}")
+    names = set[str]()
     for index, tool in enumerate(tools):
         if not _is_tool(tool):
-            raise ValueError(f"item {index}: {shortened(repr(tool))} is not {_FORM}")
+            raise ValueError(f"item {index}: {_shown(tool)} is not {_FORM}")
+        if (name := tool["function"]["name"]) in names:
+            raise ValueError(f"item {index}: there is another function {name!r}; give each a name of its own")
+        names.add(name)
     return tools
+
+
+def _shown(tool: Any) -> str:
+    try:
+        return shortened(repr(tool))
+    except RecursionError:
+        return "what is nested too deeply"
 
 
 def _is_tool(tool: Any) -> bool:

@@ -94,7 +94,7 @@ def no_column_used(spec: PromptSpec, columns: Sequence[str]) -> str:
 
 def _head(message: ChatMessage) -> Message:
     """What is in a message beside its content."""
-    calls = {} if message.tool_calls is None else {"tool_calls": read_calls(message.tool_calls)}
+    calls = {"tool_calls": read_calls(message.tool_calls)} if message.tool_calls else {}
     answered = {} if message.tool_call_id is None else {"tool_call_id": message.tool_call_id}
     return {"role": message.role, **calls, **answered}
 

@@ -35,7 +35,7 @@ def json_text_columns(spec: JobSpec, columns: Mapping[str, Shape]) -> list[str]:
     Those of a batch line (bodies), and those with a row's own schema or stop strings: one type for all lines would give
     a schema the keys of the others, and refuse or rewrite a string among lists. Messages where a sample of them has
     contents of text and of text parts: one type would refuse whichever is rarer; or where they call tools: one type
-    would give every call the arguments of all. So are lists of tools, for their parameters.
+    would give every call the arguments of all, or refuse objects among texts. So are lists of tools.
     """
     batch = (*BATCH_COLUMNS, "method") if is_openai_batch(spec.prompt, columns) else ()
     own = [spec.sampling.per_row.get(key) for key in ("structured_outputs", "stop")]
@@ -54,12 +54,17 @@ def _has_text_and_parts(messages: Shape) -> bool:
 
 
 def _has_calls(messages: Shape) -> bool:
-    """Whether there are calls with arguments that are objects."""
-    shape: Shape | None = messages
-    for name in ("tool_calls", "function", "arguments"):
-        inside = shape and (shape.item or shape)  # of a list its items, of an object itself
-        shape = inside.fields.get(name) if inside else None
-    return shape is not None and "object" in shape.counts
+    calls = messages.item and messages.item.fields.get("tool_calls")
+    return bool(calls and calls.item)
+
+
+def needed_keys(spec: JobSpec) -> dict[str, list[str]]:
+    """Of columns, the keys without which a row would be another: a conversation's calls.
+
+    Where the sample of an input has none, its columns have no place for them (else they are `json_text_columns`).
+    """
+    messages = spec.prompt.messages if has_mapping(spec.prompt) else "messages"
+    return {messages: ["tool_calls"]} if isinstance(messages, str) else {}
 
 
 def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:

@@ -31,6 +31,7 @@ _SPACE = re.compile(r"\s*")
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*")
 # An output that runs in circles may be nothing but openers, and each failure of json goes through the text before it.
 _MOST_MALFORMED = 100
+_CUT = re.compile(r";\s*(\{.*)?", re.DOTALL)  # what follows a whole call where the next is not
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 9  # Mistral's templates take ids of nine letters and digits alone, others take any
 
@@ -93,12 +94,13 @@ def _split(rest: str, calls: list[Call]) -> Split:
 
 
 def _split_bare(text: str) -> Split:
-    """Without a marker nothing but the whole answer can be calls: any text may have JSON in it."""
+    """Without a marker only a whole answer can be calls, of which the last may be cut: any text may have JSON in it."""
     try:
         calls, end = _read_llama(text, 0)
     except _NoCall:
         return Split(text, [])
-    return _split("", calls) if end == len(text) else Split(text, [])
+    rest = text[end:].strip()
+    return _split(rest, calls) if not rest or _CUT.fullmatch(rest) else Split(text, [])
 
 
 def _read_hermes(text: str, at: int) -> tuple[list[Call], int]:
@@ -112,16 +114,21 @@ def _read_hermes(text: str, at: int) -> tuple[list[Call], int]:
 
 def _read_llama(text: str, at: int) -> tuple[list[Call], int]:
     """Calls with semicolons between them."""
-    calls = []
-    while True:
-        value, at = _json_at(text, at)
-        if not isinstance(value, dict) or len({"arguments", "parameters"} & value.keys()) != 1:
-            raise _NoCall
-        calls.append(_call(value, "parameters" if "parameters" in value else "arguments"))
-        at = _after_space(text, at)
-        if not text.startswith(";", at):
+    calls, at = _read_object(text, at)
+    while text.startswith(";", after := _after_space(text, at)):
+        try:
+            more, at = _read_object(text, after + 1)
+        except _NoCall:
             return calls, at
-        at += 1
+        calls += more
+    return calls, at
+
+
+def _read_object(text: str, at: int) -> tuple[list[Call], int]:
+    value, at = _json_at(text, at)
+    if not isinstance(value, dict) or len({"arguments", "parameters"} & value.keys()) != 1:
+        raise _NoCall
+    return [_call(value, "parameters" if "parameters" in value else "arguments")], at
 
 
 def _read_mistral(text: str, at: int) -> tuple[list[Call], int]:
@@ -140,10 +147,20 @@ def _read_granite(text: str, at: int) -> tuple[list[Call], int]:
 
 
 def _read_list(text: str, at: int) -> tuple[list[Call], int]:
-    values, at = _json_at(text, at)
-    if not isinstance(values, list) or not values:
+    """Calls in brackets with commas between them; if it is cut, those before."""
+    at = _after_space(text, at)
+    if not text.startswith("[", at):
         raise _NoCall
-    return [_call(value, "arguments") for value in values], at
+    value, at = _json_at(text, at + 1)
+    calls = [_call(value, "arguments")]
+    while text.startswith(",", after := _after_space(text, at)):
+        try:
+            value, end = _json_at(text, after + 1)
+            calls.append(_call(value, "arguments"))
+        except _NoCall:
+            return calls, at
+        at = end
+    return calls, after + 1 if text.startswith("]", after) else at
 
 
 _FORMS: dict[ToolFormat, tuple[str, _Read]] = {
@@ -157,7 +174,8 @@ _FORMS: dict[ToolFormat, tuple[str, _Read]] = {
 def _call(value: Any, key: str) -> Call:
     """A call that names its arguments `key`: an object, or nothing at all."""
     name = value.get("name") if isinstance(value, dict) else None
-    arguments = (value.get(key) or {}) if isinstance(value, dict) else None
+    arguments = value.get(key) if isinstance(value, dict) else None
+    arguments = {} if arguments is None else arguments
     if not isinstance(name, str) or not name or not is_unicode(name) or not isinstance(arguments, dict):
         raise _NoCall
     try:

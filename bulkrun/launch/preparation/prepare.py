@@ -26,7 +26,7 @@ from bulkrun.errors import JobFileError, ResumeError, UsageError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import result_fields
-from bulkrun.job.prompts.detect import json_text_columns
+from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
@@ -91,6 +91,7 @@ class PreparedJob:
             delimiter=given.delimiter,
             kept_as_text=partial(json_text_columns, self.spec),
             known_types={field.name: field.type for field in self._carried_fields()},
+            needed_keys=needed_keys(self.spec),
         )
         dataset.refuse_unreadable()
         return dataset.of_no_rows(self._expected_schema(dataset)) if dataset.is_void else dataset

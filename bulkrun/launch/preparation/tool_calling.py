@@ -5,7 +5,6 @@ Knows how a job says it and what the text side knows of templates; knows no engi
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import get_args
 
@@ -44,17 +43,23 @@ def with_form_of_calls(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
 
 
 def check_calls(spec: JobSpec) -> None:
-    """Raise JobFileError where a job's tools have to be called whose parameters no grammar can be made of."""
-    if not isinstance(tools := spec.prompt.tools, list) or spec.prompt.tool_choice in (AUTO, NONE):
+    """Raise JobFileError where a job's tools have to be called that are not there, or have impossible parameters."""
+    tools, choice = spec.prompt.tools, spec.prompt.tool_choice
+    if not isinstance(tools, list) or choice in (AUTO, NONE):
         return
     try:
-        bound = spec.sampling.to_params(offered(tools, spec.prompt.tool_choice).sampling).structured_outputs
-        assert bound is not None, "a job whose tools have to be called has a form for them"
-        for function in json.loads(bound.value)["functions"]:
-            check_schema(function["parameters"])
-        check_grammar(bound)
+        offer = offered(tools, choice)
     except ValueError as problem:
-        raise JobFileError([f"prompt.tools: {problem}"]) from None
+        raise JobFileError([f"prompt.tool_choice: {problem}"]) from None
+    assert spec.sampling.tool_calls is not None, "a job whose tools have to be called has a form for them"
+    for function in offer.bound["functions"]:
+        bound = spec.sampling.to_params({"tool_calls": {"functions": [function], "one": True}}).structured_outputs
+        assert bound is not None, "that is what has to be called"
+        try:
+            check_schema(function["parameters"])
+            check_grammar(bound)
+        except ValueError as problem:
+            raise JobFileError([f"prompt.tools: function {function['name']!r}: {problem}"]) from None
 
 
 def warn_of_hidden_tools(spec: JobSpec, tokenizer: Tokenizer) -> None:

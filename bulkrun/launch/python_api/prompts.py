@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.data.types.json_types import is_unicode
@@ -14,7 +14,7 @@ from bulkrun.job.jobfile.tool_calls import bound_calls
 from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered
 from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
 from bulkrun.launch.python_api.prompt_stream import Asked
-from bulkrun.request import RowError, SamplingParams
+from bulkrun.request import RowError, SamplingParams, ToolFormat
 from bulkrun.sandbox import TemplateFailed
 from bulkrun.text.tokenizer import Tokenizer
 
@@ -25,7 +25,8 @@ def offer_of(tools: Sequence[Tool] | None, choice: Any) -> Offer:
     """The tools of a call, and what has to be called of them. Raises UsageError for what is none."""
     try:
         check_choice(choice)
-        offer = offered(check_tools(list(tools or ())), choice)
+        given = list(tools) if isinstance(tools, Sequence) else [] if tools is None else tools
+        offer = offered(check_tools(given), choice)
         for function in offer.bound.get("functions", ()):
             check_schema(function["parameters"])
     except ValueError as problem:
@@ -35,7 +36,10 @@ def offer_of(tools: Sequence[Tool] | None, choice: Any) -> Offer:
 
 def sampling_with(offer: Offer, sampling: SamplingParams) -> SamplingParams:
     """The sampling of prompts to which tools are offered. Raises UsageError where it has no room for calls."""
-    if offer.tools and sampling.tool_calls is not None and sampling.structured_outputs is not None:
+    calls, forms = sampling.tool_calls, get_args(ToolFormat)
+    if calls is not None and calls.format not in forms:
+        raise UsageError(f"tool_calls: {calls.format!r:.60} is not one of {', '.join(forms)}")
+    if offer.tools and calls is not None and sampling.structured_outputs is not None:
         raise UsageError("tools: given together with structured_outputs, which has no room for calls")
     if not offer.tools:
         return replace(sampling, tool_calls=None) if offer.tool_calls == NONE else sampling

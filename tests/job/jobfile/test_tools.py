@@ -62,6 +62,11 @@ def test_tools_stand_in_the_job_or_in_a_column(tmp_path: Path) -> None:
             f"prompt: {{column: a, tools: [{F}], tool_choice: always}}\n{CALLS}",
             r"x.yaml:5:.*\"always\" is not one of auto, none, required",
         ),
+        (
+            f"prompt: {{column: a, tools: [{F}], tool_choice: required}}\nsampling: {{ignore_eos: true}}\n",
+            r"x.yaml:5:.*an output ends with its calls; leave out sampling\.ignore_eos",
+        ),
+        (f"prompt: {{column: a, tools: [{F}, {F}]}}\n", r"x.yaml:5:.*item 1: there is another function 'f'"),
         (f"prompt: {{column: a, tools: [{F}], chat_template: none}}\n{CALLS}", r"x.yaml:5:.*no chat template to show"),
         ("sampling: {tool_calls: {format: xml}}\n", r'x.yaml:5:.*"xml" is not one of auto, none, hermes, llama3_json'),
         (
@@ -89,6 +94,14 @@ def test_what_makes_no_sense_is_refused_where_it_stands(tmp_path: Path, more: st
         load(tmp_path, more)
     [line] = caught.value.problems
     assert re.search(said, line), line
+
+
+def test_what_is_nested_too_deeply_is_no_tool() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(2000):
+        deep = {"properties": deep}
+    with pytest.raises(ValueError, match=r"item 0: .* is not"):
+        check_tools([{"type": "function", "function": {"name": "f", "parameters": deep}}])
 
 
 @pytest.mark.parametrize("wrong", ["f", {}, [1], [{"type": "function", "function": {"name": "\ud800"}}], [None]])

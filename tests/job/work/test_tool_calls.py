@@ -109,7 +109,6 @@ MALFORMED = [
     ("llama3_json", '{"name": "f"}'),
     ("llama3_json", '{"name": "f", "parameters": {}} is what I would call'),
     ("llama3_json", 'I call {"name": "f", "parameters": {}}'),
-    ("llama3_json", '{"name": "f", "parameters": {}};'),
     ("llama3_json", '<|python_tag|>search.call(query="x")'),
     ("mistral", "[TOOL_CALLS] []"),
     ("mistral", '[TOOL_CALLS] [{"name": "f"'),
@@ -123,6 +122,28 @@ MALFORMED = [
 @pytest.mark.parametrize(("form", "text"), MALFORMED)
 def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
     assert split_calls(text, form) == Split(text, [])
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "rest"),
+    [
+        ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g", "par', '; {"name": "g", "par'),
+        ("llama3_json", '{"name": "f", "parameters": {}};', ";"),
+        ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}; {"na', '; {"na'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g"', ', {"name": "g"'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}', None),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{"x"', '[TOOL_CALLS]g[ARGS]{"x"'),
+        ("granite", '<|tool_call|>[{"name": "f"}, ', ","),
+    ],
+)
+def test_calls_before_one_that_is_cut_are_calls(form: ToolFormat, text: str, rest: str | None) -> None:
+    assert split_calls(text, form) == Split(rest, [Call("f", "{}")])
+
+
+@pytest.mark.parametrize("none", ["[]", "0", '""', "false"])
+def test_arguments_that_are_no_object_are_none(none: str) -> None:
+    assert not split_calls(f'<tool_call>{{"name": "f", "arguments": {none}}}</tool_call>', "hermes").calls
+    assert split_calls('<tool_call>{"name": "f", "arguments": null}</tool_call>', "hermes").calls == [Call("f", "{}")]
 
 
 def test_calls_behind_very_many_malformed_ones_stay_in_the_text() -> None:

@@ -27,7 +27,7 @@ import bulkrun
 from bulkrun.errors import JobFileError, ModelError, UsageError
 from bulkrun.job.jobfile.engine import EngineSpec
 from bulkrun.launch.python_api import llm as module
-from bulkrun.request import StructuredOutput
+from bulkrun.request import StructuredOutput, ToolCalls
 from bulkrun.settings import EngineArgs
 from tests.text.tool_templates import HERMES, TOOLS
 
@@ -226,6 +226,8 @@ def test_tools_that_cannot_be_called_are_refused(llm: bulkrun.LLM, monkeypatch: 
     bound = bulkrun.SamplingParams(structured_outputs=StructuredOutput("regex", "a"))
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (None, {"tools": [7]}, "item 0: 7 is not"),
+        (None, {"tools": 5}, "5 is not a list of tools"),
+        (bulkrun.SamplingParams(tool_calls=ToolCalls("foo")), {"tools": TOOLS}, "'foo' is not one of hermes"),  # type: ignore[arg-type]
         (None, {"tools": TOOLS, "tool_choice": "always"}, "'always' is not auto"),
         (None, {"tool_choice": "required"}, "asks for a call, and the tools are: none"),
         (None, {"tools": [bad], "tool_choice": "required"}, "tools, tool_choice: .*strin"),
