@@ -6,15 +6,22 @@ Skipped where there is no GPU (CI has none). `python -m pytest -m gpu` runs them
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
+from bulkrun.engine.llm_engine import LLMEngine
+from bulkrun.models.decoder.quantized_layers import FourBitWeights
+from bulkrun.models.loading import kept_four_bits
 from bulkrun.request import Request, SamplingParams, StructuredOutput
+from tests.engine import test_stored_quantized as stored_quantized
 from tests.engine.conftest import EngineFactory, generate_with_transformers, run
 from tests.engine.step.test_token_masks import STEPS, _grammar, steps_factory
 from tests.engine.test_forced_tokens import forcing_factory
 from tests.models.tiny_models import VARIANTS, VOCAB_SIZE
+from tests.models.tiny_mxfp4 import save_tiny_mxfp4
+from tests.models.tiny_packed import save_tiny_packed
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(max_tokens=21, temperature=0.0, ignore_eos=True)
@@ -94,3 +101,25 @@ def test_sampled_tokens_do_not_depend_on_the_crowd(make_engine: EngineFactory) -
     for request in requests:
         alone = run(make_engine(device="cuda", max_num_seqs=1), [request])
         assert alone[request.request_id].token_ids == crowd[request.request_id].token_ids
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("form", ["table", "whole", "e2m1"])
+def test_weights_that_stay_in_four_bits_are_multiplied_as_transformers_does(
+    form: str, enforce_eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpacked before their product, and by the kernel that multiplies: a matrix's and experts'."""
+    monkeypatch.setattr(kept_four_bits, "_free_bytes", lambda device: 0)
+    sizes = {"hidden_size": 96, "intermediate_size": 96}
+    if form == "e2m1":
+        stored, plain = save_tiny_mxfp4(tmp_path, "gpt_oss_whole_panels")
+    else:
+        stored, plain = save_tiny_packed(tmp_path, "qwen2", "gptq" if form == "table" else "ct_zeros", **sizes)
+    settings = stored_quantized.SMALL | {"device": "cuda", "enforce_eager": enforce_eager}
+    engine = LLMEngine.from_model_dir(stored, **settings)
+    kept = [module for module in engine.model_runner.model.modules() if isinstance(module, FourBitWeights)]
+    assert kept and {module.four_bit_weight.form for module in kept} == {form}
+    asked = stored_quantized.requests()
+    completions = run(engine, asked)
+    theirs = stored_quantized.of_transformers(stored_quantized.reference(plain))
+    assert [list(completions[one.request_id].token_ids) for one in asked] == theirs
