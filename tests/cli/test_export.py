@@ -32,7 +32,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "embeddings": ({"url": "/v1/embeddings"}, "url: '/v1/embeddings' is not served"),
     "get": ({"method": "GET"}, "method: 'GET' is not served; only POST is"),
     "stream": ({"body": {"stream": True}}, "body.stream: True is not supported"),
-    "tools": ({"body": {"tools": [{"type": "function"}]}}, "tool calls are not supported"),
+    "tools": ({"body": {"tools": [{"type": "function"}]}}, "item 0: {'type': 'function'} is not"),
     "n": ({"body": {"n": 2}}, "body.n: 2, but the job makes 1 per line"),
     "image": ({"body": {"messages": IMAGE}}, "a content part of type 'image_url'; only text can be read"),
     "no-messages": ({"body": {"messages": None}}, "body.messages: missing"),

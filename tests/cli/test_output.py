@@ -68,7 +68,8 @@ def test_json_on_a_terminal_shows_what_it_would_obey_and_is_the_same_json(monkey
 class Shown(NamedTuple):
     row_id: str = HOSTILE
     prompt: str = HOSTILE
-    response: str = HOSTILE
+    response: str | None = HOSTILE
+    tool_calls: list[dict[str, str]] | None = None
     reasoning: str | None = None
     embedding: list[float] | None = None
     label: str | None = None
@@ -82,3 +83,17 @@ def test_preview_shows_control_characters_of_a_rows_id(monkeypatch: pytest.Monke
     result = CliRunner().invoke(main, ["preview", str(tmp_path / "job.yaml")], color=True, catch_exceptions=False)
     assert "\\x1b[2J" in result.stdout.splitlines()[0]
     assert not [ch for ch in RAW if ch in result.stdout]
+
+
+@pytest.mark.parametrize(("response", "shown"), [(None, ["calls"]), ("Well.", ["response", "calls"])])
+def test_preview_shows_calls_beside_what_is_said(
+    response: str | None, shown: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    row = Shown(prompt="a", response=response, tool_calls=[{"id": "1", "name": "f", "arguments": '{"x": 1}'}])
+    monkeypatch.setattr(bulkrun.launch.runs.preview, "preview_job", lambda *_: [row])
+    (tmp_path / "job.yaml").write_text("name: a\nmodel: bundled:tiny\ninput: {path: x}\noutput: {path: y}\n")
+    lines = (
+        CliRunner().invoke(main, ["preview", str(tmp_path / "job.yaml")], catch_exceptions=False).stdout.splitlines()
+    )
+    assert [line.split()[0] for line in lines if line.startswith(("response", "calls"))] == shown
+    assert any(line.split(maxsplit=1)[1:] == ['f({"x": 1})'] for line in map(str.strip, lines))
