@@ -1,9 +1,9 @@
 """Products with weights of four bits: unpacked by the kernel that multiplies, unpacked before, and beside bfloat16's.
 
-Predicted for an H100, not measured. A multiprocessor issues 6.6 instructions for a whole number and 8 for an E2M1 on
-their way to the matrix units (counted in what is compiled), that is 4.5e12 and 3.7e12 numbers a second: at up to 64
-rows a matrix takes 0.45 of bfloat16's time, and experts 0.53; unpacking before takes 2.5 times bfloat16's. At 512 rows
-numbers are unpacked four times, and both ways take about as long.
+Predicted for an H100, not measured. A multiprocessor issues 6.6 instructions for a whole number and 7.9 for an E2M1 on
+their way to the matrix units (counted in what is compiled), that is 4.5e12 and 3.7e12 numbers a second, where memory
+gives 1.7e12 of bfloat16: up to 64 rows a matrix takes 0.37 of bfloat16's time and experts 0.45; unpacking before takes
+at least 2.25 times bfloat16's. At 512 rows numbers are unpacked four times, and both ways take about as long.
 """
 
 from __future__ import annotations

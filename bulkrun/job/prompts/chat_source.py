@@ -1,4 +1,4 @@
-"""The chat template that a job names: a file's, or the model's own. Knows no Jinja."""
+"""The file of a chat template that a job names. Knows no Jinja."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from bulkrun.data.storage.paths import user_path
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
 
-OWN_WORDS = ("auto", "none")
 
-
-def named_template(spec: PromptSpec) -> str | None:
-    """The source of the template file that the job names; None where it names none. Raises JobFileError."""
-    if spec.chat_template in OWN_WORDS:
-        return None
+def named_template(spec: PromptSpec) -> str:
+    """The source of the template whose file `chat_template` is, which is neither auto nor none. Raises JobFileError."""
     try:
         return user_path(spec.chat_template).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as problem:

@@ -40,12 +40,18 @@ def json_text_columns(spec: JobSpec, columns: Mapping[str, Shape]) -> list[str]:
     batch = (*BATCH_COLUMNS, "method") if is_openai_batch(spec.prompt, columns) else ()
     own = [spec.sampling.per_row.get(key) for key in ("structured_outputs", "stop")]
     own.append(spec.prompt.tools if isinstance(spec.prompt.tools, str) else None)
-    messages = spec.prompt.messages if has_mapping(spec.prompt) else "messages"
+    messages = _conversation_column(spec.prompt)
     return [
         name
         for name, shape in columns.items()
         if name in (*batch, *own) or (name == messages and (_has_text_and_parts(shape) or _has_calls(shape)))
     ]
+
+
+def _conversation_column(prompt: PromptSpec) -> str | None:
+    """The column of conversations that the job names, or that is taken for them where it names nothing."""
+    messages = prompt.messages if has_mapping(prompt) else "messages"
+    return messages if isinstance(messages, str) else None
 
 
 def _has_text_and_parts(messages: Shape) -> bool:
@@ -63,8 +69,8 @@ def needed_keys(spec: JobSpec) -> dict[str, list[str]]:
 
     Where the sample of an input has none, its columns have no place for them (else they are `json_text_columns`).
     """
-    messages = spec.prompt.messages if has_mapping(spec.prompt) else "messages"
-    return {messages: ["tool_calls"]} if isinstance(messages, str) else {}
+    messages = _conversation_column(spec.prompt)
+    return {} if messages is None else {messages: ["tool_calls"]}
 
 
 def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
