@@ -96,3 +96,11 @@ def did_you_mean(word: str, choices: Iterable[str], shown: Callable[[str], str] 
 def shortened(text: str, limit: int = 60) -> str:
     """The text in at most `limit` characters: what stands in a message may be huge."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def shown_value(value: object) -> str:
+    """The beginning of a value as Python writes it, which may be huge, or nested too deeply to be written."""
+    try:
+        return shortened(repr(value))
+    except RecursionError:
+        return "what is nested too deeply"

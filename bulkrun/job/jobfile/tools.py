@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bulkrun.data.types.json_types import is_unicode
-from bulkrun.errors import shortened
+from bulkrun.errors import shown_value
 from bulkrun.job.jobfile.template_kwargs import is_json
 
 Tool = Mapping[str, Any]
@@ -54,22 +54,15 @@ NO_OFFER = Offer()
 def check_tools(tools: Any) -> list[Tool]:
     """The tools, as they came. Raises ValueError, naming the item, for what is no list of OpenAI's function tools."""
     if not isinstance(tools, list):
-        raise ValueError(f"{shortened(repr(tools))} is not a list of tools: {_FORM}")
+        raise ValueError(f"{shown_value(tools)} is not a list of tools: {_FORM}")
     names = set[str]()
     for index, tool in enumerate(tools):
         if not _is_tool(tool):
-            raise ValueError(f"item {index}: {_shown(tool)} is not {_FORM}")
+            raise ValueError(f"item {index}: {shown_value(tool)} is not {_FORM}")
         if (name := tool["function"]["name"]) in names:
             raise ValueError(f"item {index}: there is another function {name!r}; give each a name of its own")
         names.add(name)
     return tools
-
-
-def _shown(tool: Any) -> str:
-    try:
-        return shortened(repr(tool))
-    except RecursionError:
-        return "what is nested too deeply"
 
 
 def _is_tool(tool: Any) -> bool:
@@ -89,7 +82,7 @@ def check_choice(choice: Any) -> str | None:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise ValueError(
-            f"{shortened(repr(choice))} is not auto, none, required or {{type: function, function: {{name: text}}}}"
+            f"{shown_value(choice)} is not auto, none, required or {{type: function, function: {{name: text}}}}"
         )
     return name
 
@@ -120,6 +113,6 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = function.get("parameters") or {**_NO_PARAMETERS}
     if (kind := given.get("type", "object")) != "object":
         raise ValueError(
-            f"the parameters of {function['name']!r} are of type {shortened(repr(kind))}; arguments are an object"
+            f"the parameters of {function['name']!r} are of type {shown_value(kind)}; arguments are an object"
         )
     return {"type": "object", **given}

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bulkrun.data.inputs.python_rows import without_nulls
-from bulkrun.errors import JobFileError, shortened
+from bulkrun.errors import JobFileError, shown_value
 from bulkrun.job.jobfile.message_calls import read_calls
 from bulkrun.job.jobfile.prompt import ChatMessage, PromptSpec
 from bulkrun.job.prompts.templates import RowTemplate, unknown_column
@@ -213,4 +213,4 @@ def shown(value: Any) -> str:
     """A value in a message: its kind and a short beginning, as a row may be huge."""
     if value is None:
         return "null"
-    return shortened(repr(value))
+    return shown_value(value)

@@ -116,3 +116,12 @@ def test_templates_that_use_no_column_are_told_how_to() -> None:
     assert "prompt.messages: uses no column" in no_column_used(fixed, ["id", "text"])
     assert "write {{ text }} for {text}" in no_column_used(fixed, ["id", "text"])
     assert "write {{ id }} where a row's value goes" in no_column_used(PromptSpec(template="Hi"), ["id"])
+
+
+def test_what_is_nested_too_deeply_to_be_shown_is_said_so() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(3000):
+        deep = {"a": deep}
+    for message in ({"role": "assistant", "tool_calls": [deep]}, {"role": "user", "content": deep}, deep):
+        with pytest.raises(BadMessages, match="what is nested too deeply is not"):
+            read_messages([message])
