@@ -82,14 +82,18 @@ class Thinking(NamedTuple):
     max_tokens: int | None = None
 
 
-ToolFormat = Literal["hermes", "llama3_json", "mistral", "granite"]
+ToolFormat = Literal["hermes", "llama3_json", "mistral", "granite", "qwen3_coder", "glm45", "harmony"]
 
 
 class ToolCalls(NamedTuple):
-    """That calls of tools are looked for in the answer, in which form, and whether more than the first one count."""
+    """That calls of tools are looked for in the answer, in which form, and whether more than the first one count.
+
+    `texts` is for the forms that write texts without quotes: JSON of the parameters that are texts, by function.
+    """
 
     format: ToolFormat
     parallel: bool = True
+    texts: str = ""
 
 
 class RepetitionStop(NamedTuple):

@@ -1,7 +1,7 @@
 """In which form a model writes calls of tools, told from the source of its chat template. Knows no calls.
 
 A template writes the calls of earlier messages as the model was trained to write them. Only forms that can be told for
-sure are: other models have `<tool_call>` too (Qwen3-Coder, GLM-4.5), with something else than JSON in it.
+sure are: several models have `<tool_call>`, and not all of them JSON in it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from bulkrun.request import ToolFormat
 
-_OTHERS = ("<function=", "<arg_key>", "<arg_value>")  # what those have within <tool_call>
+_OTHERS = ("<function", "<arg_", "<parameter", "<invoke")  # within <tool_call>
 _PARAMETERS = re.compile(r"""["']parameters\\?["']\s*:""")  # before the arguments, as Llama's templates have it
 
 
@@ -20,8 +20,18 @@ def form_of_calls(source: str) -> ToolFormat | None:
         return "mistral"
     if "<|tool_call|>" in source:
         return "granite"
+    if "<|channel|>" in source and "functions." in source:
+        return "harmony"
     if "<tool_call>" in source:
-        return None if any(other in source for other in _OTHERS) else "hermes"
+        return _within_tool_call(source)
     if "<|start_header_id|>" in source and "tool_calls" in source and _PARAMETERS.search(source):
         return "llama3_json"
     return None
+
+
+def _within_tool_call(source: str) -> ToolFormat | None:
+    if "<function=" in source and "<parameter=" in source:
+        return "qwen3_coder"
+    if "<arg_key>" in source and "<arg_value>" in source:
+        return "glm45"
+    return None if any(other in source for other in _OTHERS) else "hermes"

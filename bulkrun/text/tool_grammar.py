@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from bulkrun.text.closed_schema import closed
+from bulkrun.text.tagged_calls import WRITTEN_FORMS, literal, written_rules
 
 SpecialId = Callable[[str], int | None]  # of a text that is a special token
 # At most one space after a separator, and no other white space.
@@ -23,24 +25,36 @@ JSON_OPTIONS: Mapping[str, Any] = {
 }
 
 _PLAIN = re.compile(r"[^\s\[\]{}]+")
+_NAME = re.compile(r"[^\s<]+")
 
 
 def calls_grammar(value: str, special_id: SpecialId = lambda _text: None) -> str:
     """The Lark grammar of a `StructuredOutput` of the kind `tool_calls`. Raises ValueError for a schema too deep."""
     bound = json.loads(value)
-    functions = bound["functions"]
+    rules = _written if bound["format"] in WRITTEN_FORMS else _in_json
     try:
-        schemas = [json.dumps(_schema(function["parameters"])) for function in functions]
+        return "\n".join(rules(bound, special_id))
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    names = [function["name"] for function in functions]
+
+
+def _written(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
+    """Of a form that has no JSON around the arguments."""
+    mark = partial(_marker, special_id=special_id)
+    more = "" if bound["one"] else ' ("\\n" call)*'
+    return [f"start: call{more}", *written_rules(bound["format"], bound["functions"], bound["texts"], _schema, mark)]
+
+
+def _in_json(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
+    """Of a form whose arguments are one JSON object."""
+    schemas = [json.dumps(_schema(function["parameters"])) for function in bound["functions"]]
+    names = [function["name"] for function in bound["functions"]]
     rules = _FORMS[bound["format"]](names, bound["one"], special_id)
-    rules += [f"arguments{index}: %json {schema}" for index, schema in enumerate(schemas)]
-    return "\n".join(rules)
+    return [*rules, *(f"arguments{index}: %json {schema}" for index, schema in enumerate(schemas))]
 
 
-def _schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {**closed(parameters), "x-guidance": dict(JSON_OPTIONS)}
+def _schema(schema: Any) -> dict[str, Any]:
+    return {**closed(schema), "x-guidance": dict(JSON_OPTIONS)}
 
 
 def _hermes(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
@@ -61,7 +75,7 @@ def _mistral(names: list[str], one: bool, special_id: SpecialId) -> list[str]:
         return _listed(begin, names, one)
     if odd := [name for name in names if not _PLAIN.fullmatch(name)]:
         raise ValueError(f"the function {odd[0]!r} cannot be called in this form: white space or brackets in its name")
-    calls = [f"{_literal(name)} {_marker('[ARGS]', special_id)} arguments{index}" for index, name in enumerate(names)]
+    calls = [f"{literal(name)} {_marker('[ARGS]', special_id)} arguments{index}" for index, name in enumerate(names)]
     return [f"start: call{'' if one else '+'}", f"call: {begin} named", f"named: {' | '.join(calls)}"]
 
 
@@ -74,26 +88,37 @@ def _listed(begin: str, names: list[str], one: bool) -> list[str]:
     return [f'start: {begin} / ?/ "[" object{more} "]"', *_objects(names, "arguments")]
 
 
+def _harmony(names: list[str], _one: bool, special_id: SpecialId) -> list[str]:
+    """One call, after which outputs end. The model may say whom it calls before the channel, or behind it."""
+    if odd := [name for name in names if not _NAME.fullmatch(name)]:
+        raise ValueError(f"the function {odd[0]!r} cannot be called in this form: white space or < in its name")
+    start, channel, constrain, message = (
+        _marker(f"<|{name}|>", special_id) for name in ("start", "channel", "constrain", "message")
+    )
+    rules = [f'start: {start} "assistant" ({" | ".join(f"call{index}" for index in range(len(names)))})']
+    for index, name in enumerate(names):
+        to = literal(f" to=functions.{name}")
+        heads = f'{to} {channel} "commentary" | {channel} "commentary" {to}'
+        rules.append(f'call{index}: ({heads}) " " {constrain}? "json" {message} arguments{index}')
+    return rules
+
+
 _FORMS: Mapping[str, Callable[[list[str], bool, SpecialId], list[str]]] = {
     "hermes": _hermes,
     "llama3_json": _llama,
     "mistral": _mistral,
     "granite": _granite,
+    "harmony": _harmony,
 }
 
 
 def _objects(names: list[str], key: str) -> list[str]:
     """The rule of a call as a JSON object, as models are shown them: the name first."""
     heads = (f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ' for name in names)
-    calls = (f'{_literal(head)} arguments{index} "}}"' for index, head in enumerate(heads))
+    calls = (f'{literal(head)} arguments{index} "}}"' for index, head in enumerate(heads))
     return [f"object: {' | '.join(calls)}"]
 
 
 def _marker(text: str, special_id: SpecialId) -> str:
     token_id = special_id(text)
-    return _literal(text) if token_id is None else f"<[{token_id}]>"
-
-
-def _literal(text: str) -> str:
-    """As Lark reads it: without the one control character that JSON leaves as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return literal(text) if token_id is None else f"<[{token_id}]>"

@@ -18,7 +18,7 @@ from bulkrun.cli import main
 from bulkrun.data.inputs import jsonl
 from bulkrun.errors import JobFileError
 from tests.launch.one_process import one_process, own_engine
-from tests.text.tool_templates import HERMES, HISTORY
+from tests.text.tool_templates import HARMONY, HERMES, HISTORY
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -76,6 +76,39 @@ def test_rows_of_one_prompt_call_each_its_own_tools(form: str, tmp_path: Path) -
         assert_calls_one_of(row, tools)
     assert made[0]["tool_calls"][0]["arguments"] == made[3]["tool_calls"][0]["arguments"]
     assert len({row["tool_calls"][0]["id"] for row in made}) == 4, "ids are those of rows"
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "harmony"])
+@pytest.mark.parametrize("of_job", [True, False])
+def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: bool, tmp_path: Path) -> None:
+    """Digits are a text where the schema says so, in forms that write texts without quotes."""
+    zips = tool("zips", code={"type": "string", "enum": ["123", "true"]}, days={"type": "integer", "maximum": 9})
+    rows: Any = [{"text": text, "tools": [zips]} for text in ("def f(x):", "class A:")]
+    thinking = {"thinking": {"max_tokens": 4}} if form == "harmony" else {}
+    job = job_over(
+        tmp_path,
+        rows,
+        prompt={"column": "text", "tools": [zips] if of_job else "tools", "tool_choice": "required"},
+        sampling={"max_tokens": 120, "temperature": 0, "tool_calls": {"format": form, "parallel": False}, **thinking},
+    )
+    for row in rows_of(job):
+        assert_calls_one_of(row, [zips])
+        assert ("reasoning" in row) is (form == "harmony")
+
+
+def test_gpt_oss_is_told_by_its_template_and_thinks_in_a_column(tmp_path: Path) -> None:
+    (tmp_path / "harmony.jinja").write_text(HARMONY)
+    prompt = {"messages": "chat", "tools": [COLOR], "chat_template": str(tmp_path / "harmony.jinja")}
+    rows = [{"chat": HISTORY}, {"chat": HISTORY[:1]}]
+    sampling = {"max_tokens": 90, "temperature": 0, "thinking": {"max_tokens": 5}}
+    job = job_over(tmp_path, rows, prompt={**prompt, "tool_choice": "required"}, sampling=sampling)
+    for row in rows_of(job):
+        assert_calls_one_of(row, [COLOR])
+    free = job_over(
+        tmp_path, rows, prompt=prompt, sampling={"max_tokens": 4, "temperature": 0}, output={"path": f"{tmp_path}/free"}
+    )
+    made = rows_of(free)
+    assert "reasoning" in made[0] and all(row["tool_calls"] is None for row in made), "channels imply thoughts"
 
 
 def test_a_bad_list_of_tools_is_its_rows_error(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from bulkrun.job.prompts.conversations import read_messages
 from bulkrun.sandbox import TemplateFailed
 from bulkrun.text.chat_template import ChatTemplate
 from bulkrun.text.tool_format import form_of_calls
-from tests.text.tool_templates import CALL, HERMES, HISTORY, LLAMA, MISTRAL, TOOLS
+from tests.text.tool_templates import CALL, CODER, GLM, HARMONY, HERMES, HISTORY, LLAMA, MISTRAL, TOOLS
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-TEMPLATES = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL}
+TEMPLATES = {
+    "hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL, "qwen3_coder": CODER, "glm45": GLM, "harmony": HARMONY,
+}  # fmt: skip
 
 
 def with_text(call: dict[str, Any]) -> dict[str, Any]:
@@ -56,8 +58,8 @@ def test_the_form_of_granite_is_told_by_its_words() -> None:
 
 OTHERS = [
     "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}",
-    "{% for c in m.tool_calls %}<tool_call>\n<function={{ c.name }}>\n<parameter=x>{% endfor %}",  # Qwen3-Coder
-    "{% for c in m.tool_calls %}<tool_call>{{ c.name }}\n<arg_key>{{ k }}</arg_key>{% endfor %}",  # GLM-4.5
+    "{% for c in m.tool_calls %}<tool_call>\n<invoke name={{ c.name }}>\n{% endfor %}",  # as MiniMax
+    "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}{% endfor %}",  # no tools
     "<|start_header_id|>{{ message.role }}<|end_header_id|>",  # Llama 3.0
 ]
 

@@ -11,11 +11,14 @@ import jsonschema
 import pytest
 import tokenizers
 
-from bulkrun.job.work.bound_calls import BoundCallsParser
-from bulkrun.job.work.marker_decode import MarkerDecode
-from bulkrun.job.work.tool_calls import MARKERS, split_calls
+from bulkrun.job.jobfile.tool_calls import bound_calls, needs_texts
+from bulkrun.job.jobfile.tools import text_parameters
+from bulkrun.job.outputs.bound_calls import BoundCallsParser
+from bulkrun.job.outputs.channels import split_channels
+from bulkrun.job.outputs.marker_decode import MarkerDecode
+from bulkrun.job.outputs.tool_calls import MARKERS, split_calls
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.request import StructuredOutput, ToolFormat
+from bulkrun.request import StructuredOutput, ToolCalls, ToolFormat
 from bulkrun.text.constraint import Grammars
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.tokenizer import Tokenizer
@@ -39,11 +42,25 @@ FUNCTIONS: list[dict[str, Any]] = [
     },
     {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 ]
-FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite"]
+FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite", "qwen3_coder", "glm45", "harmony"]
+SPECIAL = {
+    "plain markers": [],
+    "special markers": ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"],
+    "newer mistral": ["[TOOL_CALLS]", "[ARGS]"],
+    "channels": MARKERS["harmony"],
+    "glm": MARKERS["glm45"],
+}
 
 
 def bound(form: ToolFormat, one: bool, functions: list[dict[str, Any]] = FUNCTIONS) -> StructuredOutput:
-    return StructuredOutput("tool_calls", json.dumps({"format": form, "functions": functions, "one": one}))
+    tools = [{"type": "function", "function": function} for function in functions]
+    calls = ToolCalls(form, texts=json.dumps(text_parameters(tools)) if needs_texts(form) else "")
+    return bound_calls(calls, {"functions": functions, "one": one})
+
+
+def answer_of(text: str, form: ToolFormat) -> str:
+    """What is read for calls."""
+    return split_channels(text).response or "" if form == "harmony" else text
 
 
 def with_special(folder: Path, *texts: str) -> Tokenizer:
@@ -55,16 +72,11 @@ def with_special(folder: Path, *texts: str) -> Tokenizer:
     return Tokenizer.from_dir(folder)
 
 
-@pytest.fixture(params=["bundled", "plain markers", "special markers", "newer mistral"])
+@pytest.fixture(params=["bundled", *SPECIAL])
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    special = {
-        "plain markers": [],
-        "special markers": ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"],
-        "newer mistral": ["[TOOL_CALLS]", "[ARGS]"],
-    }
     if request.param == "bundled":
         return Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
-    return with_special(tmp_path, *special[request.param])
+    return with_special(tmp_path, *SPECIAL[request.param])
 
 
 def ending(eos: int, seed: int) -> Choose:
@@ -82,12 +94,14 @@ def test_whatever_is_chosen_is_calls_that_fit(tokenizer: Tokenizer, form: ToolFo
     grammars, decode = Grammars(tokenizer), MarkerDecode(tokenizer.decode_batch, MARKERS[form])
     schemas = {function["name"]: function["parameters"] for function in FUNCTIONS}
     parser, called = BoundCallsParser(structured), set()
+    texts = json.dumps(json.loads(structured.value).get("texts", {}))
     for seed in range(12):
         generator = random.Random(seed)
         choose = ending(eos, seed) if one or seed % 3 else (lambda ids, g=generator: g.choice(ids))
         token_ids, is_whole = walk(grammars.constraint(structured), tokenizer, eos, choose, max_tokens=600)
         [text] = decode([token_ids])
-        split = split_calls(text, form)
+        text = answer_of(text, form)
+        split = split_calls(text, form, texts)
         if not is_whole:
             continue
         assert split.response is None and len(split.calls) >= 1 and (len(split.calls) == 1 or not one), text

@@ -90,6 +90,63 @@ MISTRAL = """{{- bos_token }}
 {%- endif %}
 {%- endfor %}"""
 
+# Qwen3-Coder, Qwen3.5.
+CODER = """{%- if tools %}
+{{- '<|im_start|>system\\n<tools>' }}{%- for tool in tools %}{{- '\\n' + (tool.function | tojson) }}{%- endfor %}
+{{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{%- set call = call.function or call %}
+{{- '\\n<tool_call>\\n<function=' + call.name + '>\\n' }}
+{%- for key, value in call.arguments | items %}
+{{- '<parameter=' + key + '>\\n' }}{{- value if value is string else value | tojson }}{{- '\\n</parameter>\\n' }}
+{%- endfor %}{{- '</function>\\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+# GLM 4.5 to 4.7.
+GLM = """[gMASK]<sop>
+{%- if tools %}<|system|>
+{% for tool in tools %}{{ tool | tojson(ensure_ascii=False) }}
+{% endfor %}{% endif -%}
+{%- for message in messages %}<|{{ 'observation' if message.role == 'tool' else message.role }}|>
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}{% set call = call.function or call %}
+{{ '<tool_call>' + call.name }}
+{% for key, value in call.arguments.items() %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson(ensure_ascii=False) }}</arg_value>
+{% endfor %}</tool_call>{% endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+# gpt-oss.
+HARMONY = """{%- if tools %}
+{{- '<|start|>developer<|message|># Tools\\n\\nnamespace functions {' }}
+{%- for tool in tools %}
+{{- '\\n// ' + tool.function.description + '\\ntype ' + tool.function.name + ' = (_: ' }}
+{{- tool.function.parameters | tojson }}{{- ') => any;' }}
+{%- endfor %}{{- '\\n}<|end|>' }}
+{%- endif %}
+{%- set called = namespace(name='') %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.tool_calls %}
+{%- set call = message.tool_calls[0].function %}{%- set called.name = call.name %}
+{{- '<|start|>assistant to=' }}{{- 'functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- call.arguments | tojson }}{{- '<|call|>' }}
+{%- elif message.role == 'tool' %}
+{{- '<|start|>functions.' + called.name + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- message.content | tojson }}{{- '<|end|>' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+{%- else %}
+{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import ConfigDict, Field, model_validator
 
 from bulkrun.job.jobfile.section import Section
-from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
+from bulkrun.job.jobfile.tool_calls import ANALYSIS, ToolCallsSpec
 from bulkrun.request import BOUNDS, RepetitionStop, SamplingParams, StructuredOutput, Thinking
 
 Choosing = Literal[
@@ -281,4 +281,7 @@ class SamplingSpec(Section):
         """What concerns calls. `of_row`: "none" where a row wants none, or what it says of them (`tools.Offer`)."""
         if self.tool_calls is None or isinstance(of_row, str):
             return {}
-        return self.tool_calls.to_params(of_row or {})
+        params = self.tool_calls.to_params(of_row or {})
+        if self.thinking is not None and self.tool_calls.format == "harmony":
+            params["thinking"] = self.thinking.to_param()._replace(start=ANALYSIS[0], end=ANALYSIS[1])
+        return params

@@ -11,6 +11,9 @@ from pydantic import Field
 from bulkrun.job.jobfile.section import Section
 from bulkrun.request import StructuredOutput, ToolCalls, ToolFormat
 
+# Between which gpt-oss thinks (OpenAI's harmony format) where a call may follow as well as the answer.
+ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
+
 
 class ToolCallsSpec(Section):
     """How the model writes calls of tools; they go into the column `tool_calls`, the rest into `response`."""
@@ -19,7 +22,10 @@ class ToolCallsSpec(Section):
         "auto",
         description="hermes: <tool_call>{name, arguments}</tool_call> (Hermes, Qwen2.5, Qwen3). llama3_json: {name, "
         "parameters} (Llama 3.1 to 3.3). mistral: behind [TOOL_CALLS]. granite: a list behind <|tool_call|> (Granite "
-        "3, Phi-4-mini). auto: told from the chat template. none: calls stay in the response, for other models.",
+        "3, Phi-4-mini). qwen3_coder: <tool_call><function=name><parameter=key>value (Qwen3-Coder, Qwen3.5). glm45: "
+        "<tool_call>name<arg_key>key</arg_key><arg_value>value (GLM 4.5 to 4.7). harmony: a message to=functions.name, "
+        "which ends the answer (gpt-oss). auto: told from the chat template. none: calls stay in the response, for "
+        "other models.",
     )
     parallel: bool = Field(
         True, description="Whether an answer may have several calls; false: what follows the first one is left out."
@@ -30,6 +36,11 @@ class ToolCallsSpec(Section):
         """Whether calls are found in answers, and may be asked for."""
         return self.format != "none"
 
+    @property
+    def needs_texts(self) -> bool:
+        """Whether only the tools tell which arguments are texts."""
+        return needs_texts(self.format)
+
     def to_params(self, of_row: Mapping[str, Any]) -> dict[str, Any]:
         """The engine's parameters for a row that says `of_row` (`tools.Offer`).
 
@@ -38,7 +49,8 @@ class ToolCallsSpec(Section):
         if self.format == "none":
             return {}
         assert self.format != "auto", "the format is told when the job is prepared"
-        calls = ToolCalls(self.format, of_row.get("parallel", self.parallel))
+        texts = json.dumps(of_row["texts"]) if "texts" in of_row else ""
+        calls = ToolCalls(self.format, of_row.get("parallel", self.parallel), texts)
         bound = {"structured_outputs": bound_calls(calls, of_row)} if "functions" in of_row else {}
         return {"tool_calls": calls, **bound}
 
@@ -47,4 +59,10 @@ def bound_calls(calls: ToolCalls, wanted: Mapping[str, Any]) -> StructuredOutput
     """Calls that have to be made: `wanted` is {functions: [{name, parameters}], one: whether it is exactly one}."""
     one = wanted["one"] or not calls.parallel
     value = {"format": calls.format, "functions": wanted["functions"], "one": one}
+    value |= {"texts": json.loads(calls.texts)} if calls.texts else {}
     return StructuredOutput("tool_calls", json.dumps(value))
+
+
+def needs_texts(form: str) -> bool:
+    """Whether a form writes texts as it writes numbers, so that only the tools tell them apart."""
+    return form in ("qwen3_coder", "glm45")

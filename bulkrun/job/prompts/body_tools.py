@@ -32,7 +32,8 @@ def offer_of(body: Mapping[str, Any], calls: ToolCallsSpec | None) -> Offer:
         raise BadBody(
             f"body.tool_choice: {shown(choice)}: what has to be called has a form: sampling.tool_calls.format"
         )
-    return _checked("tool_choice", partial(offered, tools, parallel=parallel), choice)
+    offer = _checked("tool_choice", partial(offered, tools, parallel=parallel), choice)
+    return offer.with_texts() if calls is not None and calls.needs_texts else offer
 
 
 def _checked(key: str, check: Callable[[Any], _Checked], value: Any) -> _Checked:

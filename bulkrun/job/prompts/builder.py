@@ -104,7 +104,9 @@ class PromptBuilder:
         spec = detected_job(spec, columns)
         if has_mapping(spec.prompt):
             made = conversation_maker(spec.prompt, columns)
-            self._ask, self._reads = with_tools(made, spec.prompt, columns)
+            calls = spec.sampling.tool_calls
+            needs_texts = calls is not None and calls.needs_texts
+            self._ask, self._reads = with_tools(made, spec.prompt, columns, needs_texts=needs_texts)
         else:
             assert spec.input.id is not None, "custom_id, where the job names no other"
             self._ask, self._reads = batch_maker(spec, columns, spec.input.id)

@@ -21,16 +21,17 @@ _RowToOffer = Callable[[Mapping[str, Any]], Offer]
 
 
 def with_tools(
-    made: tuple[RowToAsk, list[str]], spec: PromptSpec, columns: Sequence[str]
+    made: tuple[RowToAsk, list[str]], spec: PromptSpec, columns: Sequence[str], *, needs_texts: bool = False
 ) -> tuple[RowToAsk, list[str]]:
     """What asks (with the columns that it reads), with the job's tools beside what it asks.
 
+    `needs_texts`: with the parameters that are texts (`ToolCallsSpec.needs_texts`).
     Raises JobFileError for a column that is not there, and for a tool that has to be called and is not there.
     """
     if spec.tools is None:
         return made
     ask, reads = made
-    offer = _of_column(spec, columns) if isinstance(spec.tools, str) else _of_job(spec)
+    offer = _of_column(spec, columns, needs_texts) if isinstance(spec.tools, str) else _of_job(spec, needs_texts)
 
     def ask_with_tools(row: Mapping[str, Any]) -> Ask | RowError:
         asked = ask(row)
@@ -45,20 +46,26 @@ def with_tools(
     return ask_with_tools, [*reads, spec.tools] if isinstance(spec.tools, str) else reads
 
 
-def _of_job(spec: PromptSpec) -> _RowToOffer:
+def _of_job(spec: PromptSpec, needs_texts: bool) -> _RowToOffer:
     assert isinstance(spec.tools, list), "else a column has them"
     try:
         offer = offered(spec.tools, spec.tool_choice)
     except ValueError as problem:
         raise JobFileError([f"prompt.tool_choice: {problem}"]) from None
-    return lambda _row: offer
+    given = offer.with_texts() if needs_texts else offer
+    return lambda _row: given
 
 
-def _of_column(spec: PromptSpec, columns: Sequence[str]) -> _RowToOffer:
+def _of_column(spec: PromptSpec, columns: Sequence[str], needs_texts: bool) -> _RowToOffer:
     name = str(spec.tools)
     if name not in columns:
         raise JobFileError([f"prompt.tools: {unknown_column(name, columns)}"])
-    return lambda row: offered(check_tools(_listed(row[name])), spec.tool_choice)
+
+    def offer(row: Mapping[str, Any]) -> Offer:
+        given = offered(check_tools(_listed(row[name])), spec.tool_choice)
+        return given.with_texts() if needs_texts else given
+
+    return offer
 
 
 def _listed(value: Any) -> Any:

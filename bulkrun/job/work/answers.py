@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bulkrun.data.types.json_types import as_unicode
+from bulkrun.job.outputs.channels import split_channels
+from bulkrun.job.outputs.logprobs import Decode, TokenTexts, column_value
+from bulkrun.job.outputs.marker_decode import MarkerDecode
+from bulkrun.job.outputs.output_text import added_texts, output_texts, shared_length
+from bulkrun.job.outputs.thoughts import Thoughts, rest_of, span_of, split_thoughts
+from bulkrun.job.outputs.tool_calls import MARKERS, split_calls
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.isolation import reason_of
-from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
-from bulkrun.job.work.marker_decode import MarkerDecode
-from bulkrun.job.work.output_text import added_texts, output_texts, shared_length
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.job.work.thoughts import Thoughts, rest_of, span_of, split_thoughts
-from bulkrun.job.work.tool_calls import MARKERS, split_calls
 from bulkrun.request import Completion, FinishReason, RowError, SamplingParams, StructuredOutput, Thinking, ToolCalls
 
 if TYPE_CHECKING:
-    from bulkrun.job.work.bound_calls import BoundCallsParser
-    from bulkrun.job.work.parsing import OutputParser
+    from bulkrun.job.outputs.bound_calls import BoundCallsParser
+    from bulkrun.job.outputs.parsing import OutputParser
 
 _PROMPT_END_TOKENS = 64  # a marker and the white space after it are fewer
 _PARSERS = 256  # of a job whose rows bring schemas of their own, the latest
@@ -43,8 +44,10 @@ class Answer:
 
 
 def _parser_of(column: pa.DataType | None, structured: StructuredOutput) -> OutputParser | BoundCallsParser:
-    from bulkrun.job.work.bound_calls import BoundCallsParser  # jsonschema is slow to import, and few jobs have schemas
-    from bulkrun.job.work.parsing import OutputParser
+    from bulkrun.job.outputs.bound_calls import (
+        BoundCallsParser,
+    )  # jsonschema is slow to import, and few jobs have schemas
+    from bulkrun.job.outputs.parsing import OutputParser
 
     if structured.kind == "tool_calls":
         return BoundCallsParser(structured)
@@ -112,14 +115,18 @@ class AnswerReader:
         extra = self._probabilities(done)
         response: str | None = text
         error = done.error
-        if sampling.thinking is not None:
+        calls = _calls_of(answer)
+        if calls is not None and calls.format == "harmony":
+            extra["reasoning"], response = split_channels(text)
+            error = error or _no_answer(response, done)
+        elif sampling.thinking is not None:
             extra["reasoning"], response = self._split(answer, text, sampling.thinking)
             error = error or _no_answer(response, done)
         if sampling.structured_outputs is not None and error is None and response is not None:
             parser = self._parser(sampling.structured_outputs)
             extra["parsed"], error = parser.parse(response, done.finish_reason, done.progress)
-        if (calls := _calls_of(answer)) is not None and error is None and response:
-            response, found = split_calls(response, calls.format)
+        if calls is not None and error is None and response:
+            response, found = split_calls(response, calls.format, calls.texts)
             extra["tool_calls"] = (found if calls.parallel else found[:1]) or None
         return response, extra, error
 

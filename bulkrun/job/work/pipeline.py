@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from bulkrun.job.outputs.logprobs import Decode
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.attempt import Attempt
@@ -16,7 +17,6 @@ from bulkrun.job.work.commit import RunIdentity
 from bulkrun.job.work.deadline import Deadline
 from bulkrun.job.work.engine_runner import EngineRunner
 from bulkrun.job.work.flight import FlightLog
-from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.progress import WorkerProgress
 from bulkrun.job.work.recorder import Recorder
 from bulkrun.request import Engine

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bulkrun.data.results.parts import PartInfo
+from bulkrun.job.outputs.logprobs import Decode
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
 from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity, commit_shard
-from bulkrun.job.work.logprobs import Decode
 from bulkrun.job.work.shard_work import Generation, ShardWork
 from bulkrun.job.work.vectors import reader_of
 

@@ -189,10 +189,10 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
     tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter), now=now)
+    spec = with_markers(with_form_of_calls(spec, tokenizer), model.architecture)
     if warns:
         warn_of_channels(spec, model.architecture)
         warn_of_hidden_tools(spec, tokenizer)
-    spec = with_form_of_calls(with_markers(spec, model.architecture), tokenizer)
     check_thinking(spec, tokenizer)
     check_calls(spec)
     model.model_len(spec.engine.max_model_len)

@@ -10,9 +10,10 @@ from typing import get_args
 
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.errors import JobFileError
+from bulkrun.job.jobfile.sampling import ThinkingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
-from bulkrun.job.jobfile.tools import AUTO, NONE, offered
+from bulkrun.job.jobfile.tools import AUTO, NONE, offered, text_parameters
 from bulkrun.job.prompts.chat_source import named_template
 from bulkrun.request import ToolFormat
 from bulkrun.text.grammar import check_grammar
@@ -27,19 +28,26 @@ _FORMS = (
 def with_form_of_calls(spec: JobSpec, tokenizer: Tokenizer) -> JobSpec:
     """The spec with the form of calls told from its chat template, where it offers tools or names no form.
 
-    Raises JobFileError where the template does not tell, or cannot be read.
+    Where calls come in channels, thoughts do too, and get a column. Raises JobFileError where the template does not
+    tell, or cannot be read.
     """
     calls = spec.sampling.tool_calls
     if calls is None and spec.prompt.tools is not None:
         calls = ToolCallsSpec()
-    if calls is None or calls.format != "auto":
+    if calls is None:
         return spec
+    form = _told_form(spec, tokenizer) if calls.format == "auto" else calls.format
+    implied = {"thinking": ThinkingSpec()} if form == "harmony" and spec.sampling.thinking is None else {}
+    return spec.with_keys(sampling={"tool_calls": calls.model_copy(update={"format": form}), **implied})
+
+
+def _told_form(spec: JobSpec, tokenizer: Tokenizer) -> ToolFormat:
     source = _source(spec, tokenizer)
     form = None if source is None else form_of_calls(source)
     if form is None:
         why = "there is no chat template" if source is None else "the chat template writes none of the forms known here"
         raise JobFileError([f"sampling.tool_calls: {why}; {_FORMS}"])
-    return spec.with_keys(sampling={"tool_calls": calls.model_copy(update={"format": form})})
+    return form
 
 
 def check_calls(spec: JobSpec) -> None:
@@ -52,8 +60,10 @@ def check_calls(spec: JobSpec) -> None:
     except ValueError as problem:
         raise JobFileError([f"prompt.tool_choice: {problem}"]) from None
     assert spec.sampling.tool_calls is not None, "a job whose tools have to be called has a form for them"
+    texts = {"texts": text_parameters(tools)} if spec.sampling.tool_calls.needs_texts else {}
     for function in offer.bound["functions"]:
-        bound = spec.sampling.to_params({"tool_calls": {"functions": [function], "one": True}}).structured_outputs
+        wanted = {"functions": [function], "one": True, **texts}
+        bound = spec.sampling.to_params({"tool_calls": wanted}).structured_outputs
         assert bound is not None, "that is what has to be called"
         try:
             check_schema(function["parameters"])

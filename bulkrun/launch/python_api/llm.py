@@ -24,13 +24,14 @@ from bulkrun.launch.engine import load_engine
 from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
-from bulkrun.launch.preparation.structured_output import with_schema
+from bulkrun.launch.preparation.structured_output import with_markers, with_schema
 from bulkrun.launch.preparation.tool_calling import with_form_of_calls
 from bulkrun.launch.python_api.calls import EngineSettings, Shown
 from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker, offer_of, sampling_with
 from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
 from bulkrun.models.config.find_model import resolve_model
+from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.model_dir import generation_defaults
 from bulkrun.request import SamplingParams
 from bulkrun.text.tokenizer import Tokenizer
@@ -77,6 +78,7 @@ class LLM:
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)
         self._seed = seed
         self._defaults = generation_defaults(model_dir)
+        self._architecture = ModelConfig.from_dir(model_dir).architecture
         adapter = adapter_dir(settings)
         self._tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter))
         self._shared = SharedEngine(load_engine(model_dir, self._tokenizer, settings, adapter))
@@ -229,7 +231,9 @@ class LLM:
         implied: dict[str, Any] = {"tool_calls": {}} if has_tools else {}
         if isinstance(sampling, SamplingParams):
             if has_tools and sampling.tool_calls is None:
-                sampling = replace(sampling, tool_calls=self._spec_of(implied).to_params().tool_calls)
+                made = self._spec_of(implied).to_params()
+                thinking = sampling.thinking or made.thinking  # which some forms of calls imply
+                sampling = replace(sampling, tool_calls=made.tool_calls, thinking=thinking)
             return sampling, None
         if not isinstance(sampling, Mapping):
             raise _not_sampling(sampling)
@@ -240,7 +244,7 @@ class LLM:
 
     def _spec_of(self, sampling: Mapping[str, Any]) -> SamplingSpec:
         job = with_schema(job_of({**self._job, "sampling": dict(sampling)}))
-        return with_form_of_calls(job, self._tokenizer).sampling
+        return with_markers(with_form_of_calls(job, self._tokenizer), self._architecture).sampling
 
 
 def _not_sampling(given: object) -> UsageError:

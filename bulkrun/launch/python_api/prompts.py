@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -10,8 +11,8 @@ from bulkrun.data.results.schema_check import check_schema
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import UsageError
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
-from bulkrun.job.jobfile.tool_calls import bound_calls
-from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered
+from bulkrun.job.jobfile.tool_calls import bound_calls, needs_texts
+from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered, text_parameters
 from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
 from bulkrun.launch.python_api.prompt_stream import Asked
 from bulkrun.request import RowError, SamplingParams, ToolFormat
@@ -43,13 +44,16 @@ def sampling_with(offer: Offer, sampling: SamplingParams) -> SamplingParams:
         raise UsageError("tools: given together with structured_outputs, which has no room for calls")
     if not offer.tools:
         return replace(sampling, tool_calls=None) if offer.tool_calls == NONE else sampling
+    if calls is not None and needs_texts(calls.format):
+        calls = calls._replace(texts=json.dumps(text_parameters(offer.tools)))
+        sampling = replace(sampling, tool_calls=calls)
     if not offer.bound:
         return sampling
-    if sampling.tool_calls is None:
+    if calls is None:
         raise UsageError(
             "tool_choice: what has to be called has a form; give sampling's tool_calls another format than none"
         )
-    return replace(sampling, structured_outputs=bound_calls(sampling.tool_calls, offer.bound))
+    return replace(sampling, structured_outputs=bound_calls(calls, offer.bound))
 
 
 def conversation_asker(

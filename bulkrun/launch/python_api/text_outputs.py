@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bulkrun.job.outputs.tool_calls import with_ids
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.job.work.tool_calls import with_ids
 from bulkrun.launch.python_api.prompt_stream import Asked, Ended
 from bulkrun.request import FinishReason, RowError
 

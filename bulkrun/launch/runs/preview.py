@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from bulkrun.data.results.schema import EMBEDDING, SCORES, output_schema
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.outputs.tool_calls import with_ids
 from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
@@ -16,7 +17,6 @@ from bulkrun.job.store.places import check_place
 from bulkrun.job.store.run_record import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
-from bulkrun.job.work.tool_calls import with_ids
 from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulkrun.job.outputs.parsing import OutputParser
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
-from bulkrun.job.work.parsing import OutputParser
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.request import (
     Completion,

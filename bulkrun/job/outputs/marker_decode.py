@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from bulkrun.job.work.logprobs import Decode
+from bulkrun.job.outputs.logprobs import Decode
 
 
 class MarkerDecode:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulkrun.job.work.tool_calls import Call, Split, split_calls, with_ids
+from bulkrun.job.outputs.call import Call
+from bulkrun.job.outputs.tool_calls import Split, split_calls, with_ids
 from bulkrun.request import ToolFormat
 
 Written = list[tuple[str, dict[str, Any]]]

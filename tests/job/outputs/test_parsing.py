@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulkrun.job.work.parsing import OutputParser
+from bulkrun.job.outputs.parsing import OutputParser
 from bulkrun.request import Progress, StructuredOutput
 
 SCHEMA = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from bulkrun.job.work.output_text import cut_at_stop, output_texts
+from bulkrun.job.outputs.output_text import cut_at_stop, output_texts
 from bulkrun.request import Completion, SamplingParams, StructuredOutput
 from bulkrun.text.constraint import token_constraint_factory
 from bulkrun.text.stop import stop_matcher_factory

@@ -12,8 +12,9 @@ from jsonschema.exceptions import best_match
 from referencing.exceptions import Unresolvable
 
 from bulkrun.errors import shortened
-from bulkrun.job.work.parsing import MAX_SHOWN, validator_class, what_cut
-from bulkrun.job.work.tool_calls import Call, split_calls
+from bulkrun.job.outputs.call import Call
+from bulkrun.job.outputs.parsing import MAX_SHOWN, validator_class, what_cut
+from bulkrun.job.outputs.tool_calls import split_calls
 from bulkrun.request import Progress, RowError, StructuredOutput
 
 
@@ -22,13 +23,14 @@ class BoundCallsParser:
 
     def __init__(self, structured: StructuredOutput) -> None:
         bound = json.loads(structured.value)
-        self._form, schemas = bound["format"], {one["name"]: one["parameters"] for one in bound["functions"]}
+        self._form, self._texts = bound["format"], json.dumps(bound.get("texts", {}))
+        schemas = {one["name"]: one["parameters"] for one in bound["functions"]}
         make = validator_class()
         self._validators = {name: make(schema, registry=referencing.Registry()) for name, schema in schemas.items()}
 
     def parse(self, text: str, finish_reason: str, progress: Progress | None = None) -> tuple[None, RowError | None]:
         """Why the answer is not what has to be called, or None; never a value for the column `parsed`."""
-        calls = split_calls(text, self._form).calls
+        calls = split_calls(text, self._form, self._texts).calls
         try:
             if not calls:  # of several the last may be cut: its text stays in the response
                 raise ValueError("the output ends before its calls are complete")

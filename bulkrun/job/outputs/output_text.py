@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bulkrun.job.work.logprobs import Decode
+from bulkrun.job.outputs.logprobs import Decode
 from bulkrun.request import Completion
 
 _CONTEXT_TOKENS = 8  # special tokens, which have no text, are fewer at the end of a prompt

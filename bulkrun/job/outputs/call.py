@@ -1,0 +1,49 @@
+"""One call of a tool, and the JSON that it is made of. Knows no form that a model writes calls in."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from bulkrun.data.types.json_types import is_unicode
+
+_SPACE = re.compile(r"\s*")
+
+
+class Call(NamedTuple):
+    """A call of a tool; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class NoCall(ValueError):
+    """What stands here is not a call."""
+
+
+def call_of(name: Any, arguments: Any) -> Call:
+    """The call of a function by its name, with an object or nothing at all. Raises NoCall for what is neither."""
+    arguments = {} if arguments is None else arguments
+    if not isinstance(name, str) or not name or not is_unicode(name) or not isinstance(arguments, dict):
+        raise NoCall
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return Call(name, text if is_unicode(text) else json.dumps(arguments))
+    except (ValueError, RecursionError):  # a number too large for a double
+        raise NoCall from None
+
+
+def json_at(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that stands at a position, after white space, and where it ends. Raises NoCall."""
+    try:
+        return json.JSONDecoder().raw_decode(text, after_space(text, at))
+    except (ValueError, RecursionError):
+        raise NoCall from None
+
+
+def after_space(text: str, at: int) -> int:
+    """The position of what follows white space."""
+    space = _SPACE.match(text, at)
+    assert space is not None, "it matches nothing too"
+    return space.end()

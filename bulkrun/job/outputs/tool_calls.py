@@ -1,0 +1,120 @@
+"""An answer in two: the calls of tools that a model wrote, and the text outside of them. Knows text only.
+
+    hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, anywhere
+    llama3_json  {"name": ..., "parameters": {...}}, the whole answer or what follows <|python_tag|>; several with ;
+    mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...}, again and again
+    granite      <|tool_call|>[{"name": ..., "arguments": {...}}, ...], perhaps with <|/tool_call|> at the end
+    qwen3_coder  <tool_call> and each argument between tags (`calls_in_tags.py`); so glm45
+    harmony      messages of several channels (`channels.py`), one of which is a call
+
+What is no call, or only the beginning of one, stays in the text as it came, and whatever follows a hundred of those.
+White space around the text belongs to neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from hashlib import blake2b
+from typing import NamedTuple
+
+from bulkrun.job.outputs.call import Call, NoCall
+from bulkrun.job.outputs.calls_in_json import read_bare_llama, read_granite, read_hermes, read_llama, read_mistral
+from bulkrun.job.outputs.calls_in_tags import Texts, read_coder, read_glm
+from bulkrun.job.outputs.channels import OPENER, read_harmony
+from bulkrun.request import ToolFormat
+
+# Some models have these as special tokens, which texts do not show.
+MARKERS: dict[ToolFormat, tuple[str, ...]] = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "llama3_json": ("<|python_tag|>",),
+    "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    "granite": ("<|tool_call|>", "<|/tool_call|>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "harmony": tuple(f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")),
+}
+# An output that runs in circles may be nothing but openers, and each failure of json goes through the text before it.
+_MOST_MALFORMED = 100
+_ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_ID_LENGTH = 9  # Mistral's templates take ids of nine letters and digits alone, others take any
+
+
+class Split(NamedTuple):
+    """An answer in two: the text outside of calls, None where there is nothing but calls."""
+
+    response: str | None
+    calls: list[Call]
+
+
+_Read = Callable[[str, int], tuple[list[Call], int]]  # calls in a text from a position on, and where they end
+
+
+def split_calls(text: str, form: ToolFormat, texts: str = "") -> Split:
+    """The calls in an answer that ended, and the rest of it. `texts` is that of `request.ToolCalls`."""
+    opener, read = _form(form, texts)
+    if opener not in text and form == "llama3_json":
+        return _split_bare(text)
+    if opener not in text and form == "qwen3_coder":
+        opener = "<function="  # which the model takes for the beginning at times
+    rest, calls, at, malformed = list[str](), list[Call](), 0, 0
+    while (begin := text.find(opener, at)) >= 0 and malformed < _MOST_MALFORMED:
+        try:
+            found, end = read(text, begin + len(opener))
+        except NoCall:
+            found, end, malformed = [], begin + len(opener), malformed + 1
+            rest.append(text[at:end])
+        else:
+            rest.append(text[at:begin] if text[at:begin].strip() else "")
+        calls += found
+        at = end
+    return _split("".join([*rest, text[at:]]), calls) if calls else Split(text, [])
+
+
+def with_ids(calls: Sequence[Sequence[str]], row_id: str, sample: int) -> list[dict[str, str]]:
+    """Calls as the column `tool_calls` has them. Their ids are a function of the row's id, sample and number."""
+    return [
+        {"id": _call_id(f"{row_id}|{sample}|{number}"), "name": name, "arguments": arguments}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+
+
+def _call_id(place: str) -> str:
+    number = int.from_bytes(blake2b(place.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    return "".join(_ID_LETTERS[number // len(_ID_LETTERS) ** k % len(_ID_LETTERS)] for k in range(_ID_LENGTH))
+
+
+def _split(rest: str, calls: list[Call]) -> Split:
+    return Split(rest.strip() or None, calls)
+
+
+def _split_bare(text: str) -> Split:
+    """Without a marker only a whole answer can be calls, of which the last may be cut."""
+    try:
+        calls, rest = read_bare_llama(text)
+    except NoCall:
+        return Split(text, [])
+    return _split(rest, calls)
+
+
+def _form(form: ToolFormat, texts: str) -> tuple[str, _Read]:
+    """What begins calls, and what reads them from there on."""
+    if form in _WRITTEN:
+        return "<tool_call>", partial(_WRITTEN[form], texts=_texts(texts))
+    return _FORMS[form]
+
+
+@lru_cache(256)  # of a job whose rows bring their own tools, the latest
+def _texts(texts: str) -> Texts:
+    return {name: frozenset(parameters) for name, parameters in json.loads(texts or "{}").items()}
+
+
+_FORMS: dict[ToolFormat, tuple[str, _Read]] = {
+    "hermes": ("<tool_call>", read_hermes),
+    "llama3_json": ("<|python_tag|>", read_llama),
+    "mistral": ("[TOOL_CALLS]", read_mistral),
+    "granite": ("<|tool_call|>", read_granite),
+    "harmony": (OPENER, read_harmony),
+}
+_WRITTEN = {"qwen3_coder": read_coder, "glm45": read_glm}

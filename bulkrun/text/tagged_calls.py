@@ -1,0 +1,141 @@
+"""Grammars of calls whose arguments stand between tags of their own, as Qwen3-Coder and GLM-4.5 write them.
+
+A text stands there as it is, up to the tag that ends it; every other value is JSON that fits its schema. What holds for
+arguments together (`oneOf` over objects and the like) is not in the grammar: finished calls are checked for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Function = Mapping[str, Any]  # name, parameters
+Mark = Callable[[str], str]  # a marker as Lark reads it, a special token or a text
+ToJson = Callable[[Any], Mapping[str, Any]]
+_DEFINITIONS = ("$defs", "definitions")  # which a parameter's schema may refer to
+_TOGETHER = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
+_MAX_LENGTH = 1000  # of a text whose length the grammar keeps to: each character more is a state
+
+
+class _Tags(NamedTuple):
+    """What stands around a call and its arguments, as Lark reads it.
+
+    A text ends with `end_of_text`, before which it may have what the pattern `after_text` fits.
+    """
+
+    call: str
+    name: str
+    key: str
+    value: str
+    end_of_value: str
+    after_text: str
+    end_of_text: str
+    end: str
+
+
+def written_rules(
+    form: str,
+    functions: Sequence[Function],
+    texts: Mapping[str, Collection[str]],
+    to_json: ToJson,
+    mark: Mark,
+) -> list[str]:
+    """The rules of `call`: one call of one of the functions.
+
+    `texts`: by function, the parameters that are texts; `to_json`: a schema as grammars of JSON are made of it.
+
+    Raises ValueError for names that cannot stand between tags and parameters of which no grammar can be made.
+    """
+    tags = _TAGS[form](mark)
+    called = " | ".join(f"function{index}" for index in range(len(functions)))
+    rules = [f"call: {tags.call} ({called}) {tags.end}"]
+    for index, function in enumerate(functions):
+        rules += _function(f"function{index}", function, texts.get(function["name"], ()), to_json, tags)
+    return rules
+
+
+def _coder(mark: Mark) -> _Tags:
+    return _Tags(
+        call=f'{mark("<tool_call>")} "\\n<function="',
+        name='">\\n"',
+        key='"<parameter="',
+        value='">\\n"',
+        end_of_value='"\\n</parameter>\\n"',
+        after_text="\\n?",
+        end_of_text='"</parameter>"',
+        end=f'"</function>\\n" {mark("</tool_call>")}',
+    )
+
+
+def _glm(mark: Mark) -> _Tags:
+    return _Tags(
+        call=mark("<tool_call>"),
+        name='"\\n"',
+        key=mark("<arg_key>"),
+        value=f'{mark("</arg_key>")} "\\n" {mark("<arg_value>")}',
+        end_of_value=f'{mark("</arg_value>")} "\\n"',
+        after_text="",
+        end_of_text=mark("</arg_value>"),
+        end=mark("</tool_call>"),
+    )
+
+
+_TAGS: Mapping[str, Callable[[Mark], _Tags]] = {"qwen3_coder": _coder, "glm45": _glm}
+WRITTEN_FORMS = frozenset(_TAGS)
+
+
+def _function(rule: str, function: Function, texts: Collection[str], to_json: ToJson, tags: _Tags) -> list[str]:
+    """The rules of a call of one function, from its name on: its parameters in their order."""
+    name, parameters = function["name"], function["parameters"]
+    schemas = _schemas(name, parameters)
+    _refuse_odd([name, *schemas])
+    required, used = set(parameters.get("required", ())), [f"{rule}_{index}" for index in range(len(schemas))]
+    parts = [one if key in required else f"{one}?" for one, key in zip(used, schemas, strict=True)]
+    rules = [" ".join([f"{rule}: {literal(name)} {tags.name}", *parts])]
+    for one, (key, schema) in zip(used, schemas.items(), strict=True):
+        value = _text(one, schema, tags) if key in texts else [f"{one}_value: {one}_json {tags.end_of_value}"]
+        rules += [f"{one}: {tags.key} {literal(key)} {tags.value} {one}_value", *value]
+        rules += [] if key in texts else [f"{one}_json: %json {json.dumps(to_json(schema))}"]
+    return rules
+
+
+def _schemas(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of each parameter."""
+    declared = parameters.get("properties", {})
+    if not declared and (together := [key for key in _TOGETHER if key in parameters]):
+        raise ValueError(
+            f"the parameters of {name!r} have {together[0]} for properties; this form needs them one by one"
+        )
+    shared = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
+    schemas = {**declared, **{key: {} for key in parameters.get("required", ()) if key not in declared}}
+    return {key: {**schema, **shared} if isinstance(schema, dict) else {} for key, schema in schemas.items()}
+
+
+def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:
+    """The rules of a text and what ends it."""
+    given = [schema["const"]] if "const" in schema else schema.get("enum")
+    if given is not None:
+        texts = " | ".join(literal(text) for text in given if isinstance(text, str))
+        return [f"{rule}_value: ({texts}) {tags.end_of_value}"]
+    pattern = f"(?s:.{_length(schema)}){tags.after_text}"
+    if tags.end_of_text.startswith("<["):  # a special token, which no text holds
+        return [f'{rule}_value: {rule}_text {tags.end_of_text} "\\n"', f"{rule}_text: /{pattern}/"]
+    return [f'{rule}_value: {rule}_text "\\n"', f"{rule}_text[suffix={tags.end_of_text}]: /{pattern}/"]
+
+
+def _length(schema: Mapping[str, Any]) -> str:
+    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if max(least, most or 0) > _MAX_LENGTH:
+        return "*"
+    return f"{{{least},}}" if most is None else f"{{{least},{int(most)}}}"
+
+
+def _refuse_odd(names: Sequence[str]) -> None:
+    if odd := [name for name in names if not name.strip() or set(name) & set("<>\n\r") or name != name.strip()]:
+        raise ValueError(f"{odd[0]!r} cannot be called in this form: tags or white space in its name")
+
+
+def literal(text: str) -> str:
+    """As Lark reads it: without the one control character that JSON leaves as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,121 @@
+"""Calls with each argument between tags: whatever is written reads back, with the types that the tools tell."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulkrun.job.jobfile.tools import text_parameters
+from bulkrun.job.outputs.tool_calls import Split, split_calls
+from bulkrun.request import ToolFormat
+
+_FORMS: list[ToolFormat] = ["qwen3_coder", "glm45"]
+TEXTS = json.dumps({"f": ["text"], "g-1": []})
+_names = st.sampled_from(["f", "g-1"])
+_json = st.integers() | st.booleans() | st.none() | st.lists(st.integers() | st.text("ab\n<é"), max_size=3)
+# A text keeps its line breaks and its tags, but for the one that ends it.
+_texts = st.text(st.sampled_from('a1 \n"<é{[') | st.characters(codec="utf-8"), max_size=12)
+_arguments = st.fixed_dictionaries({}, optional={"number": _json, "text": _texts})
+_calls = st.lists(st.tuples(_names, _arguments), min_size=1, max_size=3)
+
+
+def _written(value: Any, *, quotes: bool) -> str:
+    return json.dumps(value, ensure_ascii=False) if quotes else value
+
+
+def _coder(name: str, arguments: dict[str, Any], texts: list[str]) -> str:
+    lines = (f"<parameter={k}>\n{_written(v, quotes=k not in texts)}\n</parameter>\n" for k, v in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{''.join(lines)}</function>\n</tool_call>"
+
+
+def _glm(name: str, arguments: dict[str, Any], texts: list[str]) -> str:
+    pairs = (
+        f"<arg_key>{k}</arg_key>\n<arg_value>{_written(v, quotes=k not in texts)}</arg_value>\n"
+        for k, v in arguments.items()
+    )
+    return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
+
+
+_WRITE = {"qwen3_coder": _coder, "glm45": _glm}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@given(calls=_calls, before=st.text("ab \n", max_size=5))
+def test_what_is_written_reads_back(form: ToolFormat, calls: list[tuple[str, dict[str, Any]]], before: str) -> None:
+    texts: dict[str, list[str]] = json.loads(TEXTS)
+    wanted = [(n, a if n == "f" else {k: v for k, v in a.items() if k != "text"}) for n, a in calls]
+    text = before + "\n".join(_WRITE[form](name, arguments, texts[name]) for name, arguments in wanted)
+    split = split_calls(text, form, TEXTS)
+    assert [(call.name, json.loads(call.arguments)) for call in split.calls] == wanted
+    assert split.response == (before.strip() or None)
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@given(data=st.data(), calls=_calls)
+def test_what_is_cut_loses_nothing(form: ToolFormat, data: st.DataObject, calls: Any) -> None:
+    whole = "".join(_WRITE[form](name, arguments, ["text"]) for name, arguments in calls)
+    cut = whole[: data.draw(st.integers(0, len(whole)))]
+    split = split_calls(cut, form, TEXTS)
+    if not split.calls:
+        assert split == Split(cut, [])
+    else:
+        assert cut.rstrip().endswith(split.response or "")
+
+
+def test_a_number_is_a_text_where_the_tool_says_so() -> None:
+    written = _coder("f", {"zip": "75001", "days": "3", "note": "true", "odd": "x: 1"}, ["zip", "days", "note", "odd"])
+    [call] = split_calls(written, "qwen3_coder", '{"f": ["zip"]}').calls
+    assert json.loads(call.arguments) == {"zip": "75001", "days": 3, "note": True, "odd": "x: 1"}
+    [call] = split_calls(written, "qwen3_coder").calls
+    assert json.loads(call.arguments)["zip"] == 75001, "nobody said that it is a text"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+    ],
+)
+def test_what_models_leave_out_is_no_matter(form: ToolFormat, text: str) -> None:
+    split = split_calls(text, form)
+    assert [(call.name, call.arguments) for call in split.calls] == [("f", '{"a": 1}')] and split.response is None
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</function>\n</tool_call>"),
+        ("qwen3_coder", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+        ("qwen3_coder", "<function=" * 100_000),
+        ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"),
+        ("glm45", "<tool_call>" * 100_000),
+    ],
+)
+def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
+    assert split_calls(text, form) == Split(text, [])
+
+
+def test_the_schema_says_what_is_a_text() -> None:
+    properties = {
+        "a": {"type": "string"},
+        "b": {"enum": ["x", "y"]},
+        "c": {"const": "x"},
+        "d": {"type": ["string", "null"]},
+        "e": {"enum": ["x", 1]},
+        "f": {},
+        "g": True,
+        "h": {"type": "integer", "enum": [1]},
+    }
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}},
+        {"type": "function", "function": {"name": "g"}},
+        {"type": "function", "function": {"name": "h", "parameters": {"properties": 5}}},
+    ]
+    assert text_parameters(tools) == {"f": ["a", "b", "c"], "g": [], "h": []}
