@@ -89,13 +89,16 @@ def _listed(begin: str, names: list[str], one: bool) -> list[str]:
 
 
 def _harmony(names: list[str], _one: bool, special_id: SpecialId) -> list[str]:
-    """One call, after which outputs end. The model may say whom it calls before the channel, or behind it."""
+    """One call, after which outputs end. The model may say whom it calls before the channel, or behind it.
+
+    It comes after thoughts, or at once, where the prompt has begun the message.
+    """
     if odd := [name for name in names if not _NAME.fullmatch(name)]:
         raise ValueError(f"the function {odd[0]!r} cannot be called in this form: white space or < in its name")
     start, channel, constrain, message = (
         _marker(f"<|{name}|>", special_id) for name in ("start", "channel", "constrain", "message")
     )
-    rules = [f'start: {start} "assistant" ({" | ".join(f"call{index}" for index in range(len(names)))})']
+    rules = [f'start: ({start} "assistant")? ({" | ".join(f"call{index}" for index in range(len(names)))})']
     for index, name in enumerate(names):
         to = literal(f" to=functions.{name}")
         heads = f'{to} {channel} "commentary" | {channel} "commentary" {to}'

@@ -28,13 +28,15 @@ def split_channels(text: str) -> Thoughts:
     A call is written in one way, whichever the model chose, for `read_harmony`.
     """
     thoughts, rest, is_cut = list[str](), list[str](), False
-    for message in _BETWEEN.split(text):
+    messages = _BETWEEN.split(text)
+    for number, message in enumerate(messages, 1):
         head, is_whole, content = message.partition("<|message|>")
         if not is_whole:
             is_cut = "<|" in head
             rest += [] if is_cut or not head.strip() else [head]  # the prompt may have begun the answer
         elif recipient := _RECIPIENT.search(head):
-            rest.append(f"<|channel|>commentary to={recipient[1]} <|constrain|>json<|message|>{content}<|call|>")
+            end = "<|call|>" if number < len(messages) else ""  # the last one may be cut
+            rest.append(f"<|channel|>commentary to={recipient[1]} <|constrain|>json<|message|>{content}{end}")
         elif (channel := _CHANNEL.search(head)) and channel[1] == "analysis":
             thoughts.append(content.strip())
         else:
@@ -48,8 +50,12 @@ def read_harmony(text: str, at: int) -> tuple[list[Call], int]:
     if (named := _NAME.match(text, at)) is None:
         raise NoCall
     at = after_space(text, named.end())
-    arguments, at = ({}, at) if text.startswith("<|call|>", at) else json_at(text, at)
+    arguments, at = ({}, at) if _ends(text, at) else json_at(text, at)
     at = after_space(text, at)
-    if not text.startswith("<|call|>", at):
+    if not _ends(text, at):
         raise NoCall
     return [call_of(named[1], arguments)], at + len("<|call|>")
+
+
+def _ends(text: str, at: int) -> bool:
+    return at == len(text) or text.startswith("<|call|>", at)
