@@ -61,6 +61,25 @@ _MULTIPLIERS = {
     "logits_scaling": 2.5,
 }
 
+# keys of more dimensions than values, made of latents
+_LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+# experts of which a token may have those of some groups alone
+_GROUPED = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+
 _NO_GQA = {"num_key_value_heads": None}  # the architecture knows no such key
 
 # name -> (architecture, what differs from _SMALL)
@@ -158,12 +177,16 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusForCausalLM", {}),
     "arcee": ("ArceeForCausalLM", {}),
     "biogpt": ("BioGptForCausalLM", _NO_GQA),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", _LATENT | _GROUPED | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _LATENT | _GROUPED),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
     "exaone4": ("Exaone4ForCausalLM", {"head_dim": 16, "sliding_window": 9, "sliding_window_pattern": 2}),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", _NO_GQA),
     "gpt_bigcode_mha": ("GPTBigCodeForCausalLM", _NO_GQA | {"multi_query": False}),
     "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4_moe": ("Glm4MoeForCausalLM", _GROUPED | {"head_dim": 16}),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", _LATENT | _GROUPED),
     "granitemoe": ("GraniteMoeForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "granitemoehybrid": (
         "GraniteMoeHybridForCausalLM",
@@ -181,6 +204,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "helium": ("HeliumForCausalLM", {"head_dim": 8}),
     "hunyuan": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
+    "minicpm3": ("MiniCPM3ForCausalLM", _LATENT),
     "ministral": ("MinistralForCausalLM", {"head_dim": 16, "sliding_window": 11}),
     "nemotron": ("NemotronForCausalLM", {"head_dim": 8}),
     "olmo": ("OlmoForCausalLM", {}),
@@ -192,6 +216,7 @@ GENERAL_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 32},
     ),
     "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
+    "youtu": ("YoutuForCausalLM", _LATENT),
 }
 
 

@@ -22,17 +22,22 @@ TRIED: Mapping[str, str] = {
     "BioGptForCausalLM": "BioGPT",
     "Cohere2ForCausalLM": "Command R7B, Command A",
     "CohereForCausalLM": "Command R",
+    "DeepseekV2ForCausalLM": "DeepSeek V2, V2-Lite",
+    "DeepseekV3ForCausalLM": "DeepSeek V3, R1; Moonlight, Kimi K2",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 (dense)",
     "Exaone4ForCausalLM": "EXAONE 4",
     "GPT2LMHeadModel": "GPT-2",
     "GPTBigCodeForCausalLM": "StarCoder, SantaCoder",
     "GPTNeoXForCausalLM": "GPT-NeoX, Pythia",
     "Glm4ForCausalLM": "GLM-4-0414",
+    "Glm4MoeForCausalLM": "GLM 4.5 to 4.7",
+    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GlmForCausalLM": "GLM-4 (9B), GLM-Edge",
     "GraniteMoeForCausalLM": "Granite 3.x (mixture of experts)",
     "GraniteMoeHybridForCausalLM": "Granite 4.0 (dense; those of attention alone)",
     "HeliumForCausalLM": "Helium",
     "HunYuanDenseV1ForCausalLM": "Hunyuan (dense)",
+    "MiniCPM3ForCausalLM": "MiniCPM3",
     "MinistralForCausalLM": "Ministral (8B)",
     "NemotronForCausalLM": "Nemotron-4, Minitron",
     "OPTForCausalLM": "OPT",
@@ -45,13 +50,14 @@ TRIED: Mapping[str, str] = {
     "SeedOssForCausalLM": "Seed-OSS",
     "StableLmForCausalLM": "StableLM",
     "Starcoder2ForCausalLM": "StarCoder2",
+    "YoutuForCausalLM": "Youtu-LLM",
 }
 
 # kind of model -> (architectures, why it cannot run)
 UNSUPPORTED: Mapping[str, tuple[str, str]] = {
     "encoder-decoder": ("T5, BART, Whisper ...", "a second attention over another sequence"),
     "state space, recurrent, hybrid": ("Mamba, RWKV, Jamba, Qwen3-Next, Falcon-H1 ...", "a state that is no KV cache"),
-    "latent attention": ("DeepSeek V2, V3, R1; MiniCPM3", "keys and values of different sizes"),
+    "sparse attention": ("DeepSeek V3.2, GLM-5 ...", "attention to tokens that are picked for each one"),
     "vision or audio beside text": (
         "Qwen2.5-VL, Llama 4, Gemma 3n, Voxtral ...",
         "prompts are text; see Gemma 3, Mistral",
@@ -160,8 +166,8 @@ def _reasons_of_attention(raw: Mapping[str, Any], names: list[str]) -> Iterator[
         yield "an encoder unless config.json has is_decoder: true"
     if any(name in _OWN_ATTENTION for name in names):
         yield "transformers cannot exchange its attention for ours"
-    if raw.get("kv_lora_rank"):
-        yield "latent attention; keys and values of one size are"
+    if raw.get("index_topk"):
+        yield "sparse attention, which picks the tokens it looks at"
     if raw.get("attention_chunk_size"):
         yield f"attention within chunks of {raw['attention_chunk_size']} tokens"
 
@@ -178,13 +184,21 @@ def sizes_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw["architectures"][0].startswith("Cohere"):  # Command R: positions of its training, and how far it reaches
         sizes["max_position_embeddings"] = max(sizes["max_position_embeddings"], raw.get("model_max_length") or 0)
     sizes["max_position_embeddings"] = max_positions(rope_keys(raw), sizes["max_position_embeddings"])
-    kv_heads = 1 if raw.get("multi_query") else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
+    kv_heads, head_dim = _key_heads(raw)
     return sizes | {
         "architecture": raw["architectures"][0],
         "num_kv_heads": kv_heads or sizes["num_heads"],
-        "head_dim": raw.get("head_dim") or sizes["hidden_size"] // sizes["num_heads"],
+        "head_dim": head_dim or sizes["hidden_size"] // sizes["num_heads"],
         "intermediate_size": _first(raw, _INTERMEDIATE_NAMES) or 4 * sizes["hidden_size"],
     }
+
+
+def _key_heads(raw: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The heads of keys and their dimensions, None for those of queries and for hidden_size over heads."""
+    if raw.get("kv_lora_rank"):  # latent attention: transformers makes whole keys and values of the latents
+        return None, raw.get("qk_nope_head_dim", 0) + raw.get("qk_rope_head_dim", 0)
+    heads = 1 if raw.get("multi_query") else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
+    return heads, raw.get("head_dim")
 
 
 def _first(raw: Mapping[str, Any], names: tuple[str, ...]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from bulkrun import ops
@@ -93,9 +94,10 @@ def _paged_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention contract: query [1, H, T, D], key and value [1, K, T, D]; returns [1, T, H, D].
+    """transformers' attention contract: query and key [1, H or K, T, D], value [1, K, T, V]; returns [1, T, H, V].
 
-    Raises ModelError for what the cache cannot hold or the op cannot do.
+    Values of fewer dimensions than keys (latent attention) lie in the cache with zeros behind them. Raises ModelError
+    for what the cache cannot hold or the op cannot do.
     """
     step, layer = getattr(module, "bulkrun_step", None), getattr(module, "layer_idx", None)
     if step is None or layer is None or layer >= len(step.kv_cache.k):
@@ -104,6 +106,8 @@ def _paged_attention(
     q_THD, k_TKD, v_TKD = (states[0].transpose(0, 1) for states in (query, key, value))
     _refuse_what_is_missing(module, k_TKD, v_TKD, k_cache, sliding_window, others)
     step.layers.append(layer)
+    num_missing = k_TKD.shape[-1] - value.shape[-1]
+    v_TKD = functional.pad(v_TKD, (0, num_missing)) if num_missing else v_TKD
     ops.store_kv(k_TKD, v_TKD, k_cache, v_cache, step.meta.slot_mapping_T)
     out_THD = attend(
         q_THD.to(v_TKD.dtype).contiguous(),  # some models turn queries in float32
@@ -114,7 +118,7 @@ def _paged_attention(
         sliding_window=sliding_window,
         soft_cap=softcap,
     )
-    return out_THD[None].to(query.dtype), None
+    return out_THD[None, ..., : value.shape[-1]].to(query.dtype), None
 
 
 def _refuse_what_is_missing(
@@ -125,7 +129,8 @@ def _refuse_what_is_missing(
     sliding_window: int | None,
     others: dict[str, Any],
 ) -> None:
-    if k_TKD.shape != v_TKD.shape or k_TKD.shape[1:] != k_cache.shape[2:]:
+    is_one_size = k_TKD.shape[:2] == v_TKD.shape[:2] and k_TKD.shape[2] >= v_TKD.shape[2]
+    if not is_one_size or k_TKD.shape[1:] != k_cache.shape[2:]:
         raise ModelError(
             f"keys of {list(k_TKD.shape[1:])} and values of {list(v_TKD.shape[1:])} (heads, dimensions) in layer "
             f"{module.layer_idx}; one size for all, which config.json gives as {list(k_cache.shape[2:])}, is supported"

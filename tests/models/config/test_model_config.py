@@ -138,7 +138,7 @@ def test_biases_by_family() -> None:
         ({"rms_norm_eps": float("nan")}, r"key 'rms_norm_eps' is nan, not a"),
         ({"num_attention_heads": None}, r"key 'num_attention_heads' is None"),
         ({"max_position_embeddings": "2048"}, r"key 'max_position_embeddings' is '2048', not a whole"),
-        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 8}, r"not supported: latent attention"),
+        ({"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 8}, r"not supported: sparse attention"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, r"makes this an encoder"),
         ({"architectures": ["MixtralForCausalLM"], "intermediate_size": 99}, r"experts of 64 by 99 .* multiples of 8"),
         ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported; silu is"),
