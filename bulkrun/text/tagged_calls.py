@@ -7,7 +7,8 @@ arguments together (`oneOf` over objects and the like) is not in the grammar: fi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Function = Mapping[str, Any]  # name, parameters
@@ -15,6 +16,8 @@ Mark = Callable[[str], str]  # a marker as Lark reads it, a special token or a t
 ToJson = Callable[[Any], Mapping[str, Any]]
 _DEFINITIONS = ("$defs", "definitions")  # which a parameter's schema may refer to
 _TOGETHER = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
+_NAME = re.compile(r"[^\s<>{}\"]+")
+_KEY = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
 _MAX_LENGTH = 1000  # of a text whose length the grammar keeps to: each character more is a state
 
 
@@ -89,7 +92,7 @@ def _function(rule: str, function: Function, texts: Collection[str], to_json: To
     """The rules of a call of one function, from its name on: its parameters in their order."""
     name, parameters = function["name"], function["parameters"]
     schemas = _schemas(name, parameters)
-    _refuse_odd([name, *schemas])
+    _refuse_odd(name, schemas)
     required, used = set(parameters.get("required", ())), [f"{rule}_{index}" for index in range(len(schemas))]
     parts = [one if key in required else f"{one}?" for one, key in zip(used, schemas, strict=True)]
     rules = [" ".join([f"{rule}: {literal(name)} {tags.name}", *parts])]
@@ -131,9 +134,13 @@ def _length(schema: Mapping[str, Any]) -> str:
     return f"{{{least},}}" if most is None else f"{{{least},{int(most)}}}"
 
 
-def _refuse_odd(names: Sequence[str]) -> None:
-    if odd := [name for name in names if not name.strip() or set(name) & set("<>\n\r") or name != name.strip()]:
-        raise ValueError(f"{odd[0]!r} cannot be called in this form: tags or white space in its name")
+def _refuse_odd(name: str, keys: Iterable[str]) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"the function {name!r} cannot be called in this form: white space, tags or braces in its name"
+        )
+    if odd := [key for key in keys if not _KEY.fullmatch(key)]:
+        raise ValueError(f"the parameter {odd[0]!r} of {name!r} cannot be written in this form: tags in its name")
 
 
 def literal(text: str) -> str:

@@ -159,3 +159,15 @@ def test_any_name_is_called_but_those_that_could_not_be_read_back(tmp_path: Path
     for name in ("a b", "a[b", "{"):
         with pytest.raises(ValueError, match="white space or brackets in its name"):
             calls_grammar(bound("mistral", True, [{"name": name, "parameters": plain}]).value, tokenizer.special_id)
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+def test_what_cannot_stand_between_tags_is_refused(form: ToolFormat) -> None:
+    def said(name: str, parameters: dict[str, Any]) -> str:
+        with pytest.raises(ValueError, match=r".") as error:
+            check_grammar(bound(form, True, [{"name": name, "parameters": parameters}]))
+        return str(error.value)
+
+    assert "the function 'a b' cannot be called" in said("a b", {"type": "object"})
+    assert "the parameter '<x>' of 'f' cannot be written" in said("f", {"properties": {"<x>": {}}})
+    assert "have anyOf for properties" in said("f", {"anyOf": [{"properties": {"x": {}}}]})

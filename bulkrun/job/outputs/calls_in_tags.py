@@ -22,12 +22,12 @@ from bulkrun.job.outputs.call import Call, NoCall, call_of
 
 Texts = Mapping[str, Collection[str]]  # by function, the parameters that are texts
 
-_CODER_NAME = re.compile(r"\s*(?:<function=)?([^<>\n]+)>")
+_CODER_NAME = re.compile(r"\s*(?:<function=)?([^\s<>{}\"]+)>")
 _CODER_ARGUMENT = re.compile(
     r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>))", re.DOTALL
 )
 _CODER_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
-_GLM_NAME = re.compile(r"\s*([^<>\n]+)")
+_GLM_NAME = re.compile(r"\s*([^\s<>{}\"]+)")
 _GLM_ARGUMENT = re.compile(
     r"\s*<arg_key>([^<>\n]+)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|</tool_call>))", re.DOTALL
 )
@@ -50,7 +50,7 @@ def _read(text: str, at: int, texts: Texts, tags: tuple[re.Pattern[str], ...]) -
     named = of_name.match(text, at)
     if named is None:
         raise NoCall
-    name, at, arguments = named[1].strip(), named.end(), dict[str, Any]()
+    name, at, arguments = named[1], named.end(), dict[str, Any]()
     while argument := of_argument.match(text, at):
         key, at = argument[1].strip(), argument.end()
         arguments[key] = _value(argument[2], is_text=key in texts.get(name, ()))

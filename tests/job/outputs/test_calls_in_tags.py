@@ -96,6 +96,8 @@ def test_what_models_leave_out_is_no_matter(form: ToolFormat, text: str) -> None
         ("qwen3_coder", "<function=" * 100_000),
         ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"),
         ("glm45", "<tool_call>" * 100_000),
+        ("glm45", '<tool_call>{"name": "f"}</tool_call>'),
+        ("glm45", "<tool_call>well, no</tool_call>"),
     ],
 )
 def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
