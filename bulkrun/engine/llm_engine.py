@@ -28,9 +28,9 @@ from bulkrun.engine.scheduling.finishing import (
     append_token,
     completion_of,
     grammar_failure,
-    refused,
     timeout_of,
 )
+from bulkrun.engine.scheduling.refusals import without_output
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.scheduler import Scheduler
 from bulkrun.engine.scheduling.sequence import Sequence
@@ -144,7 +144,7 @@ class LLMEngine:
     def _add(self, request: Request, *, shares_prefix: bool) -> None:
         seq = self._sequences.make(request)
         if isinstance(seq, RowError):
-            self._ended.append(refused(request, seq))
+            self._ended.append(without_output(request, seq))
             return
         seq.shares_prefix = shares_prefix
         if seq.constraint is not None:
