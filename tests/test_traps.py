@@ -21,7 +21,7 @@ from bulkrun.cli import main
 from bulkrun.errors import BulkrunError, RunError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.work.finish import read_totals
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import Row, job, make_rows, oracle, results, start
