@@ -22,7 +22,7 @@ from bulkrun.data.tables.duck import interruptible, locked_connection, no_glob, 
 from bulkrun.data.tables.row_groups import RowGroupWriter
 from bulkrun.errors import InputError
 from bulkrun.job.plan.duplicates import places_of
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.scratch import Scratch

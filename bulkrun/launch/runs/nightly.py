@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import partial
 
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, open_run, read_record

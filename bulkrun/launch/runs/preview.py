@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from bulkrun.data.results.schema import EMBEDDING, SCORES, output_schema
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
+from bulkrun.job.plan.plan_input import PlanInput, PlanPoint
+from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.store.places import check_place

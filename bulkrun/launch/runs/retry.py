@@ -14,7 +14,7 @@ from bulkrun.data.inputs.reader import Dataset
 from bulkrun.data.inputs.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError, did_you_mean
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir

@@ -13,7 +13,7 @@ from bulkrun.data.results.parts import read_part_info, read_part_schema
 from bulkrun.data.results.schema import output_schema
 from bulkrun.data.storage.durable import disk_errors
 from bulkrun.errors import InputError, RunError
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_totals import RunTotals
