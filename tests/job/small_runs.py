@@ -19,7 +19,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, new_record, open_run, start_anew
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.attempt import Attempt
-from bulkrun.job.work.logprobs import Decode
+from bulkrun.job.work.output_text import Decode
 from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.runner import JobRunner, RunOutcome
 from bulkrun.job.work.shard_work import row_seed

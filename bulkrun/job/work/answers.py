@@ -18,9 +18,9 @@ import pyarrow as pa
 from bulkrun.data.types.json_types import as_unicode
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.isolation import reason_of
-from bulkrun.job.work.logprobs import Decode, TokenTexts, column_value
+from bulkrun.job.work.logprobs import TokenTexts, column_value
 from bulkrun.job.work.marker_decode import MarkerDecode
-from bulkrun.job.work.output_text import added_texts, output_texts, shared_length
+from bulkrun.job.work.output_text import Decode, added_texts, output_texts, shared_length
 from bulkrun.job.work.shard_work import Generation
 from bulkrun.job.work.thoughts import Thoughts, rest_of, span_of, split_thoughts
 from bulkrun.job.work.tool_calls import MARKERS, split_calls

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from bulkrun.job.work.logprobs import Decode
+from bulkrun.job.work.output_text import Decode
 
 
 class MarkerDecode:

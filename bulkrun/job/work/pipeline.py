@@ -16,7 +16,7 @@ from bulkrun.job.work.commit import RunIdentity
 from bulkrun.job.work.deadline import Deadline
 from bulkrun.job.work.engine_runner import EngineRunner
 from bulkrun.job.work.flight import FlightLog
-from bulkrun.job.work.logprobs import Decode
+from bulkrun.job.work.output_text import Decode
 from bulkrun.job.work.progress import WorkerProgress
 from bulkrun.job.work.recorder import Recorder
 from bulkrun.request import Engine

@@ -22,7 +22,7 @@ from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.commit import RunIdentity, commit_shard
-from bulkrun.job.work.logprobs import Decode
+from bulkrun.job.work.output_text import Decode
 from bulkrun.job.work.shard_work import Generation, ShardWork
 from bulkrun.job.work.vectors import reader_of
 

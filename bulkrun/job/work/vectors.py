@@ -17,7 +17,7 @@ import pyarrow as pa
 from bulkrun.data.results.schema import EMBEDDING, SCORES, labels_of
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
-from bulkrun.job.work.logprobs import Decode
+from bulkrun.job.work.output_text import Decode
 from bulkrun.request import Completion, RowError
 
 _FLOAT = np.dtype("<f4")
