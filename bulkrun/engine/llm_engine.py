@@ -227,7 +227,7 @@ class LLMEngine:
         """Wait for the step under way, if there is one, and take in what it brought."""
         landed, self._under_way = self._under_way, None
         if landed is not None:
-            self._finish(landed.result())
+            self._take_in(landed.result())
 
     def _time_out(self) -> None:
         """Remove the sequences whose time is over, wherever they are."""
@@ -236,12 +236,12 @@ class LLMEngine:
             self.scheduler.drop(expired)
             self._deadlines.forget(expired)
 
-    def _finish(self, output: StepOutput) -> None:
+    def _take_in(self, output: StepOutput) -> None:
         """Append the step's tokens and take out what ended with them."""
         ended: list[Sequence] = []
         broken: list[Sequence] = []
         for index, seq in enumerate(output.seqs):
-            if seq.has_ended or index in output.known:
+            if seq.has_ended or index in output.overtaken:
                 continue
             if not output.is_valid[index]:
                 broken.append(seq)
