@@ -37,6 +37,7 @@ class Arrangement(NamedTuple):
 
     @property
     def num_shards(self) -> int:
+        """Shards that the window is cut into."""
         return len(self.costs)
 
 

@@ -204,8 +204,11 @@ class PromptBuilder:
         return ask.raw or self._chat is None
 
     def _frame(self, ask: Ask) -> PromptFrame:
-        """The token ids around a conversation, found by building two of different texts. They end before the first
-        message that is not a system message: that is what remains before a conversation that is cut at its start."""
+        """The token ids around a conversation, found by building two of different texts.
+
+        They end before the first message that is not a system message: that is what remains before a conversation that
+        is cut at its start.
+        """
         texts = (index for index, message in enumerate(ask.messages) if message["role"] not in SYSTEM_ROLES)
         first = next(texts, len(ask.messages) - 1)
         *system, text = ask.messages[: first + 1]

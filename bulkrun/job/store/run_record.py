@@ -53,6 +53,7 @@ class RunRecord:
 
     @property
     def fingerprints(self) -> dict[str, str]:
+        """A hash of each section of what decides the results: says where a job differs."""
         return {section: fingerprint(values) for section, values in self.identity.items()}
 
     @property
@@ -62,6 +63,7 @@ class RunRecord:
 
     @property
     def samples(self) -> int:
+        """Output rows of each input row."""
         return int(self.job["sampling"]["n"])
 
     @property

@@ -47,6 +47,7 @@ class RunTotals:
 
     @property
     def exit_code(self) -> int:
+        """That of the command which worked on the run to its end."""
         return EXIT_ROW_ERRORS if self.errors else EXIT_OK
 
 

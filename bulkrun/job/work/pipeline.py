@@ -48,6 +48,7 @@ class Pipeline:
         self.engine = EngineRunner(engine, rebuild_engine, flight, self.deadline, self._engine_failed)
 
     def start(self) -> None:
+        """Start the recorder; `close` ends it, and the flight log."""
         self.recorder.start()
 
     def step(self) -> None:

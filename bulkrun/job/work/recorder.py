@@ -92,6 +92,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run_until_closed, name="recorder", daemon=True)
 
     def start(self) -> None:
+        """Start the thread; `close` ends it."""
         self._thread.start()
 
     def open(self, work: ShardWork) -> None:
@@ -182,8 +183,10 @@ class Recorder:
                 self._queue.task_done()
 
     def _take(self, deadline: float) -> tuple[list[_Item], bool, int]:
-        """Everything that waits, after waiting for the first of it until the deadline; whether that is all; how often
-        it was handed over."""
+        """Everything that waits, whether nothing comes after it, and how many calls handed it over.
+
+        Waits until the deadline for the first of it.
+        """
         items: list[_Item] = []
         taken = 0
         timeout = max(0.0, deadline - time.monotonic())

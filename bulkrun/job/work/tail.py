@@ -33,6 +33,7 @@ class Help:
 
     @property
     def found_something(self) -> bool:
+        """Whether there is anything to do in the shard."""
         return self.whole or bool(self.generations or self.refused) or self.aside is not None
 
 

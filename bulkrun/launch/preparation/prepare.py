@@ -68,6 +68,7 @@ class PreparedJob:
 
     @property
     def run(self) -> RunDir:
+        """The directory of its run, which may not be there yet."""
         return run_dir_of(self.spec.output.path, self.spec.output.state)
 
     @property
