@@ -26,9 +26,9 @@ from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.staging import update_under_way
 from bulkrun.job.views.bucket_check import upload_command
 from bulkrun.job.views.finished import lost_rows
+from bulkrun.job.views.team import snapshot_of, sum_snapshots
 from bulkrun.job.work.delivery import lacks_results
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.job.work.team import snapshot_of, sum_snapshots
 from bulkrun.settings import Task
 
 State = Literal[

@@ -19,7 +19,7 @@ from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
-from bulkrun.job.work.team import TeamProgress
+from bulkrun.job.views.team import TeamProgress
 from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.processes.signals import drain_on_signal
 from bulkrun.launch.runs.enter_run import enter_run

@@ -29,10 +29,10 @@ from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
+from bulkrun.job.views.team import TeamProgress
 from bulkrun.job.work.delivery import ShouldStop
 from bulkrun.job.work.finish import remove_old_temporaries
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.processes.planner import PlannerProcess
 from bulkrun.launch.processes.signals import DrainOnSignal
