@@ -20,8 +20,9 @@ from bulkrun.job.plan.partitions import Partitions
 from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.plan.rows import RowMaker, check_id_column
 from bulkrun.job.plan.window import Arrangement, Window
-from bulkrun.job.prompts.builder import PromptBuilder, TextCodec
+from bulkrun.job.prompts.builder import PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job
+from bulkrun.job.prompts.text_codec import TextCodec
 
 
 class PlanPoint(NamedTuple):

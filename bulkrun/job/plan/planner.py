@@ -28,7 +28,7 @@ from bulkrun.job.plan.result_columns import INPUT_COLUMNS, schema_text
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.plan.window import Arrangement
-from bulkrun.job.prompts.builder import TextCodec
+from bulkrun.job.prompts.text_codec import TextCodec
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, read_worker
 from bulkrun.scratch import Scratch

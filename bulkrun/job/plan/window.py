@@ -21,7 +21,7 @@ from bulkrun.job.plan.order import run_order, shared_prefix_tokens
 from bulkrun.job.plan.partitions import MAX_PARTITIONS, Partitions
 from bulkrun.job.plan.report import Counters
 from bulkrun.job.plan.rows import RowMaker
-from bulkrun.job.prompts.builder import Prompt
+from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.request import RowError
 
 
