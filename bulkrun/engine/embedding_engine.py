@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bulkrun.engine.counters import Counters
+from bulkrun.engine.counters import EngineCounters
 from bulkrun.engine.embedding_loading import EmbeddingSizes, ready_classifier, ready_embedder
 from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
 from bulkrun.engine.pending_vectors import PendingVectors
@@ -36,7 +36,7 @@ class EmbeddingEngine:
         self._queue = TextQueue()
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingVectors | None = None
-        self._counters = Counters()
+        self._counters = EngineCounters()
 
     @classmethod
     def from_model_dir(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.engine.config import EngineConfig
-from bulkrun.engine.counters import Counters
+from bulkrun.engine.counters import EngineCounters
 from bulkrun.engine.loading import ready_model
 from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
 from bulkrun.engine.recovery import discard, start_over
@@ -90,7 +90,7 @@ class LLMEngine:
         self._mid_update: list[Sequence] = []  # in the middle of an update; re-queued if interrupted
         self._memory = MemoryGuard(model.config, config)
         self._launcher = StepLauncher(self.model_runner, self._memory, self._vocab_size)
-        self._counters = Counters()
+        self._counters = EngineCounters()
 
     @classmethod
     def from_model_dir(

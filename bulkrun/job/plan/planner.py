@@ -23,7 +23,7 @@ from bulkrun.job.plan.duplicates import DuplicateCounter, refuse_duplicate_ids, 
 from bulkrun.job.plan.ids import write_ids
 from bulkrun.job.plan.plan_input import PlanInput, PlanPoint
 from bulkrun.job.plan.plan_view import PLAN_HASH
-from bulkrun.job.plan.report import Counters, PlanReport
+from bulkrun.job.plan.report import PlanCounters, PlanReport
 from bulkrun.job.plan.result_columns import INPUT_COLUMNS, schema_text
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.plan.spool import Spool
@@ -135,7 +135,7 @@ class Planner:
             )
 
     def _report(self, markers: list[dict[str, Any]]) -> PlanReport:
-        total = Counters.total([Counters.of(marker) for marker in markers])
+        total = PlanCounters.total([PlanCounters.of(marker) for marker in markers])
         samples = total.rows * self._input.spec.sampling.n
         return PlanReport(total, len(markers), samples, report_duplicate_ids(self._run, markers), self._input.prompt)
 
@@ -143,13 +143,13 @@ class Planner:
 def dry_plan(spec: JobSpec, dataset: Dataset, text: TextCodec, max_model_len: int) -> PlanReport:
     """The report of the plan that `Planner` would make; writes no run, only ids to a temporary folder."""
     source = PlanInput(spec, dataset, text, max_model_len)
-    windows = list[Counters]()
+    windows = list[PlanCounters]()
     with Scratch() as folder:
         duplicates = DuplicateCounter(dataset, source.spec.input.id, folder)
         for window in source.windows(lambda rows: None):
             windows.append(source.arrange(window).counters)
             duplicates.add(window.ids)
-        total = Counters.total(windows)
+        total = PlanCounters.total(windows)
         return PlanReport(total, len(windows), total.rows * spec.sampling.n, duplicates.report(), source.prompt)
 
 
