@@ -16,7 +16,8 @@ from bulkrun.data.storage.durable import publish_new, temporary, write_file, wri
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, new_record, open_run, start_anew
+from bulkrun.job.store.run_gate import open_run, start_anew
+from bulkrun.job.store.run_record import RunRecord, new_record
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.output_text import Decode

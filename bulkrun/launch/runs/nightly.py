@@ -12,7 +12,8 @@ from functools import partial
 from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.store.run_gate import open_run
+from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.update.cause import Night
 from bulkrun.job.update.compatibility import check_settings, settings_changed

@@ -14,7 +14,7 @@ from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.store.places import check_place
-from bulkrun.job.store.run_record import refuse_foreign_files
+from bulkrun.job.store.run_gate import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
 from bulkrun.job.work.tool_calls import with_ids
