@@ -21,7 +21,7 @@ from bulkrun.cli import main
 from bulkrun.errors import BulkrunError, RunError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.work.finish import read_totals
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.request import Request
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import Row, job, make_rows, oracle, results, start
@@ -202,7 +202,7 @@ ELSEWHERE = {
     "too-long prompt doubles a row": "tests/job/plan/test_planner.py::test_bad_rows_are_rows_with_an_error",
     "retry goes to the same dead engine": "tests/executors/test_local.py::test_retry_goes_to_the_same_dead_engine",
     "all ids loaded in RAM to resume": "tests/data/test_memory.py::",
-    "resume default starts a new dir silently": "tests/job/store/test_run_record.py::test_what_results_depend_on",
+    "resume default starts a new dir silently": "tests/job/store/test_run_gate.py::test_what_results_depend_on",
     "two writers on one run": "tests/launch/runs/test_retry.py::test_two_writers_on_one_run",
     "cumulative-rate ETA": "tests/job/work/test_progress.py::test_the_eta_of_a_length_sorted_job",
 }

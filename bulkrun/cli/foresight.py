@@ -12,7 +12,7 @@ from bulkrun.cli.summary import warn_of_undeclared
 
 if TYPE_CHECKING:
     from bulkrun.job.jobfile.spec import JobSpec
-    from bulkrun.job.plan.report import Counters, PlanReport
+    from bulkrun.job.plan.report import PlanCounters, PlanReport
     from bulkrun.launch.runs.preview import PreviewedRow
 
 _HISTOGRAM_WIDTH = 40
@@ -48,7 +48,7 @@ def print_plan(report: PlanReport, spec: JobSpec) -> None:
         click.echo(f"{name:>17} {count(rows):>11}  {bar}")
 
 
-def _of_outputs(counters: Counters) -> dict[str, str]:
+def _of_outputs(counters: PlanCounters) -> dict[str, str]:
     """What a plan says of generation alone."""
     return {
         "shared prefixes": f"{count(counters.shared_prefix_tokens)} prompt tokens saved",

@@ -11,7 +11,7 @@ _MADE = {"generate": "generation", "embed": "vector", "classify": "label"}
 
 if TYPE_CHECKING:
     from bulkrun.job.store.run_record import RunRecord
-    from bulkrun.job.work.finish import RunTotals
+    from bulkrun.job.store.run_totals import RunTotals
     from bulkrun.launch.runs.run import Submitted
 
 

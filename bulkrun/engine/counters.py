@@ -10,8 +10,8 @@ from bulkrun.request import EngineStats
 
 
 @dataclass(slots=True)
-class Counters:
-    """Counters of one engine. `num_prompt_tokens`: computed ones (again after a preemption), not cached ones."""
+class EngineCounters:
+    """Of one engine. `num_prompt_tokens`: computed ones (again after a preemption), not cached ones."""
 
     num_steps: int = 0
     num_scheduled_seqs: int = 0

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from bulkrun.engine.counters import Counters
+from bulkrun.engine.counters import EngineCounters
 from bulkrun.engine.embedding_loading import EmbeddingSizes, ready_classifier, ready_embedder
 from bulkrun.engine.memory_errors import MEMORY_ERRORS, first_line, is_out_of_memory
-from bulkrun.engine.pending_vectors import PendingVectors, failed
-from bulkrun.engine.scheduling.finishing import refused
-from bulkrun.engine.scheduling.text_queue import TextQueue, text_refusal
+from bulkrun.engine.pending_vectors import PendingVectors
+from bulkrun.engine.scheduling.refusals import text_refusal, without_output
+from bulkrun.engine.scheduling.text_queue import TextQueue
 from bulkrun.models.classification.classifier import Classifier
 from bulkrun.models.embedding.embedder import Embedder
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request, RowError
@@ -36,7 +36,7 @@ class EmbeddingEngine:
         self._queue = TextQueue()
         self._ended: list[Completion] = []  # not returned yet
         self._under_way: PendingVectors | None = None
-        self._counters = Counters()
+        self._counters = EngineCounters()
 
     @classmethod
     def from_model_dir(
@@ -74,7 +74,7 @@ class EmbeddingEngine:
         if error is None:
             self._queue.add(request)
         else:
-            self._ended.append(refused(request, error))
+            self._ended.append(without_output(request, error))
 
     def step(self) -> list[Completion]:
         """Launch one forward pass and return the requests that are known to have ended (any order).
@@ -150,7 +150,7 @@ class EmbeddingEngine:
         if self.sizes.device.type == "cuda":
             torch.cuda.empty_cache()
         if len(requests) == 1:
-            self._end([failed(requests[0], _too_large(requests[0], shortage))])
+            self._end([without_output(requests[0], _too_large(requests[0], shortage))])
             return
         self._queue.put_back()
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)

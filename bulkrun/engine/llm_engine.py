@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bulkrun.engine.config import EngineConfig
-from bulkrun.engine.counters import Counters
+from bulkrun.engine.counters import EngineCounters
 from bulkrun.engine.loading import ready_model
 from bulkrun.engine.out_of_memory import MemoryGuard, make_model_runner
 from bulkrun.engine.recovery import discard, start_over
@@ -28,9 +28,9 @@ from bulkrun.engine.scheduling.finishing import (
     append_token,
     completion_of,
     grammar_failure,
-    refused,
     timeout_of,
 )
+from bulkrun.engine.scheduling.refusals import without_output
 from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.scheduler import Scheduler
 from bulkrun.engine.scheduling.sequence import Sequence
@@ -90,7 +90,7 @@ class LLMEngine:
         self._mid_update: list[Sequence] = []  # in the middle of an update; re-queued if interrupted
         self._memory = MemoryGuard(model.config, config)
         self._launcher = StepLauncher(self.model_runner, self._memory, self._vocab_size)
-        self._counters = Counters()
+        self._counters = EngineCounters()
 
     @classmethod
     def from_model_dir(
@@ -144,7 +144,7 @@ class LLMEngine:
     def _add(self, request: Request, *, shares_prefix: bool) -> None:
         seq = self._sequences.make(request)
         if isinstance(seq, RowError):
-            self._ended.append(refused(request, seq))
+            self._ended.append(without_output(request, seq))
             return
         seq.shares_prefix = shares_prefix
         if seq.constraint is not None:
@@ -227,7 +227,7 @@ class LLMEngine:
         """Wait for the step under way, if there is one, and take in what it brought."""
         landed, self._under_way = self._under_way, None
         if landed is not None:
-            self._finish(landed.result())
+            self._take_in(landed.result())
 
     def _time_out(self) -> None:
         """Remove the sequences whose time is over, wherever they are."""
@@ -236,12 +236,12 @@ class LLMEngine:
             self.scheduler.drop(expired)
             self._deadlines.forget(expired)
 
-    def _finish(self, output: StepOutput) -> None:
+    def _take_in(self, output: StepOutput) -> None:
         """Append the step's tokens and take out what ended with them."""
         ended: list[Sequence] = []
         broken: list[Sequence] = []
         for index, seq in enumerate(output.seqs):
-            if seq.has_ended or index in output.known:
+            if seq.has_ended or index in output.overtaken:
                 continue
             if not output.is_valid[index]:
                 broken.append(seq)

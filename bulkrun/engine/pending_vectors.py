@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from bulkrun.engine.scheduling.refusals import without_output
 from bulkrun.request import Completion, Request, RowError
 
 _NOT_NUMBERS = RowError(
@@ -35,13 +36,8 @@ class PendingVectors:
         size = self._vectors_SD.shape[1] * self._vectors_SD.itemsize
         is_finite = self._vectors_SD.isfinite().all(dim=1).tolist()
         for row, request in enumerate(self.requests):
-            yield _completion(request, raw[row * size : (row + 1) * size]) if is_finite[row] else failed(request)
-
-
-def failed(request: Request, error: RowError = _NOT_NUMBERS) -> Completion:
-    """The completion of a request whose text gave no vector."""
-    num_tokens = len(request.prompt_token_ids)
-    return Completion(request.request_id, (), "error", num_prompt_tokens=num_tokens, error=error)
+            vector = raw[row * size : (row + 1) * size]
+            yield _completion(request, vector) if is_finite[row] else without_output(request, _NOT_NUMBERS)
 
 
 def _completion(request: Request, embedding: bytes) -> Completion:

@@ -23,6 +23,7 @@ class ErrorChannel:
         os.dup2(2, 1)
 
     def send(self, error: BulkrunError) -> None:
+        """Tell the parent, if it is still there, the kind of the error and its message."""
         line = json.dumps({"error": type(error).__name__, "message": str(error)}) + "\n"
         with suppress(BrokenPipeError):  # a parent that is gone
             os.write(self._descriptor, line.encode())

@@ -62,8 +62,10 @@ class Submission(NamedTuple):
     name: str | None
 
     def may_be(self, entry: QueueEntry) -> bool:
-        """Whether a job of the queue looks like this one. Its id alone says nothing: each cluster begins at 1, and so
-        does one that was set up again."""
+        """Whether a job of the queue looks like this one.
+
+        Its id alone says nothing: each cluster begins at 1, and so does one that was set up again.
+        """
         return self.job_id in entry.ids and (entry.script.name == self.script or entry.name == self.name)
 
 

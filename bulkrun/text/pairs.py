@@ -38,8 +38,10 @@ class PairEncoder:
         self.separator = None if num_types is not None and num_types < 2 else _separator(backend, num_types)
 
     def encode_batch(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair | RowError]:
-        """The ids of each pair; `empty_prompt` for a second text without tokens, `bad_input` for a separator in a first
-        one, where types depend on it. Releases the GIL."""
+        """The ids of each pair, or why it has none. Releases the GIL.
+
+        `empty_prompt`: a second text without tokens; `bad_input`: a separator in a first one, where types depend on it.
+        """
         return [self._read(encoding) for encoding in self._backend.encode_batch_fast(list(pairs))]
 
     def _read(self, encoding: tokenizers.Encoding) -> EncodedPair | RowError:

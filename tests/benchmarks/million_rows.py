@@ -34,7 +34,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from bulkrun.data.inputs.reader import open_input
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import new_record, open_run, read_record
+from bulkrun.job.store.run_gate import open_run
+from bulkrun.job.store.run_record import new_record, read_record
 from bulkrun.job.views.verify import verify_run
 from bulkrun.request import Completion, EngineStats, PartialOutput, Request
 from bulkrun.text.tokenizer import Tokenizer

@@ -10,10 +10,10 @@ import pytest
 from bulkrun.cli.summary import print_summary, saved, warn_of_duplicates
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.staging import Update, close_staging, open_staging, staged_record
 from bulkrun.job.update.update_claim import hold
-from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch.runs.run import Submitted
 from tests.job.bucket_runs import start_bucket_run
 from tests.job.small_runs import job, make_rows, start

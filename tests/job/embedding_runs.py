@@ -11,7 +11,7 @@ import pyarrow as pa
 from bulkrun.data.results.query import run_query
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.outputs.logprobs import Decode
+from bulkrun.job.outputs.output_text import Decode
 from bulkrun.job.work.runner import RunOutcome
 from tests.job import small_runs
 from tests.job.fake_engine import VECTOR_NUMBERS, FakeEmbedder, expected_vector

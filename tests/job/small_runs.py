@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 
 from bulkrun.data.storage.durable import publish_new, temporary, write_file, write_new_json
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.outputs.logprobs import Decode
+from bulkrun.job.outputs.output_text import Decode
 from bulkrun.job.plan.shard_file import ShardInfo, shard_schema
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, new_record, open_run, start_anew
+from bulkrun.job.store.run_gate import open_run, start_anew
+from bulkrun.job.store.run_record import RunRecord, new_record
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.pipeline import Pipeline

@@ -11,9 +11,9 @@ from bulkrun.errors import Interrupted
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.late_delivery import deliver_late
-from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.engine import engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.processes.planner import plan_run

@@ -12,7 +12,8 @@ import pytest
 
 from bulkrun.errors import InputError, UsageError
 from bulkrun.job.jobfile.load import load_job
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts.builder import PromptBuilder
+from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.launch.init_job import write_job
 from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.runs.preview import check_job

@@ -1,23 +1,21 @@
 """JSON lines: every line but a blank one is exactly one row; a bad one is a row with an error that names it.
 
 The schema is declared from a bounded sample of all files. DuckDB's and pyarrow's own readers lose bad lines or accept
-them silently, so this one reads bytes, splits lines itself and decodes them one by one.
+them silently, so this one reads bytes, splits lines itself (`lines`) and parses them one by one (`json_line`).
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
 from bulkrun.data.inputs.batch import MAX_BATCH_BYTES, MAX_BATCH_ROWS, InputBatch, Position, record_batch
 from bulkrun.data.inputs.files import InputFile, open_stream
+from bulkrun.data.inputs.json_line import BadLine, parse_line
 from bulkrun.data.inputs.lines import Line, filled_lines
 from bulkrun.data.types.json_types import TEXT, JsonType, KeyCounts, Shape, find_mismatch, is_unicode, json_type
 from bulkrun.data.types.known_types import KnownTypes
@@ -26,19 +24,10 @@ from bulkrun.request import RowError
 
 SAMPLE_LINES = 20_000  # over all files together, as is the next
 SAMPLE_BYTES = 64 * 2**20
-MAX_DEPTH = 100  # objects and lists inside each other
 MAX_COLUMNS = 4096
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
 
 ChooseColumns = Callable[[Mapping[str, Shape]], Sequence[str]]  # of all columns, by what the sample showed of each
-
-
 NeededKeys = Mapping[str, Sequence[str]]  # of a column
-
-
-class BadLine(ValueError):
-    """Why a line is not a row; the message names the problem, not the place."""
 
 
 class JsonlSource:
@@ -126,8 +115,10 @@ class JsonlSource:
     def _drop_mismatches(
         self, file: InputFile, lines: list[Line], rows: list[dict[str, Any]], errors: dict[int, RowError]
     ) -> None:
-        """Make each row that keeps a batch from being built an error, and take the values out that do not fit: the
-        others stay, the id above all."""
+        """Make each row that keeps a batch from being built an error, and take the values out that do not fit.
+
+        The others stay, the id above all.
+        """
         for index, row in enumerate(rows):
             for name, type_ in self._types.items():
                 if problem := self._misfit(name, type_, row):
@@ -177,16 +168,22 @@ def sample_shapes(files: Sequence[InputFile], max_row_bytes: int) -> dict[str, S
     shapes: dict[str, Shape] = {}
     max_lines, max_bytes = max(16, SAMPLE_LINES // len(files)), max(2**16, SAMPLE_BYTES // len(files))
     for file in files:
-        with open_stream(file) as stream:
-            for line in islice(filled_lines(stream, max_row_bytes), max_lines):
-                _add_to_sample(shapes, line, max_row_bytes)
-                if line.offset > max_bytes:
-                    break
+        for line in _first_lines(file, max_row_bytes, max_lines, max_bytes):
+            _add_to_sample(shapes, line, max_row_bytes)
         if len(shapes) > MAX_COLUMNS:
             raise InputError(
                 f"{file.path}: more than {MAX_COLUMNS} different keys in the first lines; is this one row?"
             )
     return shapes
+
+
+def _first_lines(file: InputFile, max_row_bytes: int, max_lines: int, max_bytes: int) -> Iterator[Line]:
+    """At most so many, up to the first that begins beyond `max_bytes`."""
+    with open_stream(file) as stream:
+        for line in islice(filled_lines(stream, max_row_bytes), max_lines):
+            yield line
+            if line.offset > max_bytes:
+                return
 
 
 def _add_to_sample(shapes: dict[str, Shape], line: Line, max_row_bytes: int) -> None:
@@ -214,86 +211,3 @@ def _in_groups(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 def _row_error(file: InputFile, line: Line, problem: BadLine | str) -> RowError:
     return RowError("bad_input", f"{file.path}:{line.number}: {problem}")
-
-
-def parse_line(line: Line, max_row_bytes: int) -> dict[str, Any]:
-    """The object on a line. Raises BadLine for everything that is not exactly one well-formed JSON object."""
-    if line.data is None:
-        raise BadLine(f"the line that starts at byte {line.offset} is longer than input.max_row_bytes {max_row_bytes}")
-    text = _decode(line.data)
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-        raise BadLine(f"objects or lists nested more than {MAX_DEPTH} deep")
-    value = _parse(text)
-    if not isinstance(value, dict):
-        raise BadLine(f"the line is {_NOT_AN_OBJECT.get(type(value), 'a plain value')}, not a JSON object")
-    if "\\u0000" in text and _has_nul(value):
-        raise BadLine("text with a NUL character (\\u0000)")
-    if _SURROGATE.search(text) and not _has_unicode_keys(value):
-        raise BadLine("a key that is not Unicode (a lone surrogate)")
-    return value
-
-
-_NOT_AN_OBJECT = {list: "a list", str: "a string", int: "a number", float: "a number", type(None): "null"}
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadLine(f"invalid UTF-8 at byte {error.start + 1} of the line") from None
-
-
-def _parse(text: str) -> Any:
-    try:
-        return _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at").removesuffix(" starting")
-        raise BadLine(f"not valid JSON: {what} at column {error.colno}") from None
-    except ValueError as error:  # an integer of more digits than Python converts
-        raise error if isinstance(error, BadLine) else BadLine("a number with too many digits") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise BadLine(f"key {twice!r} appears twice in one object")
-    return values
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise BadLine(f"{name} is not a JSON value")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise BadLine(f"the number {text[:24]} is beyond what a double holds")
-    return number
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite)
-
-
-def _depth(text: str) -> int:
-    """How deep brackets nest, those inside strings not counted."""
-    deepest = depth = 0
-    for token in _TOKENS.finditer(text):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _has_nul(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any("\0" in key or _has_nul(inner) for key, inner in value.items())
-    if isinstance(value, list):
-        return any(map(_has_nul, value))
-    return isinstance(value, str) and "\0" in value
-
-
-def _has_unicode_keys(value: Any) -> bool:
-    """Whether all keys can name columns and fields; values that cannot be stored are found with their columns."""
-    if isinstance(value, dict):
-        return all(is_unicode(key) and _has_unicode_keys(inner) for key, inner in value.items())
-    return not isinstance(value, list) or all(map(_has_unicode_keys, value))

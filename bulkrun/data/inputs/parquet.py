@@ -84,10 +84,7 @@ class ParquetSource:
                 if start.row < first + count:
                     steps = self._group(parquet, file, footer, group, skip=max(0, start.row - first))
                     declared = (self._declared(file, Position(start.file, first + row), rows) for row, rows in steps)
-                    for batch in joined(declared):
-                        checked = self._batch(file, batch.position, batch.rows)
-                        errors = dict(sorted((batch.errors | checked.errors).items()))
-                        yield InputBatch(batch.position, checked.rows, errors)
+                    yield from (self._checked(file, batch) for batch in joined(declared))
 
     def _group(
         self, parquet: pq.ParquetFile, file: InputFile, footer: _Footer, group: int, skip: int
@@ -112,6 +109,11 @@ class ParquetSource:
                 f"{file.path}: row group {group} has {row} rows, and its footer says {footer.group_rows[group]}; "
                 "the file is damaged, get a good copy"
             )
+
+    def _checked(self, file: InputFile, batch: InputBatch) -> InputBatch:
+        """A batch of declared rows with the errors of both checks."""
+        checked = self._batch(file, batch.position, batch.rows)
+        return InputBatch(batch.position, checked.rows, dict(sorted((batch.errors | checked.errors).items())))
 
     def _declared(self, file: InputFile, position: Position, rows: pa.RecordBatch) -> InputBatch:
         """`rows` with exactly the declared columns and types; a row with a value that does not fit is an error."""

@@ -57,6 +57,7 @@ class PartInfo:
 
     @property
     def error_rows(self) -> int:
+        """Output rows that hold an error."""
         return sum(self.errors.values())
 
 

@@ -23,6 +23,7 @@ class TemporaryRows:
         self._writer = pa.ipc.new_stream(self._file, schema, options=options)
 
     def add(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Append rows of the schema."""
         self._writer.write(rows)
 
     def batches(self) -> Iterator[pa.RecordBatch]:

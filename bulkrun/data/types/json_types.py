@@ -63,6 +63,7 @@ class JsonType:
 
     @property
     def nested(self) -> bool:
+        """Whether values have others inside."""
         return self.kind in ("list", "object")
 
     def arrow(self) -> pa.DataType:
@@ -189,6 +190,7 @@ class KeyCounts:
         self.counts: dict[str, int] = {}
 
     def add(self, name: str) -> None:
+        """Count a key by its path; places in lists do not tell keys apart."""
         name = _LIST_INDEX.sub("", name)
         if name in self.counts or len(self.counts) < self.MAX_NAMES:
             self.counts[name] = self.counts.get(name, 0) + 1

@@ -75,6 +75,9 @@ class Growths:
         self._held_blocks = sum(self._blocks(growth.held_tokens) for growth in self._longest_first)
         self._final_blocks = sum(self._blocks(sum(growth)) for growth in self._longest_first)
 
+    def __len__(self) -> int:
+        return len(self._longest_first)
+
     def add(self, growth: Growth) -> None:
         """One more is running."""
         insort(self._longest_first, growth, key=_shortness)

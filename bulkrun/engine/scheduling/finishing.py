@@ -1,4 +1,4 @@
-"""When a sequence ends and what its completion says; which requests can be served at all. Pure Python."""
+"""When a sequence ends, and what its completion says. Pure Python; what never became a sequence: `refusals`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bulkrun.engine.scheduling.repetition import RepetitionWatch
 from bulkrun.engine.scheduling.sequence import Sequence
-from bulkrun.request import Completion, FinishReason, Progress, Request, RowError, TokenConstraint, TokenLogprob
+from bulkrun.request import Completion, FinishReason, Progress, RowError, TokenConstraint, TokenLogprob
 
 
 class Ending(NamedTuple):
@@ -21,7 +21,6 @@ class Ending(NamedTuple):
     progress: Progress | None = None
 
 
-EMPTY_PROMPT = RowError("empty_prompt", "the prompt has no tokens; give at least one")
 NOT_NUMBERS = Ending(
     "error",
     error=RowError(
@@ -29,53 +28,6 @@ NOT_NUMBERS = Ending(
         "the model's logits are not finite numbers for this row; try engine.dtype float32, or check the weights",
     ),
 )
-
-
-def refusal(
-    request: Request, *, max_model_len: int, vocab_size: int, has_stop_matcher: bool, has_constraints: bool
-) -> RowError | None:
-    """Why the request cannot be served, or None: codes `empty_prompt`, `too_long`, `bad_input`."""
-    prompt, sampling = request.prompt_token_ids, request.sampling
-    if len(prompt) == 0:
-        return EMPTY_PROMPT
-    if len(prompt) >= max_model_len:
-        return RowError(
-            "too_long",
-            f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output; "
-            f"shorten it to {max_model_len - 1} tokens, raise engine.max_model_len or set run.on_too_long",
-        )
-    if (unknown := unknown_token(request, vocab_size)) is not None:
-        return unknown
-    if not -(2**63) <= request.seed < 2**63:
-        return RowError("bad_input", f"the seed {request.seed} has more than 64 bits; give one from -2^63 to 2^63 - 1")
-    if sampling.stop and not has_stop_matcher:
-        return RowError("bad_input", "sampling.stop needs a tokenizer; this engine was made without stop strings")
-    if needs_constraint(request) and not has_constraints:
-        return RowError(
-            "bad_input",
-            "sampling.structured_outputs and sampling.thinking need a tokenizer; this engine was made without "
-            "token constraints",
-        )
-    return None
-
-
-def unknown_token(request: Request, vocab_size: int) -> RowError | None:
-    """The first token id that the model does not have, wherever the request has one."""
-    given = {
-        "the prompt": request.prompt_token_ids,
-        "output_token_ids": request.output_token_ids,
-        "sampling.stop_token_ids": request.sampling.stop_token_ids,
-    }
-    for name, token_ids in given.items():
-        if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-            wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
-            return RowError("bad_input", f"{name} has token id {wrong}; the model's ids go from 0 to {vocab_size - 1}")
-    return None
-
-
-def needs_constraint(request: Request) -> bool:
-    """Whether anything besides the model decides which tokens may come next."""
-    return request.sampling.structured_outputs is not None or request.sampling.thinking is not None
 
 
 def append_token(seq: Sequence, token_id: int) -> Ending | None:
@@ -198,17 +150,6 @@ def completion_of(seq: Sequence, ending: Ending) -> Completion:
         prompt_logprobs=_whole_prompt_logprobs(seq),
         error=ending.error,
         progress=ending.progress,
-    )
-
-
-def refused(request: Request, error: RowError) -> Completion:
-    """The completion of a request that was never queued."""
-    return Completion(
-        request_id=request.request_id,
-        token_ids=(),
-        finish_reason="error",
-        num_prompt_tokens=len(request.prompt_token_ids),
-        error=error,
     )
 
 

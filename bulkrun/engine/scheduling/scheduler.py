@@ -14,11 +14,11 @@ in, stays and ends.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 
-from bulkrun.engine.scheduling.admission import Growth, Growths, OutputLengthEstimator
+from bulkrun.engine.scheduling.admission import Growths, OutputLengthEstimator
 from bulkrun.engine.scheduling.batching import BatchingPolicy
 from bulkrun.engine.scheduling.block_manager import BlockManager
+from bulkrun.engine.scheduling.pool_room import PoolRoom
 from bulkrun.engine.scheduling.prefix_cache import CachedPrefix, PrefixCache
 from bulkrun.engine.scheduling.scheduled_batch import KVCopy, ScheduledBatch
 from bulkrun.engine.scheduling.sequence import Sequence
@@ -49,6 +49,7 @@ class Scheduler:
         self._num_rows = max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._lengths = OutputLengthEstimator()
+        self._room = PoolRoom(block_manager, self._lengths)
         self._refused: Sequence | None = None  # did not fit when it was the head, and nobody has left the pool since
 
     def add(self, seq: Sequence) -> None:
@@ -101,6 +102,7 @@ class Scheduler:
         """Preempt everyone, even where scheduling was broken off half-way, and go on with another, empty pool."""
         self.block_manager = block_manager
         self._prefix_cache = PrefixCache(block_manager, is_enabled=self._enable_prefix_caching)
+        self._room = PoolRoom(block_manager, self._lengths)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting.remove(self.running)
         for seq in self.running:
@@ -131,17 +133,20 @@ class Scheduler:
             return
         head = self.waiting.head
         worse = sorted((seq for seq in self.running if seq.priority > head.priority), key=_cost_of_preemption)
-        if not worse or not self._would_fit_without(worse, head):
+        if not worse or not self._may_fit_without(worse, head):
             return
-        # `_fits` is exact only once victims have left; those that must go in any case are found by bisection
-        num_surely = bisect_left(range(len(worse)), True, key=lambda n: self._would_fit_without(worse[:n], head))
+        # what surely has to go is found by bisection, for only once a victim has left is the answer exact
+        num_surely = bisect_left(range(len(worse)), True, key=lambda n: self._may_fit_without(worse[:n], head))
         for index, victim in enumerate(worse):
-            fits = index >= num_surely and self._fits(
-                head, self._prefix_cache.find(head).blocks, self._growths(self.running)
-            )
-            if fits and self._free_rows:
+            if index >= num_surely and self._free_rows and self._fits(head):
                 return
             self._preempt(victim)
+
+    def _may_fit_without(self, leaving: list[Sequence], seq: Sequence) -> bool:
+        return self._room.may_fit_without(leaving, seq, self._prefix_cache.find(seq).blocks, self.running)
+
+    def _fits(self, seq: Sequence) -> bool:
+        return self._room.fits(seq, self._prefix_cache.find(seq).blocks, self._room.growths(self.running))
 
     def _preempt(self, seq: Sequence) -> None:
         self._release(seq)
@@ -193,56 +198,17 @@ class Scheduler:
             if seq is self._refused or seq.num_pending:  # pending: preempted while its next token is computed
                 break
             cached = self._prefix_cache.find(seq)
-            growths = growths or self._growths(self.running)
-            if not self._fits(seq, cached.blocks, growths):
+            if growths is None:
+                growths = self._room.growths(self.running)
+            if not self._room.fits(seq, cached.blocks, growths):
                 self._refused = seq
                 break
             self._start(batch, seq, cached)
-            growths.add(self._growth(seq))
+            growths.add(self._room.growth(seq))
             count = min(seq.num_tokens - seq.num_computed_tokens, budget)
             budget -= count
             self._append(batch, seq, count)
         self.policy.let_in(len(batch.new_seqs), out_of_tokens=budget == 0)
-
-    def _fits(self, seq: Sequence, cached_blocks: list[int], growths: Growths) -> bool:
-        """Whether its blocks are free now and, as far as can be guessed, everyone's later ones as well.
-
-        `growths` are those of who runs.
-        """
-        manager = self.block_manager
-        if self._num_needed_blocks(seq, cached_blocks) > manager.num_free_blocks:
-            return False
-        return not self.running or self._has_room(seq, cached_blocks, growths, manager.num_used_blocks)
-
-    def _has_room(self, seq: Sequence, cached_blocks: list[int], growths: Growths, num_used_blocks: int) -> bool:
-        """Whether it and those who hold the used blocks now can all grow to their guessed ends."""
-        growth = self._growth(seq, len(cached_blocks) * self.block_manager.block_size)
-        return growths.fit_with(growth, self.block_manager.num_blocks - 1, num_used_blocks)  # one is the null block
-
-    def _would_fit_without(self, leaving: list[Sequence], seq: Sequence) -> bool:
-        """False where it surely would not: what stays, and what it needs, is more than there is."""
-        manager, cached_blocks = self.block_manager, self._prefix_cache.find(seq).blocks
-        left = set(map(id, leaving))
-        staying = [one for one in self.running if id(one) not in left]
-        # Asked in every step while it waits: a few leave, and what stays may hold a million blocks.
-        num_freed = manager.num_freed_by(one.block_table for one in leaving)
-        num_used, num_free = manager.num_used_blocks - num_freed, manager.num_free_blocks + num_freed
-        if self._num_needed_blocks(seq, cached_blocks) > num_free:  # or more: of the cached ones some become free
-            return False
-        return not staying or self._has_room(seq, cached_blocks, self._growths(staying), num_used)
-
-    def _num_needed_blocks(self, seq: Sequence, cached_blocks: list[int]) -> int:
-        """Free blocks that it takes at its admission; cached ones that nobody holds are free too."""
-        missing = self.block_manager.num_blocks_of(seq.num_tokens) - len(cached_blocks)
-        return missing + self.block_manager.num_free_among(cached_blocks)
-
-    def _growths(self, seqs: Iterable[Sequence]) -> Growths:
-        return Growths(map(self._growth, seqs), self.block_manager.block_size)
-
-    def _growth(self, seq: Sequence, num_shared_tokens: int | None = None) -> Growth:
-        """`num_shared_tokens`: those of a sequence that does not run yet."""
-        num_shared = seq.num_shared_tokens if num_shared_tokens is None else num_shared_tokens
-        return Growth(seq.num_tokens - num_shared, self._lengths.remaining_tokens(seq))
 
     def _start(self, batch: ScheduledBatch, seq: Sequence, cached: CachedPrefix) -> None:
         """Give the head of the queue its row and blocks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from bulkrun.engine.scheduling.finishing import needs_constraint, refusal
+from bulkrun.engine.scheduling.refusals import needs_constraint, refusal
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.request import Request, RowError, StopMatcherFactory, TokenConstraintFactory
 

@@ -1,4 +1,4 @@
-"""Requests that wait to be embedded: which of them share a step, and which can be served at all. Pure Python.
+"""Requests that wait to be embedded, and which of them share a step. Pure Python.
 
 A step takes the one whose turn it is, better priority first (smaller), then who came first, and beside it those of the
 most similar lengths: little is padded then, and nobody waits longer than the requests before it take.
@@ -9,22 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from bulkrun.engine.scheduling.finishing import EMPTY_PROMPT, unknown_token
-from bulkrun.request import Request, RowError
-
-
-def text_refusal(request: Request, *, max_model_len: int, vocab_size: int) -> RowError | None:
-    """Why the request cannot be served, or None: codes `empty_prompt`, `too_long`, `bad_input`."""
-    num_tokens = len(request.prompt_token_ids)
-    if num_tokens == 0:
-        return EMPTY_PROMPT
-    if num_tokens > max_model_len:
-        return RowError(
-            "too_long",
-            f"the prompt has {num_tokens} tokens and a text to embed may have {max_model_len}; shorten it, raise "
-            "engine.max_model_len or set run.on_too_long",
-        )
-    return unknown_token(request, vocab_size)
+from bulkrun.request import Request
 
 
 class _Waiting(NamedTuple):

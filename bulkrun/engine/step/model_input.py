@@ -52,19 +52,18 @@ def build_model_input(
     if buffers is None:
         num_blocks = -(-shape.max_context_len // rows.block_size)
         buffers = rows.step_buffers(shape.num_tokens, shape.num_seqs, num_blocks)
-    samples = batch.sampling_indices()
     sampling_seqs = batch.sampling_seqs()
-    ends = list(accumulate(batch.num_scheduled_tokens))
-    sequences, sampling_rows, logits_indices, num_tokens, *updates = rows.staging.send(
-        _padded_sequences(batch, shape),
-        [seq.row for seq in sampling_seqs],
-        [ends[i] - 1 for i in samples],
-        [batch.starts[i] + batch.num_scheduled_tokens[i] for i in samples],
-        *rows.new_blocks(batch),
-        *rows.new_tokens(batch),
+    sequences, sampling_rows, logits_indices, num_tokens, blocks_at, block_ids, tokens_at, token_ids = (
+        rows.staging.send(
+            _padded_sequences(batch, shape),
+            [seq.row for seq in sampling_seqs],
+            *_last_tokens(batch),
+            *rows.new_blocks(batch),
+            *rows.new_tokens(batch),
+        )
     )
-    rows.write_blocks(*updates[:2])
-    rows.write_tokens(*updates[2:])
+    rows.write_blocks(blocks_at, block_ids)
+    rows.write_tokens(tokens_at, token_ids)
     packed_3S = sequences.view(3, shape.num_seqs)
     ops.step_inputs(rows.token_ids_RL, rows.block_tables_RM, packed_3S, buffers, block_size=rows.block_size)
     kv_copies = _slots_to_copy(rows, batch.kv_copies) if batch.kv_copies else None
@@ -114,6 +113,13 @@ def _padded_sequences(batch: ScheduledBatch, shape: StepShape) -> list[int]:
     for values in ([seq.row for seq in batch.seqs], batch.starts, batch.num_scheduled_tokens):
         packed += [*values[:decode], *no_decode, *values[decode:], *no_chunk]
     return packed
+
+
+def _last_tokens(batch: ScheduledBatch) -> tuple[list[int], list[int]]:
+    """Of the sequences that sample: where the last token is among the step's, and how many tokens there are so far."""
+    samples, ends = batch.sampling_indices(), list(accumulate(batch.num_scheduled_tokens))
+    num_tokens = [batch.starts[i] + batch.num_scheduled_tokens[i] for i in samples]
+    return [ends[i] - 1 for i in samples], num_tokens
 
 
 def _slots_to_copy(rows: SequenceRows, kv_copies: list[KVCopy]) -> torch.Tensor:

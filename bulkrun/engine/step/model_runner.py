@@ -154,8 +154,7 @@ class ModelRunner:
         return hidden_TE if num_sampling == len(hidden_TE) else hidden_TE[indices]
 
     def _logits(self, hidden_SE: torch.Tensor, seqs: SequenceOf[Sequence]) -> torch.Tensor:
-        """Logits of the rows that sample, left in the head's dtype where nothing shapes them: float32 would double
-        the memory."""
+        """Logits [S', V], in the head's dtype where nothing shapes them: float32 would double the memory."""
         as_computed = all(seq.takes_raw_logits for seq in seqs)
         return self.model.compute_logits(hidden_SE, as_computed=as_computed)
 

@@ -25,7 +25,7 @@ class StepOutput:
     is_valid: list[bool]  # False where the model's logits were not numbers
     logprobs: list[TokenLogprob | None]
     grammar_errors: dict[int, str] = field(default_factory=dict)  # index -> why its token must not be taken
-    known: frozenset[int] = frozenset()  # whose token was forced and taken before the step had chosen it
+    overtaken: frozenset[int] = frozenset()  # who got forced tokens instead before the step had chosen theirs
 
 
 class PendingStep:
@@ -37,7 +37,7 @@ class PendingStep:
         self.seqs = seqs
         self._sampled = None if sampled is None else sampled.on_the_way_to_host()
         self._masks = masks
-        self._known = frozenset(index for index, seq in enumerate(seqs) if seq.num_unsent_tokens)
+        self._overtaken = frozenset(index for index, seq in enumerate(seqs) if seq.num_unsent_tokens)
 
     def expect(self) -> None:
         """From now on a token is pending for each of the sequences that has not got it already."""
@@ -55,12 +55,12 @@ class PendingStep:
             sampled.is_valid.tolist(),
             sampled.logprobs_of(self.seqs),
             {} if self._masks is None else _grammar_errors(self._masks, sampled),
-            self._known,
+            self._overtaken,
         )
 
     def _count(self, pending: int) -> None:
         for index, seq in enumerate(self.seqs):
-            if index not in self._known:
+            if index not in self._overtaken:
                 seq.num_pending += pending
 
 

@@ -171,6 +171,7 @@ def _penalize(logits_SV: torch.Tensor, model_input: ModelInput, rows: SequenceRo
 def _with_logprobs(
     sampled: SampledTokens, logits_SV: torch.Tensor, seqs: list[Sequence], k: int, staging: HostStaging
 ) -> SampledTokens:
+    """The same with the log-probabilities, and those of the k likeliest tokens, for the A sequences that ask."""
     asking, token_A = [i for i, seq in enumerate(seqs) if seq.request.sampling.logprobs is not None], sampled.token_ids
     if len(asking) < len(seqs):
         (index_A,) = staging.send(asking)

@@ -18,6 +18,7 @@ from bulkrun.engine.scheduling.scheduled_batch import ScheduledBatch
 from bulkrun.engine.scheduling.sequence import Sequence
 from bulkrun.engine.step.staging import HostStaging
 from bulkrun.ops import StepBuffers
+from bulkrun.request import SamplingParams
 
 
 class SequenceRows:
@@ -74,22 +75,27 @@ class SequenceRows:
         ops.append_tokens(self.token_ids_RL, rows, positions, token_ids)
 
     def _fill_rows(self, seqs: list[Sequence]) -> None:
-        tokens = array("i")
-        for seq in seqs:
-            tokens.extend(seq.token_ids)
-        params = [seq.request.sampling for seq in seqs]
         rows, counts, *ints = self.staging.send(
             [seq.row for seq in seqs],
             [len(seq.token_ids) for seq in seqs],
             [seq.request.seed for seq in seqs],
-            [p.top_k for p in params],
+            [seq.request.sampling.top_k for seq in seqs],
             [seq.num_prompt_tokens for seq in seqs],
         )
-        row_of_token, offset = ragged(counts, len(tokens))
-        self.token_ids_RL[rows[row_of_token], offset] = self.staging.send_array(tokens, torch.int32)
+        self._fill_tokens(rows, counts, seqs)
         self.block_tables_RM[rows] = NULL_BLOCK
         for target, values in zip((self.seed, self.top_k, self.prompt_len), ints, strict=True):
             target[rows] = values
+        self._fill_floats(rows, [seq.request.sampling for seq in seqs])
+
+    def _fill_tokens(self, rows: torch.Tensor, counts: torch.Tensor, seqs: list[Sequence]) -> None:
+        tokens = array("i")
+        for seq in seqs:
+            tokens.extend(seq.token_ids)
+        row_of_token, offset = ragged(counts, len(tokens))
+        self.token_ids_RL[rows[row_of_token], offset] = self.staging.send_array(tokens, torch.int32)
+
+    def _fill_floats(self, rows: torch.Tensor, params: list[SamplingParams]) -> None:
         floats = [
             (
                 0.0 if p.greedy else p.temperature,

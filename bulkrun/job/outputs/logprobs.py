@@ -7,16 +7,11 @@ the tokenizer as a function, and nothing of rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bulkrun.data.types.json_types import as_unicode
+from bulkrun.job.outputs.output_text import Decode
 from bulkrun.request import TokenLogprob
-
-
-class Decode(Protocol):
-    """Texts of token ids, many at once; `bulkrun.text.tokenizer.Tokenizer.decode_batch` is the real one."""
-
-    def __call__(self, sequences: list[Sequence[int]], skip_special_tokens: bool = ...) -> list[str]: ...
 
 
 class TokenTexts:

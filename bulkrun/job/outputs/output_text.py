@@ -7,13 +7,19 @@ behind the last tokens of its prompt and keeps its space, as in vLLM. Knows the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from bulkrun.job.outputs.logprobs import Decode
 from bulkrun.request import Completion
 
 _CONTEXT_TOKENS = 8  # special tokens, which have no text, are fewer at the end of a prompt
 
 Tokens = Sequence[int]
+
+
+class Decode(Protocol):
+    """Texts of token ids, many at once; `bulkrun.text.tokenizer.Tokenizer.decode_batch` is the real one."""
+
+    def __call__(self, sequences: list[Sequence[int]], skip_special_tokens: bool = ...) -> list[str]: ...
 
 
 def output_texts(decode: Decode, prompts: Sequence[Tokens], completions: Sequence[Completion]) -> list[str]:

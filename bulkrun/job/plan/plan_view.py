@@ -72,5 +72,6 @@ class PlanView:
 
     @property
     def planned(self) -> PlannedCounts:
+        """Of the windows that are planned by now."""
         windows = self._windows.values()
         return PlannedCounts(sum(window.rows for window in windows), sum(window.errors for window in windows))

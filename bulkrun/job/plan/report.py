@@ -20,7 +20,7 @@ _SHOWN_COLUMNS = 5
 
 
 @dataclass
-class Counters:
+class PlanCounters:
     """Sums over the rows of a window, or of all windows. Token counts are of prompts unless they say otherwise.
 
     `prompt_tokens` counts every row, `unique_prompt_tokens` identical prompts once, and `shared_prefix_tokens` is how
@@ -44,7 +44,7 @@ class Counters:
     token_histogram: list[int] = field(default_factory=lambda: [0] * (len(HISTOGRAM_BORDERS) + 1))
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Counters:
+    def of(cls, document: Mapping[str, Any]) -> PlanCounters:
         """The counters in a document that holds them beside other keys."""
         return cls(**{name: document[name] for name in cls.__dataclass_fields__})
 
@@ -63,7 +63,7 @@ class Counters:
         self.token_histogram = [int(old + new) for old, new in zip(self.token_histogram, counts, strict=True)]
 
     @classmethod
-    def total(cls, windows: Sequence[Counters]) -> Counters:
+    def total(cls, windows: Sequence[PlanCounters]) -> PlanCounters:
         """The sum over windows."""
         total = cls()
         for window in windows:
@@ -77,7 +77,7 @@ class PlanReport:
     """A whole plan. `samples` are output rows (rows times `sampling.n`); `duplicate_ids` has `count` and `examples`
     (id and rows); `prompt` says how a row becomes a prompt."""
 
-    counters: Counters
+    counters: PlanCounters
     windows: int
     samples: int
     duplicate_ids: dict[str, Any]
@@ -92,7 +92,7 @@ class PlanReport:
     def from_json(cls, document: dict[str, Any]) -> PlanReport:
         """The report that `to_json` wrote."""
         totals = {name: document[name] for name in ("windows", "samples", "duplicate_ids")}
-        return cls(Counters.of(document), **totals, prompt=document["prompt"])
+        return cls(PlanCounters.of(document), **totals, prompt=document["prompt"])
 
     def histogram(self) -> list[tuple[int, int | None, int]]:
         """(from, to exclusive or None, prompts) of the histogram from its first to its last bucket in use."""

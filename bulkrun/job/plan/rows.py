@@ -24,7 +24,7 @@ from bulkrun.job.plan.index import I64, MAX_LEVELS, U64
 from bulkrun.job.plan.priorities import Priorities
 from bulkrun.job.plan.shard_file import shard_schema
 from bulkrun.job.plan.sizes import RowSizes
-from bulkrun.job.prompts.builder import Prompt
+from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.job.prompts.fit import PromptFitter, fitter_of
 from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError

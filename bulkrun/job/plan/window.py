@@ -16,12 +16,12 @@ from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.errors import InputError
 from bulkrun.job.plan.cut import Limits, cut
 from bulkrun.job.plan.ids import IdArray, hash_ids
-from bulkrun.job.plan.index import I64, IndexBuilder
-from bulkrun.job.plan.order import run_order, shared_prefix_tokens
+from bulkrun.job.plan.index import I64, IndexBuilder, WindowIndex
+from bulkrun.job.plan.order import RunOrder, run_order, shared_prefix_tokens
 from bulkrun.job.plan.partitions import MAX_PARTITIONS, Partitions
-from bulkrun.job.plan.report import Counters
+from bulkrun.job.plan.report import PlanCounters
 from bulkrun.job.plan.rows import RowMaker
-from bulkrun.job.prompts.builder import Prompt
+from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.request import RowError
 
 
@@ -33,10 +33,11 @@ class Arrangement(NamedTuple):
     prompt_tokens: I64
     costs: I64
     folders: list[str]
-    counters: Counters
+    counters: PlanCounters
 
     @property
     def num_shards(self) -> int:
+        """Shards that the window is cut into."""
         return len(self.costs)
 
 
@@ -56,7 +57,7 @@ class Window:
         self._priorities: list[I64] = []
         self._keep = keep
         self._index = IndexBuilder(first_row, maker.prefix_levels)
-        self._counters = Counters()
+        self._counters = PlanCounters()
 
     def add(self, batch: InputBatch, prompts: Sequence[Prompt | RowError]) -> None:
         """The next rows of the input with their prompts. Raises InputError when they lie in too many partitions."""
@@ -102,21 +103,26 @@ class Window:
         place = np.empty(self.rows, np.int64)
         place[order.rows] = np.arange(self.rows)
         shard_of_row = np.searchsorted(borders, place, "right") - 1
-        unique = order.rows[order.first]
-        counters = self._counters
-        counters.rows, counters.shards = self.rows, len(borders) - 1
-        counters.unique_prompt_tokens = int(index.lengths[unique].sum())
-        counters.expected_output_tokens = int(index.outputs[unique].sum())
-        counters.duplicate_prompts = self.rows - len(unique)
-        counters.shared_prefix_tokens = shared_prefix_tokens(index, order)
+        unique, num_shards = order.rows[order.first], len(borders) - 1
 
         def per_shard(values: I64) -> I64:
-            return np.bincount(shard_of_row[unique], values[unique], minlength=counters.shards).astype(np.int64)
+            return np.bincount(shard_of_row[unique], values[unique], minlength=num_shards).astype(np.int64)
 
         rank = place - borders[shard_of_row]
         names = list(self._folders)
         folders = [names[folder] for folder in folder_of_row[order.rows[borders[:-1]]].tolist()]
+        counters = self._counted(index, order, num_shards)
         return Arrangement(shard_of_row, rank, per_shard(index.lengths), per_shard(index.costs), folders, counters)
+
+    def _counted(self, index: WindowIndex, order: RunOrder, num_shards: int) -> PlanCounters:
+        """The counters, with what is only known of a whole window."""
+        counters, unique = self._counters, order.rows[order.first]
+        counters.rows, counters.shards = self.rows, num_shards
+        counters.unique_prompt_tokens = int(index.lengths[unique].sum())
+        counters.expected_output_tokens = int(index.outputs[unique].sum())
+        counters.duplicate_prompts = self.rows - len(unique)
+        counters.shared_prefix_tokens = shared_prefix_tokens(index, order)
+        return counters
 
 
 def _values_of(folders: Iterable[str]) -> str:

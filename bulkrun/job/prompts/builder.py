@@ -1,21 +1,18 @@
-"""Rows to prompts: the job's prompt section applied to record batches, then tokenized in batches off this thread.
+"""Rows to prompts: the job's prompt section applied to record batches, which then go to the tokenizer off this thread.
 
-Every row comes out as exactly one `Prompt` or one `RowError`, in order. Chat-rendered text is tokenized as it is (the
-template wrote the special tokens), plain text with the model's special tokens (BOS); what is embedded is plain, with
-`embedding.prompt` before it; a pair of texts is joined by the tokenizer; a conversation that is judged asks for no
-answer. Knows the text side only as the protocol `TextCodec`, and nothing of shards or order. What a row asks is read by
-`conversations` and `openai_batch`.
+Every row comes out as exactly one `Prompt` or one `RowError`, in order. What a row asks is read by `conversations` and
+`openai_batch`, a chat template makes a text of it, and `encoder` token ids of that. What is embedded is plain text with
+`embedding.prompt` before it; a conversation that is judged asks for no answer. Knows the text side only as the protocol
+`TextCodec`, and nothing of shards or order.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any
 
 from bulkrun.data.inputs.batch import InputBatch
 from bulkrun.data.inputs.python_rows import python_rows, with_short_floats, with_text
@@ -27,68 +24,21 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.chat_source import named_template
 from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
 from bulkrun.job.prompts.detect import detected_job, has_mapping
+from bulkrun.job.prompts.encoder import Prompt, PromptEncoder, RenderedPrompt
 from bulkrun.job.prompts.fit import PromptFrame
 from bulkrun.job.prompts.offers import with_tools
 from bulkrun.job.prompts.openai_batch import batch_maker
-from bulkrun.job.prompts.overrides import NO_OUTPUT, Overrides, RowSampling
+from bulkrun.job.prompts.overrides import NO_OUTPUT, Overrides
 from bulkrun.job.prompts.second_text import SecondText
+from bulkrun.job.prompts.text_codec import ChatRenderer, TextCodec
 from bulkrun.request import RowError
 from bulkrun.sandbox import TemplateFailed
 
 TOKENIZE_THREADS = 2
 BATCHES_AHEAD = 4
 CHARACTERS_AHEAD = 4 * 2**20  # in all batches that wait: token ids take some 10 to 40 bytes for each
-CHARACTERS_AT_ONCE = 2**20  # a tokenizer takes some 150 bytes for each while it works
 SYSTEM_ROLES = ("system", "developer")
 _JUDGED = {"add_generation_prompt": False}  # what a chat template is told of conversations that are whole
-
-_Text = TypeVar("_Text", str, tuple[str, str])
-_Ids = TypeVar("_Ids")
-
-
-class ChatRenderer(Protocol):
-    """A compiled chat template."""
-
-    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
-        """The prompt text with the generation prompt; `options` are variables of the template.
-
-        Raises bulkrun.sandbox.TemplateFailed.
-        """
-
-
-class TextCodec(Protocol):
-    """What planning needs of a tokenizer; `bulkrun.text.tokenizer.Tokenizer` is the real one."""
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model brings a chat template."""
-
-    def chat_renderer(self, source: str | None = None, name: str = ...) -> ChatRenderer:
-        """The model's chat template, or another given by its source."""
-
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """The token ids of each text; releases the GIL."""
-
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[list[int], int, int] | RowError]:
-        """The token ids of each pair of texts and where in them the second text begins and ends, or why not."""
-
-
-class Prompt(NamedTuple):
-    """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut."""
-
-    token_ids: list[int]
-    sampling: RowSampling
-    frame: Callable[[], PromptFrame] = PromptFrame
-
-
-class RenderedPrompt(NamedTuple):
-    """A prompt as text, not tokenized yet; `raw` text gets the model's special tokens (BOS)."""
-
-    text: str
-    sampling: RowSampling
-    raw: bool
-    frame: Callable[[], PromptFrame]
-    pair: str | None = None  # the second text, of a job of pairs
 
 
 class PromptBuilder:
@@ -100,7 +50,7 @@ class PromptBuilder:
     """
 
     def __init__(self, spec: JobSpec, columns: Sequence[str], text: TextCodec) -> None:
-        self._text, self._long_text = text, threading.Lock()
+        self._text = text
         spec = detected_job(spec, columns)
         if has_mapping(spec.prompt):
             made = conversation_maker(spec.prompt, columns)
@@ -116,6 +66,7 @@ class PromptBuilder:
         self._overrides = Overrides(spec.sampling, columns)
         self._generates = spec.generates
         self._second = None if spec.prompt.text_pair is None else SecondText(spec.prompt.text_pair, columns)
+        self._encoder = PromptEncoder(text, of_pairs=self._second is not None)
         second_reads = [] if self._second is None else self._second.reads
         self._reads = list(dict.fromkeys([*self._reads, *second_reads, *self._overrides.reads]))
         if not self._reads:
@@ -133,7 +84,7 @@ class PromptBuilder:
 
     def build(self, batch: InputBatch) -> list[Prompt | RowError]:
         """One prompt or error per row of `batch`."""
-        return self.encode(self.render(batch))
+        return self._encoder.encode(self.render(batch))
 
     def stream(self, batches: Iterable[InputBatch]) -> Iterator[tuple[InputBatch, list[Prompt | RowError]]]:
         """The prompts of many batches, in order: rendered here, tokenized on other threads a few batches ahead."""
@@ -142,7 +93,7 @@ class PromptBuilder:
             try:
                 for batch in batches:
                     rendered = self.render(batch)
-                    waiting.append((batch, _characters(rendered), pool.submit(self.encode, rendered)))
+                    waiting.append((batch, _characters(rendered), pool.submit(self._encoder.encode, rendered)))
                     while len(waiting) > BATCHES_AHEAD or sum(size for _, size, _ in waiting) > CHARACTERS_AHEAD:
                         ready, _, future = waiting.popleft()
                         yield ready, future.result()
@@ -157,31 +108,6 @@ class PromptBuilder:
         rows, unreadable = python_rows(with_short_floats(texts))
         errors = unreadable | not_text | batch.errors
         return [errors.get(index) or self._render_row(row) for index, row in enumerate(rows)]
-
-    def encode(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
-        """Tokenize the texts of one batch, those of each kind together."""
-        if self._second is not None:
-            return self._encode_pairs(rendered)
-        token_ids: dict[int, list[int]] = {}
-        for raw in (False, True):
-            kind = {i: p.text for i, p in enumerate(rendered) if isinstance(p, RenderedPrompt) and p.raw is raw}
-            if kind:
-                encode = partial(self._text.encode_batch, add_special_tokens=raw)
-                token_ids |= zip(kind, self._encoded(list(kind.values()), encode), strict=True)
-        return [_tokenized(p, token_ids[i]) if isinstance(p, RenderedPrompt) else p for i, p in enumerate(rendered)]
-
-    def _encode_pairs(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
-        pairs = [(p.text, p.pair or "") for p in rendered if isinstance(p, RenderedPrompt)]
-        made = iter(self._encoded(pairs, self._text.encode_pairs))
-        return [_paired(p, next(made)) if isinstance(p, RenderedPrompt) else p for p in rendered]
-
-    def _encoded(self, texts: Sequence[_Text], encode: Callable[[Sequence[_Text]], Sequence[_Ids]]) -> list[_Ids]:
-        """The ids of many texts, so much at once as memory allows: one that alone is more waits for any other such."""
-        token_ids: list[_Ids] = []
-        for some in _portions(texts):
-            with self._long_text if _size(some[0]) > CHARACTERS_AT_ONCE else nullcontext():
-                token_ids += encode(some)
-        return token_ids
 
     def _render_row(self, row: Mapping[str, Any]) -> RenderedPrompt | RowError:
         ask = self._ask(row)
@@ -206,8 +132,11 @@ class PromptBuilder:
         return ask.raw or self._chat is None
 
     def _frame(self, ask: Ask) -> PromptFrame:
-        """The token ids around a conversation, found by building two of different texts. They end before the first
-        message that is not a system message: that is what remains before a conversation that is cut at its start."""
+        """The token ids around a conversation, found by building two of different texts.
+
+        They end before the first message that is not a system message: that is what remains before a conversation that
+        is cut at its start.
+        """
         texts = (index for index, message in enumerate(ask.messages) if message["role"] not in SYSTEM_ROLES)
         first = next(texts, len(ask.messages) - 1)
         *system, text = ask.messages[: first + 1]
@@ -235,25 +164,6 @@ def _characters(rendered: Sequence[RenderedPrompt | RowError]) -> int:
     return sum(len(p.text) + len(p.pair or "") for p in rendered if isinstance(p, RenderedPrompt))
 
 
-def _size(text: str | tuple[str, str]) -> int:
-    """Characters of a text, or of both."""
-    return len(text) if isinstance(text, str) else sum(map(len, text))
-
-
-def _portions(texts: Sequence[_Text]) -> Iterator[list[_Text]]:
-    """The texts in their order, no more than `CHARACTERS_AT_ONCE` together unless one alone is longer."""
-    some: list[_Text] = []
-    characters = 0
-    for text in texts:
-        if some and characters + _size(text) > CHARACTERS_AT_ONCE:
-            yield some
-            some, characters = [], 0
-        some.append(text)
-        characters += _size(text)
-    if some:
-        yield some
-
-
 def _refuse_chat(spec: JobSpec) -> None:
     """Raise JobFileError where a job without a chat template counts on one."""
     nothing = f"the model {spec.model!r} has no chat template"
@@ -265,18 +175,6 @@ def _refuse_chat(spec: JobSpec) -> None:
         raise JobFileError([f"prompt.chat_template_kwargs: {nothing} to read them; {fix}"])
     if spec.prompt.tools is not None:
         raise JobFileError([f"prompt.tools: {nothing} to show them; {fix}"])
-
-
-def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowError:
-    if not token_ids:
-        return RowError("empty_prompt", "the prompt has no tokens")
-    return Prompt(token_ids, prompt.sampling, prompt.frame)
-
-
-def _paired(prompt: RenderedPrompt, made: tuple[list[int], int, int] | RowError) -> Prompt | RowError:
-    if isinstance(made, RowError):
-        return made
-    return Prompt(made[0], prompt.sampling, partial(PromptFrame.around_second, *made))
 
 
 def _chat_renderer(spec: PromptSpec, text: TextCodec) -> ChatRenderer | None:

@@ -54,9 +54,9 @@ def _is_empty(path: Path, *, at_least_s: float = 0.0) -> bool:
 
 def _dead_claims(run: RunDir) -> Iterator[Path]:
     """Those on the plan and on shards, which two may have without harm; that on a change of the run is not touched."""
-    for name in file_names(run.claims):
-        if name.startswith(("plan.", "shard-")):
-            with suppress(RunError):
-                owner = advice_from(Worker, read_json(run.claims / name) or {})
-                if owner is not None and owner.gone:
-                    yield run.claims / name
+    names = [name for name in file_names(run.claims) if name.startswith(("plan.", "shard-"))]
+    for name in names:
+        with suppress(RunError):
+            owner = advice_from(Worker, read_json(run.claims / name) or {})
+            if owner is not None and owner.gone:
+                yield run.claims / name

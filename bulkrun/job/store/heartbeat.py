@@ -42,6 +42,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat_until_stopped, name="heartbeat", daemon=True)
 
     def start(self) -> None:
+        """Beat once, so that the file is there when this returns, and go on in a thread. Raises RunError."""
         self._beat()
         self._thread.start()
 

@@ -35,6 +35,7 @@ class OpenJournals:
         self._open: dict[int, JournalWriter] = {}  # the least recently used one first
 
     def add(self, shard: int, journal: JournalWriter) -> None:
+        """Write to this journal what comes of the shard."""
         self._journals[shard] = journal
 
     def append(self, shard: int, records: Sequence[JournalRecord | PartialRecord]) -> None:

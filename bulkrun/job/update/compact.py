@@ -35,12 +35,13 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import RunTotals, read_totals, totals_document
 from bulkrun.job.update.replace_rows import keys_of
 from bulkrun.job.update.rewrite import beside_rows, write_again
 from bulkrun.job.update.staging import removed_on_failure, update_under_way
 from bulkrun.job.update.update_claim import hold, refuse_lost_hold
 from bulkrun.job.work.delivery import deliver
-from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
+from bulkrun.job.work.finish import sum_parts
 
 DEFAULT_ROWS_PER_FILE = 1_000_000
 MAX_FILE_BYTES = 256 * 2**20  # of rows in memory, before compression; a file is made in memory

@@ -22,7 +22,7 @@ from bulkrun.data.tables.duck import interruptible, locked_connection, no_glob, 
 from bulkrun.data.tables.row_groups import RowGroupWriter
 from bulkrun.errors import InputError
 from bulkrun.job.plan.duplicates import places_of
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.row_key import ROW_KEY, row_keys
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.scratch import Scratch
@@ -81,11 +81,13 @@ class Changes:
 
     @property
     def counts(self) -> dict[str, int]:
+        """The numbers that users are shown, by name."""
         names = ("new", "changed", "failed", "unchanged", "vanished")
         beyond = {"beyond_limit": self.beyond_limit} if self.beyond_limit else {}
         return {name: getattr(self, name) for name in names} | beyond
 
     def read_picks(self) -> Iterator[pa.RecordBatch]:
+        """The rows that are to run, in input order: batches of `PICK_SCHEMA`."""
         with pq.ParquetFile(self.picks) as file:
             yield from file.iter_batches()
 
@@ -140,13 +142,12 @@ def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, sa
 
 def _write_results(parts: Sequence[Path], id_column: str, path: Path) -> None:
     told = [ROW_KEY, "error_code", "error_message"]
+    tables = (table for part in parts for table in read_part_columns(part, ["row", id_column, *told]))
     with RowGroupWriter(path, _RESULTS, _ROWS_PER_GROUP) as writer:
-        for part in parts:
-            for table in read_part_columns(part, ["row", id_column, *told]):
-                for batch in table.combine_chunks().to_batches():
-                    ids = pa.array(id_texts(batch[id_column], id_column), pa.string())
-                    columns = [batch["row"], ids, *(batch[name] for name in told)]
-                    writer.write(pa.RecordBatch.from_arrays(columns, schema=_RESULTS))
+        for batch in (batch for table in tables for batch in table.combine_chunks().to_batches()):
+            ids = pa.array(id_texts(batch[id_column], id_column), pa.string())
+            columns = [batch["row"], ids, *(batch[name] for name in told)]
+            writer.write(pa.RecordBatch.from_arrays(columns, schema=_RESULTS))
 
 
 def _load(connection: duckdb.DuckDBPyConnection, today: Path, results: Path) -> None:

@@ -27,13 +27,14 @@ from bulkrun.job.plan.spool import Spool
 from bulkrun.job.store.events import log_event, utc_now
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record, record_document
+from bulkrun.job.store.run_totals import RunTotals, read_totals, totals_document
 from bulkrun.job.update.cause import cause_document
 from bulkrun.job.update.fitting import fit_table
 from bulkrun.job.update.replace_rows import I64, NewAnswers, among
 from bulkrun.job.update.rewrite import beside_rows, write_again
 from bulkrun.job.update.staging import Update, begin_merge, read_update, remove_staged
 from bulkrun.job.update.update_claim import lost_hold, refuse_lost_hold
-from bulkrun.job.work.finish import RunTotals, read_totals, sum_parts, totals_document
+from bulkrun.job.work.finish import sum_parts
 
 
 def merge(run: RunDir) -> RunTotals:

@@ -49,6 +49,7 @@ class NewAnswers:
 
     @classmethod
     def of(cls, table: pa.Table, samples: int, keep_success: Flags) -> NewAnswers:
+        """The answers of a table in any order; `keep_success`, for each of its rows: an error replaces errors alone."""
         keys = keys_of(table, samples)
         order = np.argsort(keys, kind="stable")
         return cls(table, samples, order, keys[order], keep_success & _failed(table))

@@ -20,12 +20,13 @@ from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import RunTotals, publish_totals
 from bulkrun.job.update.compatibility import only_the_input_changed
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.update.update_claim import refuse_lost_hold
 from bulkrun.job.work.commit import RunIdentity, commit_answered
-from bulkrun.job.work.finish import RunTotals, clear_leftovers, publish_totals, sum_parts
+from bulkrun.job.work.finish import clear_leftovers, sum_parts
 
 
 def settle_run(run: RunDir, record: RunRecord) -> RunTotals:

@@ -28,10 +28,11 @@ from bulkrun.data.storage.durable import (
 )
 from bulkrun.errors import InputError, RunError
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record
+from bulkrun.job.store.run_gate import open_run
+from bulkrun.job.store.run_record import RunRecord, new_record, read_record
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.update.cause import Cause, cause_document, cause_of
 from bulkrun.job.update.update_claim import refuse_lost_hold
-from bulkrun.job.work.finish import read_totals
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from bulkrun.job.plan.result_columns import usual_fields
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.views.export_schema import declared_schema
 from bulkrun.job.views.export_target import STDOUT, ExportOptions, check_targets, open_targets
 from bulkrun.job.views.openai_lines import BatchLines, LineMaker
-from bulkrun.job.work.finish import RunTotals, read_totals
 
 _ROWS_PER_GROUP = 65536
 # What the lines of the format openai are made of, where a run has it; never the bodies.

@@ -14,7 +14,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import INPUT_COLUMNS, result_fields, schema_of_text
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
-from bulkrun.job.work.finish import read_totals
+from bulkrun.job.store.run_totals import read_totals
 
 
 def declared_schema(run: RunDir) -> pa.Schema:

@@ -7,8 +7,8 @@ import shlex
 from bulkrun.data.results.parts import read_part_info
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.update.staging import is_merging
-from bulkrun.job.work.finish import RunTotals, read_totals
 
 
 def finished_totals(run: RunDir) -> RunTotals | None:

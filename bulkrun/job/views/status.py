@@ -20,15 +20,15 @@ from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.store.workers import TTL_S, WorkerState, beats, read_workers, silent_for
 from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.staging import update_under_way
 from bulkrun.job.views.bucket_check import upload_command
 from bulkrun.job.views.finished import lost_rows
+from bulkrun.job.views.team import snapshot_of, sum_snapshots
 from bulkrun.job.work.delivery import lacks_results
-from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.job.work.team import snapshot_of, sum_snapshots
 from bulkrun.settings import Task
 
 State = Literal[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bulkrun.job.work.finish import RunTotals
+from bulkrun.job.store.run_totals import RunTotals
 
 _NAMES = ("run_id", "rows", "parts", "output rows", "errors")
 

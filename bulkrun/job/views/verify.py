@@ -21,11 +21,11 @@ from bulkrun.job.plan.shard_file import ShardInfo, read_shard
 from bulkrun.job.store.journal import read_journal
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.views.bucket_check import bucket_problems
 from bulkrun.job.views.totals_found import TotalsFound
 from bulkrun.job.views.verify_updated import UpdatedParts
-from bulkrun.job.work.finish import RunTotals, read_totals
 
 
 @dataclass
@@ -39,6 +39,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is wrong."""
         return not self.problems
 
 

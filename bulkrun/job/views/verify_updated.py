@@ -17,9 +17,9 @@ from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_in
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update.staging import is_merging
 from bulkrun.job.views.totals_found import TotalsFound
-from bulkrun.job.work.finish import RunTotals
 
 I64 = npt.NDArray[np.int64]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import read_totals
+from bulkrun.job.views.team import TeamProgress
 from bulkrun.job.work.delivery import lacks_results
-from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.job.work.team import TeamProgress
 
 _PATIENCE_S = 10.0  # between two workers (a restart, a requeue) nobody is there for a moment
 

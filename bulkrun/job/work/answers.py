@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from bulkrun.data.types.json_types import as_unicode
 from bulkrun.job.outputs.channels import split_channels
-from bulkrun.job.outputs.logprobs import Decode, TokenTexts, column_value
+from bulkrun.job.outputs.logprobs import TokenTexts, column_value
 from bulkrun.job.outputs.marker_decode import MarkerDecode
-from bulkrun.job.outputs.output_text import added_texts, output_texts, shared_length
+from bulkrun.job.outputs.output_text import Decode, added_texts, output_texts, shared_length
 from bulkrun.job.outputs.thoughts import Thoughts, rest_of, span_of, split_thoughts
 from bulkrun.job.outputs.tool_calls import MARKERS, split_calls
 from bulkrun.job.store.journal import JournalRecord

@@ -1,4 +1,4 @@
-"""What was in an engine when its process died: `flight/WORKER.jsonl`, and what follows from the flights of the dead.
+"""What was in an engine when its process died: `flight/WORKER.jsonl`. What follows from it: `suspicion`.
 
 A worker appends a line whenever it gives its engine something (one small write, not synced: it must outlive the
 process, not the machine), starts the file anew whenever the engine was empty, and removes it when it ends in order. An
@@ -8,19 +8,13 @@ Whoever sees the worker die (its supervisor) adds a line with how, and with what
     {"in": [[shard, row, sample], ...]}     given to the engine; `row` is the first row of the generation
     {"finished": true}                      the engine finished something without an error in this worker's life
     {"died": "signal SIGSEGV", "left": [[shard, row, sample], ...]}
-
-One witnessed death makes suspects of what was left; they run again in ever smaller groups (`isolation`). A generation
-that was alone in the engine at two witnessed deaths is convicted. A death that nobody saw may have been a power cut or
-kill -9 of everything: it convicts nobody, and makes suspects only of what was in two such flights.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +22,15 @@ from bulkrun.data.storage.durable import append_line, disk_errors, make_dirs, re
 from bulkrun.job.store.journal import read_outcomes
 from bulkrun.job.store.journal_files import journals_by_shard
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.workers import LifeWatch
-from bulkrun.job.work.isolation import split
-from bulkrun.job.work.shard_work import Generation, ShardWork
+from bulkrun.job.work.shard_work import Generation
 
 Key = tuple[int, int, int]  # shard, first row, sample: the same in every attempt, for a generation is journaled whole
 
-_ALONE_DEATHS = 2
-_UNSEEN_DEATHS = 2
 _LONGEST_BYTES = 1 << 20
 
 
 def key_of(generation: Generation) -> Key:
+    """What flights call a generation."""
     return (generation.shard, generation.rows[0], generation.sample)
 
 
@@ -138,68 +129,3 @@ def _not_journaled(run: RunDir, keys: Sequence[Key]) -> list[Key]:
         answered = read_outcomes(journals.get(shard, [])).answered
         left += [key for key in of_shard[shard] if key[1:] not in answered]
     return left
-
-
-@dataclass(frozen=True)
-class Suspicion:
-    """What dead workers say about a shard: keys that go free again when they finish, and keys that never will.
-
-    `group_of` gives each suspect the number of generations that were left in the smallest flight it died in;
-    `convicted` gives the way it dies.
-    """
-
-    group_of: dict[Key, int] = field(default_factory=dict)
-    convicted: dict[Key, str] = field(default_factory=dict)
-
-
-def suspicion(run: RunDir, shard: int, life: LifeWatch) -> Suspicion:
-    """Read the flights of the dead that had the shard open. `life` tells which workers still live.
-
-    Others need not be read: a worker's journal of a shard is there before the first of its rows enters the engine, and
-    goes only when the shard is committed.
-    """
-    found, alone, unseen = Suspicion(), Counter[Key](), Counter[Key]()
-    for worker in sorted(run.attempts_at(shard)):
-        if life.lives(worker):  # of many workers most do, and a flight is much longer than a heartbeat
-            continue
-        flight = read_flight(run.flight_file(worker))
-        here = {key for key in flight.left if key[0] == shard}
-        unseen.update(here if flight.died is None else ())
-        for key in here:
-            if flight.died is not None or unseen[key] >= _UNSEEN_DEATHS:
-                found.group_of[key] = min(found.group_of.get(key, len(flight.left)), len(flight.left))
-            if flight.died is not None and len(flight.left) == 1:
-                alone[key] += 1
-                if alone[key] >= _ALONE_DEATHS:
-                    found.convicted[key] = flight.died
-    return found
-
-
-@dataclass(frozen=True)
-class SetAside:
-    """A shard's work without what must not run with others: groups to run alone, the least suspect first."""
-
-    work: ShardWork
-    groups: list[list[Generation]]
-    convicted: list[tuple[Generation, str]]
-
-
-def set_aside(work: ShardWork, suspicion: Suspicion) -> SetAside:
-    """Take the suspects out of a shard's work. What comes before the last of them in run order is kept in memory."""
-    missing = set(suspicion.group_of)
-    kept: list[Generation] = []
-    aside: dict[int, list[Generation]] = {}
-    convicted = []
-    for generation in work.generations if missing else ():
-        key = key_of(generation)
-        if key in suspicion.convicted:
-            convicted.append((generation, suspicion.convicted[key]))
-        elif key in suspicion.group_of:
-            aside.setdefault(suspicion.group_of[key], []).append(generation)
-        else:
-            kept.append(generation)
-        missing.discard(key)
-        if not missing:
-            break
-    groups = [group for left in sorted(aside, reverse=True) for group in split(aside[left], left)]
-    return SetAside(replace(work, generations=chain(kept, work.generations)), groups, convicted)

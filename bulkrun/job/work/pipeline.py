@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from bulkrun.job.outputs.logprobs import Decode
+from bulkrun.job.outputs.output_text import Decode
 from bulkrun.job.plan.plan_view import PlanView
 from bulkrun.job.work.answers import Answer
 from bulkrun.job.work.attempt import Attempt
@@ -48,6 +48,7 @@ class Pipeline:
         self.engine = EngineRunner(engine, rebuild_engine, flight, self.deadline, self._engine_failed)
 
     def start(self) -> None:
+        """Start the recorder; `close` ends it, and the flight log."""
         self.recorder.start()
 
     def step(self) -> None:

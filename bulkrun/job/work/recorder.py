@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bulkrun.data.results.parts import PartInfo
-from bulkrun.job.outputs.logprobs import Decode
+from bulkrun.job.outputs.output_text import Decode
 from bulkrun.job.store.journal import JournalRecord, JournalWriter, PartialRecord
 from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.replaced import OwnRun
@@ -92,6 +92,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run_until_closed, name="recorder", daemon=True)
 
     def start(self) -> None:
+        """Start the thread; `close` ends it."""
         self._thread.start()
 
     def open(self, work: ShardWork) -> None:
@@ -182,8 +183,10 @@ class Recorder:
                 self._queue.task_done()
 
     def _take(self, deadline: float) -> tuple[list[_Item], bool, int]:
-        """Everything that waits, after waiting for the first of it until the deadline; whether that is all; how often
-        it was handed over."""
+        """Everything that waits, whether nothing comes after it, and how many calls handed it over.
+
+        Waits until the deadline for the first of it.
+        """
         items: list[_Item] = []
         taken = 0
         timeout = max(0.0, deadline - time.monotonic())

@@ -14,11 +14,12 @@ from typing import Literal
 
 from bulkrun.errors import BulkrunError, Interrupted, RunError
 from bulkrun.job.store.replaced import OwnRun
+from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.store.workers import TTL_S, LifeWatch
 from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.delivery import deliver
 from bulkrun.job.work.engine_runner import EngineLost
-from bulkrun.job.work.finish import RunTotals, finish_run, read_totals
+from bulkrun.job.work.finish import finish_run
 from bulkrun.job.work.monitor import Monitor
 from bulkrun.job.work.pace import Pace
 from bulkrun.job.work.pipeline import Pipeline

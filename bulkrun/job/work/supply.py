@@ -13,9 +13,10 @@ from bulkrun.job.store.workers import LifeWatch
 from bulkrun.job.work.attempt import Attempt
 from bulkrun.job.work.engine_runner import engine_error
 from bulkrun.job.work.feed import Feed
-from bulkrun.job.work.flight import Key, SetAside, key_of, set_aside, suspicion
+from bulkrun.job.work.flight import Key, key_of
 from bulkrun.job.work.pipeline import Pipeline
 from bulkrun.job.work.shard_work import Generation, ShardWork, open_shard
+from bulkrun.job.work.suspicion import SetAside, set_aside, suspicion
 from bulkrun.job.work.tail import Tail
 
 _HELP_EVERY_S = 1.0

@@ -16,8 +16,9 @@ from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.store.journal_files import attempts_by_shard
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch
-from bulkrun.job.work.flight import Key, SetAside, key_of, read_flight, set_aside, suspicion
+from bulkrun.job.work.flight import Key, key_of, read_flight
 from bulkrun.job.work.shard_work import Generation, ShardWork
+from bulkrun.job.work.suspicion import SetAside, set_aside, suspicion
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Help:
 
     @property
     def found_something(self) -> bool:
+        """Whether there is anything to do in the shard."""
         return self.whole or bool(self.generations or self.refused) or self.aside is not None
 
 

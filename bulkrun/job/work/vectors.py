@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bulkrun.data.results.schema import EMBEDDING, SCORES, labels_of
-from bulkrun.job.outputs.logprobs import Decode
+from bulkrun.job.outputs.output_text import Decode
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.request import Completion, RowError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bulkrun.data.inputs.jsonl import BadLine, parse_line
+from bulkrun.data.inputs.json_line import BadLine, parse_line
 from bulkrun.data.inputs.lines import Line, read_lines
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import InputError, UsageError

@@ -30,7 +30,8 @@ from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, new_record, open_run, read_record, record_document
+from bulkrun.job.store.run_gate import open_run
+from bulkrun.job.store.run_record import RunRecord, new_record, read_record, record_document
 from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.input_files import (
     check_still_there,
@@ -68,6 +69,7 @@ class PreparedJob:
 
     @property
     def run(self) -> RunDir:
+        """The directory of its run, which may not be there yet."""
         return run_dir_of(self.spec.output.path, self.spec.output.state)
 
     @property
@@ -180,12 +182,21 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     refuse_variables(spec)
     spec = with_schema(spec)
     files = [] if run_dir_of(spec.output.path, spec.output.state).is_staged else find_input(spec)
+    return _of_outputs(spec, files, now, warns=warns) if spec.generates else _of_texts(spec, files, now)
+
+
+def _of_texts(spec: JobSpec, files: list[InputFile], now: Callable[[], datetime]) -> PreparedJob:
+    """A job that embeds or classifies."""
     adapter = adapter_dir(spec.engine)
-    if not spec.generates:
-        spec, model_dir, model = with_model_of_texts(spec, adapter, BUNDLED_ROOT)
-        texts = tokenizer_dir(model_dir, adapter)
-        tokenizer = Tokenizer.from_dir(texts, now=now, of_pairs=spec.prompt.text_pair is not None)
-        return PreparedJob(spec, model_dir, adapter, model, tokenizer, files)
+    spec, model_dir, model = with_model_of_texts(spec, adapter, BUNDLED_ROOT)
+    texts = tokenizer_dir(model_dir, adapter)
+    tokenizer = Tokenizer.from_dir(texts, now=now, of_pairs=spec.prompt.text_pair is not None)
+    return PreparedJob(spec, model_dir, adapter, model, tokenizer, files)
+
+
+def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetime], *, warns: bool) -> PreparedJob:
+    """A job that generates."""
+    adapter = adapter_dir(spec.engine)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
     tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter), now=now)
@@ -198,14 +209,7 @@ def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns:
     model.model_len(spec.engine.max_model_len)
     own = 0 if adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
     _check_stop_tokens(spec.sampling, max(model.vocab_size, own))
-    return PreparedJob(
-        spec=with_defaults(spec, model_dir),
-        model_dir=model_dir,
-        adapter_dir=adapter,
-        model=model,
-        tokenizer=tokenizer,
-        files=files,
-    )
+    return PreparedJob(with_defaults(spec, model_dir), model_dir, adapter, model, tokenizer, files)
 
 
 def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) -> PreparedJob:

@@ -19,7 +19,8 @@ from pathlib import Path
 from bulkrun.errors import BulkrunError, Interrupted, RunError
 from bulkrun.executors.child_errors import ErrorChannel, received
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import PlanInput, Planner
+from bulkrun.job.plan.plan_input import PlanInput
+from bulkrun.job.plan.planner import Planner
 from bulkrun.job.store.claims import Claims
 from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_dir import RunDir

@@ -52,6 +52,7 @@ class DrainOnSignal:
         self._again = False
 
     def should_stop(self) -> bool:
+        """Whether a signal has come or a cancel was heard; cheap enough to ask in every step."""
         return self.received is not None or (self.cancel is not None and self.cancel())
 
     def cancelled(self) -> bool:

@@ -17,6 +17,7 @@ class Supervisor:
         self._pid = pid
 
     def is_gone(self) -> bool:
+        """Whether it has ended: an orphan has another parent."""
         return os.getppid() != self._pid
 
     def tell_me_when_gone(self) -> None:

@@ -19,10 +19,10 @@ from bulkrun.executors.slurm import (
 from bulkrun.job.store.cancel import request_cancel
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.store.workers import HEARTBEAT_S, LifeWatch, WorkerState, beats, read_workers
 from bulkrun.job.views.listing import DamagedRun, statuses
 from bulkrun.job.views.status import RunStatus, next_command, read_status
-from bulkrun.job.work.finish import read_totals
 
 _SILENT_S = 4 * HEARTBEAT_S
 _NOBODY_WORKS = ("interrupted", "failed", "stalled")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from bulkrun.errors import RunError
 from bulkrun.job.store.aside import move_back
-from bulkrun.job.store.run_record import RunRecord, forget_start, start_anew
+from bulkrun.job.store.run_gate import forget_start, start_anew
+from bulkrun.job.store.run_record import RunRecord
 from bulkrun.launch.preparation.prepare import PreparedJob
 from bulkrun.launch.runs.preview import check_prepared
 from bulkrun.launch.runs.run import View

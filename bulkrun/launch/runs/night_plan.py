@@ -9,9 +9,9 @@ from bulkrun.data.storage.durable import disk_errors
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.update.compatibility import check_settings
 from bulkrun.job.update.diff import Reasons
-from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.runs.update_input import compare, night_input, write_input
 from bulkrun.scratch import Scratch

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import partial
 
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.report import undeclared_lines
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import RunRecord, open_run, read_record
+from bulkrun.job.store.run_gate import open_run
+from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.update.cause import Night
 from bulkrun.job.update.compatibility import check_settings, settings_changed
 from bulkrun.job.update.diff import Changes, Reasons
@@ -29,7 +31,6 @@ from bulkrun.job.update.staging import (
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.error_rate import MIN_ROWS
-from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.processes.signals import DrainOnSignal
 from bulkrun.launch.runs.run import Submitted, View

@@ -10,11 +10,12 @@ from bulkrun.data.results.schema import EMBEDDING, SCORES, output_schema
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.outputs.tool_calls import with_ids
-from bulkrun.job.plan.planner import PlanInput, PlanPoint, dry_plan
+from bulkrun.job.plan.plan_input import PlanInput, PlanPoint
+from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.result_columns import TOOL_CALLS, result_fields
 from bulkrun.job.store.places import check_place
-from bulkrun.job.store.run_record import refuse_foreign_files
+from bulkrun.job.store.run_gate import refuse_foreign_files
 from bulkrun.job.work.answers import Answer, AnswerReader
 from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
 from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of

@@ -14,12 +14,12 @@ from bulkrun.job.store.cancel import CancelWatch
 from bulkrun.job.store.places import run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.update.cause import submit_command
 from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.update.settle import must_settle
 from bulkrun.job.views.finished import finished_totals
-from bulkrun.job.work.finish import read_totals
-from bulkrun.job.work.team import TeamProgress
+from bulkrun.job.views.team import TeamProgress
 from bulkrun.launch.preparation.prepare import prepare
 from bulkrun.launch.processes.signals import drain_on_signal
 from bulkrun.launch.runs.enter_run import enter_run

@@ -14,11 +14,12 @@ from bulkrun.data.inputs.reader import Dataset
 from bulkrun.data.inputs.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError, did_you_mean
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.diff import Reasons
 from bulkrun.job.update.failed import failed_rows, picks_of
@@ -37,7 +38,6 @@ from bulkrun.job.update.staging import (
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.work.delivery import deliver
-from bulkrun.job.work.finish import RunTotals, read_totals
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
 from bulkrun.launch.processes.stoppable import stoppable
 from bulkrun.launch.runs.run import Submitted, View

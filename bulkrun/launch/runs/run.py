@@ -24,14 +24,15 @@ from bulkrun.job.store.attempts import forget_failed_attempts
 from bulkrun.job.store.heartbeat import present
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
+from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.store.workers import Worker
 from bulkrun.job.update.late_delivery import deliver_late
 from bulkrun.job.views.finished import finished_totals
 from bulkrun.job.views.status import read_status
+from bulkrun.job.views.team import TeamProgress
 from bulkrun.job.work.delivery import ShouldStop
-from bulkrun.job.work.finish import RunTotals, read_totals, remove_old_temporaries
+from bulkrun.job.work.finish import remove_old_temporaries
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.job.work.team import TeamProgress
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
 from bulkrun.launch.processes.planner import PlannerProcess
 from bulkrun.launch.processes.signals import DrainOnSignal

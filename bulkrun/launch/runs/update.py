@@ -7,10 +7,10 @@ import time
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import is_merging, read_update
 from bulkrun.job.work.delivery import deliver
-from bulkrun.job.work.finish import read_totals
 from bulkrun.launch.preparation.prepare import prepare_as_of
 from bulkrun.launch.processes.signals import DrainOnSignal
 from bulkrun.launch.runs.run import Submitted, View, run_to_end

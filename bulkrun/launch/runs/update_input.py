@@ -13,15 +13,15 @@ from bulkrun.data.results.parts import read_part_info, read_part_schema
 from bulkrun.data.results.schema import output_schema
 from bulkrun.data.storage.durable import disk_errors
 from bulkrun.errors import InputError, RunError
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update.cause import Cause
 from bulkrun.job.update.compatibility import check_columns_fit
 from bulkrun.job.update.diff import Changes, Reasons, find_changes
 from bulkrun.job.update.fitting import fit_dataset
 from bulkrun.job.update.staging import Update
-from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch.preparation.prepare import PreparedJob
 
 

@@ -38,8 +38,7 @@ def load_classifier(
 
     `config`: of the same directory. Of `engine` the keys that say how weights are loaded and computed with. Raises
     ModelError for weights that cannot be used or are missing, for a model whose head reads something else, and where
-    nothing says how numbers become scores;
-    UsageError for settings that this model or device cannot have.
+    nothing says how numbers become scores; UsageError for settings that this model or device cannot have.
     """
     if engine.quantization is not None:
         refuse_quantization_on(device, engine.quantization)
@@ -51,21 +50,11 @@ def load_classifier(
     files = refuse_unfit(path, engine.load_format, dtype, device)
     with errors_named(f"{path}: {config.model.architecture} is not supported", device):
         model = load_transformer(
-            AutoModelForSequenceClassification,
-            path,
-            dtype,
-            device,
-            is_stored=bool(files),
-            adapter=adapter,
-            may_miss=lambda _: False,
-            num_labels=len(config.labels),
-        )
+            AutoModelForSequenceClassification, path, dtype, device,
+            is_stored=bool(files), adapter=adapter, may_miss=lambda _: False, num_labels=len(config.labels),
+        )  # fmt: skip
         padded = PaddedEncoder(model.base_model, config.model, args.pair_separator)
-        expected_2C = _logits(model, padded)
-        head = TransformersHead(model)
-        pooling = _pooling(padded, head, expected_2C)
-        if expected_2C.shape[1] != len(config.labels):
-            raise ModelError(f"{expected_2C.shape[1]} outputs, and config.json names {len(config.labels)} labels")
+        head, pooling = _head_of(model, padded, len(config.labels))
         encoder = fast_encoder(padded, engine.quantization, deterministic=engine.deterministic)
     return Classifier(
         encoder,
@@ -76,6 +65,19 @@ def load_classifier(
         row_by_row=engine.deterministic,
         padding_id=head.padding_id,
     )
+
+
+def _head_of(model: PreTrainedModel, padded: PaddedEncoder, num_labels: int) -> tuple[TransformersHead, Pooling]:
+    """The model's head and the state that it reads; the model has no transformer afterwards.
+
+    Raises ModelError where it reads another state, or gives another number of logits than there are labels.
+    """
+    expected_2C = _logits(model, padded)
+    head = TransformersHead(model)
+    pooling = _pooling(padded, head, expected_2C)
+    if expected_2C.shape[1] != num_labels:
+        raise ModelError(f"{expected_2C.shape[1]} outputs, and config.json names {num_labels} labels")
+    return head, pooling
 
 
 @torch.inference_mode()

@@ -39,7 +39,7 @@ _LAYERS: Mapping[tuple[Quantization, type], Callable[..., QuantizedLinear]] = {
     ("int8", ExpertLinear): Int8ExpertLinear,
 }
 _PIECE_NUMBERS = 2**20  # quantized at a time on a CPU: what stays in its cache
-_PROJECTIONS = {"attention": ("qkv_proj", "o_proj"), "mlp": ("gate_up_proj", "down_proj")}
+_PROJECTIONS = (("attention", "qkv_proj"), ("attention", "o_proj"), ("mlp", "gate_up_proj"), ("mlp", "down_proj"))
 
 
 def quantize_projections(
@@ -50,12 +50,12 @@ def quantize_projections(
     `is_chosen` is asked for each by the layer's number and its name there, such as mlp.down_proj; None: all are.
     """
     for i, layer in enumerate(model.layers):
-        for part, names in _PROJECTIONS.items():
+        for part, name in _PROJECTIONS:
             module = getattr(layer, part)
-            for name in (name for name in names if is_chosen is None or is_chosen(i, f"{part}.{name}")):
-                plain = getattr(module, name)
-                if not isinstance(plain, QuantizedLinear):
-                    setattr(module, name, _LAYERS[quantization, type(plain)](plain))
+            plain = getattr(module, name)
+            is_wanted = is_chosen is None or is_chosen(i, f"{part}.{name}")
+            if is_wanted and not isinstance(plain, QuantizedLinear):
+                setattr(module, name, _LAYERS[quantization, type(plain)](plain))
 
 
 def warn_of_slow_products(model: nn.Module) -> None:

@@ -22,13 +22,13 @@ from bulkrun.data.results.query import run_query
 from bulkrun.errors import BulkrunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.views.export import export_run
 from bulkrun.job.views.export_target import ExportOptions
 from bulkrun.job.views.listing import find_runs
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
-from bulkrun.job.work.finish import read_totals
 from tests.campaigns.kill_update import Doom
 from tests.campaigns.long_life.bucket import count_requests
 

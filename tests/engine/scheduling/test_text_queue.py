@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulkrun.engine.scheduling.text_queue import TextQueue, text_refusal
+from bulkrun.engine.scheduling.text_queue import TextQueue
 from bulkrun.request import Request
 
 WAITING = st.lists(st.tuples(st.integers(1, 50), st.integers(-1, 1)), min_size=1, max_size=40)
@@ -59,11 +58,3 @@ def test_those_that_are_put_back_wait_where_they_did(waiting: list[tuple[int, in
     queue.put_back()
     assert queue.num_waiting == len(waiting)
     assert queue.take(max_num_seqs, 100) == first
-
-
-@pytest.mark.parametrize(
-    ("prompt", "code"), [([], "empty_prompt"), ([1] * 9, "too_long"), ([99], "bad_input"), ([1] * 8, None)]
-)
-def test_what_cannot_be_embedded_is_refused(prompt: list[int], code: str | None) -> None:
-    error = text_refusal(Request("a", prompt), max_model_len=8, vocab_size=99)
-    assert (error and error.code) == code

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 
 from bulkrun.data.inputs.reader import Dataset, open_input
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.plan.planner import PlanInput, Planner
+from bulkrun.job.plan.plan_input import PlanInput
+from bulkrun.job.plan.planner import Planner
 from bulkrun.job.plan.report import PlanReport
 from bulkrun.job.plan.shard_file import ShardInfo, read_shard
-from bulkrun.job.prompts.builder import TextCodec
+from bulkrun.job.prompts.text_codec import TextCodec
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker
 from bulkrun.request import RowError

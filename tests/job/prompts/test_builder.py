@@ -13,7 +13,8 @@ import pytest
 from bulkrun.data.inputs.batch import InputBatch, Position
 from bulkrun.errors import JobFileError, ModelError
 from bulkrun.job.plan.rows import fit_prompt
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder, RenderedPrompt
+from bulkrun.job.prompts.builder import PromptBuilder
+from bulkrun.job.prompts.encoder import Prompt, RenderedPrompt
 from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
 from bulkrun.request import RowError
 from bulkrun.text.tokenizer import Tokenizer
@@ -319,7 +320,7 @@ class Weighed(CharacterCodec):
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bulkrun.job.prompts.builder.CHARACTERS_AT_ONCE", 10)
+    monkeypatch.setattr("bulkrun.job.prompts.encoder.CHARACTERS_AT_ONCE", 10)
     monkeypatch.setattr("bulkrun.job.prompts.builder.CHARACTERS_AHEAD", 40)
 
 

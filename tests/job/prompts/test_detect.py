@@ -15,8 +15,9 @@ from bulkrun.data.inputs.jsonl import sample_shapes
 from bulkrun.data.inputs.reader import open_input
 from bulkrun.data.types.json_types import Shape
 from bulkrun.errors import JobFileError
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts.builder import PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt, detected_job, json_text_columns
+from bulkrun.job.prompts.encoder import Prompt
 from tests.job.plan.planning import CharacterCodec, job, write_jsonl
 
 BATCH = ["custom_id", "method", "url", "body"]

@@ -13,8 +13,9 @@ import pytest
 from bulkrun.data.inputs.batch import InputBatch, Position
 from bulkrun.errors import JobFileError
 from bulkrun.job.plan.rows import fit_prompt
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts.builder import PromptBuilder
 from bulkrun.job.prompts.detect import describe_prompt
+from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.job.prompts.fit import fitter_of
 from bulkrun.request import RowError
 from tests.job.embedding_runs import embedding_job

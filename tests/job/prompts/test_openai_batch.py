@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from bulkrun.data.inputs.batch import InputBatch, Position
 from bulkrun.data.inputs.reader import open_input
 from bulkrun.job.jobfile.sampling import SamplingSpec
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts.builder import PromptBuilder
 from bulkrun.job.prompts.detect import json_text_columns
+from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.request import RowError, ToolCalls
 from tests.job.plan.planning import BOS, CharacterCodec, job
 

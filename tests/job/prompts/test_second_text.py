@@ -14,8 +14,9 @@ from bulkrun.data.inputs.batch import InputBatch, Position
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.plan.rows import fit_prompt
-from bulkrun.job.prompts import builder as builder_module
-from bulkrun.job.prompts.builder import Prompt, PromptBuilder
+from bulkrun.job.prompts import encoder as encoder_module
+from bulkrun.job.prompts.builder import PromptBuilder
+from bulkrun.job.prompts.encoder import Prompt
 from bulkrun.job.prompts.fit import OnTooLong, PromptFitter, PromptFrame
 from bulkrun.request import RowError
 from tests.job.plan.planning import BOS, CharacterCodec
@@ -80,7 +81,7 @@ def test_a_column_that_is_not_there_and_a_bad_template_are_the_jobs_errors() -> 
 
 
 def test_long_pairs_are_tokenized_a_portion_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder_module, "CHARACTERS_AT_ONCE", 20)
+    monkeypatch.setattr(encoder_module, "CHARACTERS_AT_ONCE", 20)
     sizes: list[list[int]] = []
     encode = CharacterCodec.encode_pairs
 

@@ -23,6 +23,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.update import compact as compact_module
 from bulkrun.job.update import rewrite
 from bulkrun.job.update.cause import Retry
@@ -32,7 +33,6 @@ from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
-from bulkrun.job.work.finish import read_totals
 from tests.job.planned_runs import COUNT, spec_for, submit, write_input
 
 

@@ -12,7 +12,7 @@ from bulkrun.data.inputs.reader import open_input
 from bulkrun.data.results.parts import PartInfo, write_part
 from bulkrun.data.results.schema import output_schema
 from bulkrun.errors import InputError
-from bulkrun.job.plan.planner import PlanInput
+from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.plan.row_key import row_keys
 from bulkrun.job.update.diff import Changes, Reasons, find_changes

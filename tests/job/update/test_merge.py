@@ -20,13 +20,14 @@ from bulkrun.data.results.schema import output_schema
 from bulkrun.errors import RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import RunTotals, publish_totals
 from bulkrun.job.update import merge as merge_module
 from bulkrun.job.update import replace_rows
 from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.merge import merge
 from bulkrun.job.update.staging import Update, close_staging, open_staging, staged_record
 from bulkrun.job.update.update_claim import hold
-from bulkrun.job.work.finish import RunTotals, publish_totals, sum_parts
+from bulkrun.job.work.finish import sum_parts
 from tests.job.small_runs import enter, job
 
 SCHEMA = output_schema(pa.schema([("doc", pa.string())]))

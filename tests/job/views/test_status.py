@@ -19,6 +19,7 @@ from bulkrun.errors import RunError
 from bulkrun.job.store.heartbeat import Heartbeat
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import record_document
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.store.workers import Worker, WorkerState, read_workers
 from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.staging import Update, begin_merge
@@ -27,7 +28,6 @@ from bulkrun.job.views.listing import find_runs, statuses
 from bulkrun.job.views.row_errors import read_row_errors
 from bulkrun.job.views.status import read_status
 from bulkrun.job.views.verify import verify_run
-from bulkrun.job.work.finish import read_totals
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
 from tests.job.work.test_runner import StopAfter

@@ -17,8 +17,9 @@ from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.work.commit import RunIdentity, build_table, commit_shard
-from bulkrun.job.work.finish import finish_run, read_totals
+from bulkrun.job.work.finish import finish_run
 from bulkrun.scratch import Scratch
 from tests.job.small_runs import PASSTHROUGH, Row, enter, job, results, write_plan
 from tests.test_scratch import dead

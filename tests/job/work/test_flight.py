@@ -1,4 +1,4 @@
-"""What the flights of the dead say: who is suspect, who is convicted, who was never to blame."""
+"""What the flights of the dead say (`flight`, `suspicion`): who is suspect, convicted, or was never to blame."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from bulkrun.job.store.journal import JournalRecord, JournalWriter
 from bulkrun.job.store.open_journals import OpenJournals
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import LifeWatch, Worker
-from bulkrun.job.work import flight as flight_module
-from bulkrun.job.work.flight import FlightLog, Suspicion, key_of, read_flight, record_death, set_aside, suspicion
+from bulkrun.job.work import suspicion as suspicion_module
+from bulkrun.job.work.flight import FlightLog, key_of, read_flight, record_death
 from bulkrun.job.work.shard_work import Generation, ShardWork
+from bulkrun.job.work.suspicion import Suspicion, set_aside, suspicion
 from bulkrun.request import Request
 from tests.job.small_runs import job, make_rows, start
 
@@ -137,7 +138,7 @@ def test_the_flights_of_the_living_are_not_even_read(run: RunDir, monkeypatch: p
     for name in ("alive", "dead"):
         flight_log(run, name).admit(generations(1), generations(1))
     read = list[str]()
-    monkeypatch.setattr(flight_module, "read_flight", lambda path: read.append(path.stem) or read_flight(path))
+    monkeypatch.setattr(suspicion_module, "read_flight", lambda path: read.append(path.stem) or read_flight(path))
     assert judge(run) == Suspicion() and read == ["dead"]
     heartbeat.stop("completed")
 
@@ -149,7 +150,7 @@ def test_only_flights_of_those_who_had_the_shard_open_are_read(run: RunDir, monk
         FlightLog(run, name).admit([generation(1, shard=7)], [generation(1, shard=7)])
         JournalWriter(run.journal_file(7, name))
     read = list[str]()
-    monkeypatch.setattr(flight_module, "read_flight", lambda path: read.append(path.stem) or read_flight(path))
+    monkeypatch.setattr(suspicion_module, "read_flight", lambda path: read.append(path.stem) or read_flight(path))
     assert judge(run) == Suspicion() and read == ["here"]
     assert judge(run, shard=7).group_of == {(7, 1, 0): 1} and read == ["here", "elsewhere", "there"]
 

@@ -13,8 +13,8 @@ from bulkrun.errors import ErrorRateExceeded, ModelError, RunError
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.journal import read_journal, read_outcomes
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.work.engine_runner import EngineLost
-from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.flight import read_flight
 from bulkrun.job.work.runner import RunOutcome
 from bulkrun.request import Request

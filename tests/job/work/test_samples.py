@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bulkrun.data.results.parts import read_part_info
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_totals import read_totals
 from bulkrun.job.views.status import read_status
-from bulkrun.job.work.finish import read_totals
 from bulkrun.job.work.samples import keep_samples, spent
 from tests.job.fake_engine import FakeEngine, expected_logprob
 from tests.job.small_runs import Row, job, make_rows, oracle, results, start

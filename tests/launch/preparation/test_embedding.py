@@ -13,7 +13,7 @@ from bulkrun.errors import BulkrunError, ResumeError
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.locate import located
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.store.run_record import open_run
+from bulkrun.job.store.run_gate import open_run
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, PreparedJob, prepare
 
 ASKED = {"query": "query: ", "document": "passage: "}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from bulkrun.errors import ErrorRateExceeded, InputError, ResumeError
 from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update import merge
 from bulkrun.job.update.compact import compact
 from bulkrun.job.views.status import read_status
-from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.runs.preview import plan_job
 from tests.job.fake_engine import FakeEngine

@@ -17,13 +17,13 @@ from bulkrun.data.results.parts import read_part_info
 from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update import merge
 from bulkrun.job.update.compact import compact
 from bulkrun.job.update.settle import settle_run
 from bulkrun.job.update.staging import begin_merge
 from bulkrun.job.views.logs import last_events
 from bulkrun.job.views.status import read_status
-from bulkrun.job.work.finish import RunTotals
 from bulkrun.launch.runs import nightly
 from bulkrun.launch.runs import submit as submit_module
 from bulkrun.launch.runs.run import join

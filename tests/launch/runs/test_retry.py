@@ -17,10 +17,10 @@ from bulkrun.job.plan.shard_file import read_shard
 from bulkrun.job.store.events import read_events
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.run_totals import RunTotals
 from bulkrun.job.update.update_claim import hold
 from bulkrun.job.views.status import read_status
 from bulkrun.job.work.delivery import _Delivery, is_delivered
-from bulkrun.job.work.finish import RunTotals
 from bulkrun.request import Request
 from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights, after, whole

@@ -23,7 +23,7 @@ from bulkrun.errors import ResumeError, RunError
 from bulkrun.job.jobfile.load import load_job
 from bulkrun.job.plan.planner import dry_plan
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import open_run
+from bulkrun.job.store.run_gate import open_run
 from bulkrun.job.store.workers import Worker, read_workers
 from bulkrun.job.views.listing import statuses
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, prepare

@@ -8,8 +8,8 @@ from pathlib import Path
 from bulkrun.data.storage.durable import replace_json
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.workers import Worker, WorkerState
+from bulkrun.job.views.team import TeamProgress, snapshot_of, sum_snapshots
 from bulkrun.job.work.progress import ProgressSnapshot
-from bulkrun.job.work.team import TeamProgress, snapshot_of, sum_snapshots
 
 ONE = ProgressSnapshot(
     rows_total=1000,

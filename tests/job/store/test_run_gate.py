@@ -14,19 +14,13 @@ import pytest
 
 from bulkrun.data.storage.durable import replace_json
 from bulkrun.errors import ResumeError, RunError, UsageError
-from bulkrun.job.store import replaced, run_record
+from bulkrun.job.store import replaced, run_gate
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
 from bulkrun.job.store.fingerprint import differences, fingerprint
 from bulkrun.job.store.replaced import OwnRun
 from bulkrun.job.store.run_dir import RunDir
-from bulkrun.job.store.run_record import (
-    RunRecord,
-    new_record,
-    open_run,
-    read_record,
-    record_document,
-    start_anew,
-)
+from bulkrun.job.store.run_gate import open_run, start_anew
+from bulkrun.job.store.run_record import RunRecord, new_record, read_record, record_document
 from bulkrun.job.store.workers import LifeWatch, Worker, WorkerState
 from tests.job.fake_engine import FakeEngine
 from tests.job.small_runs import enter, job, make_rows, oracle, results, start, write_plan
@@ -169,7 +163,7 @@ def test_a_run_that_another_submit_makes_at_the_same_time_is_entered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
 ) -> None:
     """This one is slow (or frozen) between the look for run.json and the look at what else is there."""
-    run, look = RunDir(tmp_path), run_record.refuse_foreign_files
+    run, look = RunDir(tmp_path), run_gate.refuse_foreign_files
 
     def late_look(run: RunDir) -> None:
         monkeypatch.undo()
@@ -178,7 +172,7 @@ def test_a_run_that_another_submit_makes_at_the_same_time_is_entered(
         look(run)
 
     theirs = wanted(tmp_path)
-    monkeypatch.setattr(run_record, "refuse_foreign_files", late_look)
+    monkeypatch.setattr(run_gate, "refuse_foreign_files", late_look)
     assert open_run(run, wanted(tmp_path)).run_id == theirs.run_id
 
 

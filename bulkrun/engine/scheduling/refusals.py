@@ -1,0 +1,79 @@
+"""Which requests can be served at all, and what the rows of those that cannot are told. Pure Python."""
+
+from __future__ import annotations
+
+from bulkrun.request import Completion, Request, RowError
+
+_EMPTY_PROMPT = RowError("empty_prompt", "the prompt has no tokens; give at least one")
+
+
+def refusal(
+    request: Request, *, max_model_len: int, vocab_size: int, has_stop_matcher: bool, has_constraints: bool
+) -> RowError | None:
+    """Why no output can be generated for the request, or None: codes `empty_prompt`, `too_long`, `bad_input`."""
+    prompt, sampling = request.prompt_token_ids, request.sampling
+    if len(prompt) == 0:
+        return _EMPTY_PROMPT
+    if len(prompt) >= max_model_len:
+        return RowError(
+            "too_long",
+            f"the prompt has {len(prompt)} tokens and one sequence may have {max_model_len} with its output; "
+            f"shorten it to {max_model_len - 1} tokens, raise engine.max_model_len or set run.on_too_long",
+        )
+    if (unknown := _unknown_token(request, vocab_size)) is not None:
+        return unknown
+    if not -(2**63) <= request.seed < 2**63:
+        return RowError("bad_input", f"the seed {request.seed} has more than 64 bits; give one from -2^63 to 2^63 - 1")
+    if sampling.stop and not has_stop_matcher:
+        return RowError("bad_input", "sampling.stop needs a tokenizer; this engine was made without stop strings")
+    if needs_constraint(request) and not has_constraints:
+        return RowError(
+            "bad_input",
+            "sampling.structured_outputs and sampling.thinking need a tokenizer; this engine was made without "
+            "token constraints",
+        )
+    return None
+
+
+def text_refusal(request: Request, *, max_model_len: int, vocab_size: int) -> RowError | None:
+    """Why its text cannot be embedded or classified, or None: the same codes."""
+    num_tokens = len(request.prompt_token_ids)
+    if num_tokens == 0:
+        return _EMPTY_PROMPT
+    if num_tokens > max_model_len:
+        return RowError(
+            "too_long",
+            f"the prompt has {num_tokens} tokens and a text to embed may have {max_model_len}; shorten it, raise "
+            "engine.max_model_len or set run.on_too_long",
+        )
+    return _unknown_token(request, vocab_size)
+
+
+def needs_constraint(request: Request) -> bool:
+    """Whether anything besides the model decides which tokens may come next."""
+    return request.sampling.structured_outputs is not None or request.sampling.thinking is not None
+
+
+def without_output(request: Request, error: RowError) -> Completion:
+    """The completion of a request that ends with an error and nothing else."""
+    return Completion(
+        request_id=request.request_id,
+        token_ids=(),
+        finish_reason="error",
+        num_prompt_tokens=len(request.prompt_token_ids),
+        error=error,
+    )
+
+
+def _unknown_token(request: Request, vocab_size: int) -> RowError | None:
+    """The first token id that the model does not have, wherever the request has one."""
+    given = {
+        "the prompt": request.prompt_token_ids,
+        "output_token_ids": request.output_token_ids,
+        "sampling.stop_token_ids": request.sampling.stop_token_ids,
+    }
+    for name, token_ids in given.items():
+        if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
+            return RowError("bad_input", f"{name} has token id {wrong}; the model's ids go from 0 to {vocab_size - 1}")
+    return None

@@ -1,0 +1,105 @@
+"""Prompt texts to token ids, so much at once as memory allows. Any thread may call it.
+
+Text that a chat template wrote is tokenized as it is (the special tokens are in it), plain text with the model's own
+(BOS); a pair of texts is joined by the tokenizer. Knows no rows and no templates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from bulkrun.job.prompts.fit import PromptFrame
+from bulkrun.job.prompts.overrides import RowSampling
+from bulkrun.job.prompts.text_codec import TextCodec
+from bulkrun.request import RowError
+
+CHARACTERS_AT_ONCE = 2**20  # a tokenizer takes some 150 bytes for each while it works
+
+_Text = TypeVar("_Text", str, tuple[str, str])
+_Ids = TypeVar("_Ids")
+
+
+class Prompt(NamedTuple):
+    """What a row asks: token ids, and its sampling. `frame` makes its frame, for a prompt that must be cut."""
+
+    token_ids: list[int]
+    sampling: RowSampling
+    frame: Callable[[], PromptFrame] = PromptFrame
+
+
+class RenderedPrompt(NamedTuple):
+    """A prompt as text, not tokenized yet; `raw` text gets the model's special tokens (BOS)."""
+
+    text: str
+    sampling: RowSampling
+    raw: bool
+    frame: Callable[[], PromptFrame]
+    pair: str | None = None  # the second text, of a job of pairs
+
+
+class PromptEncoder:
+    """Of one job; `of_pairs`: its prompts have a second text each."""
+
+    def __init__(self, text: TextCodec, *, of_pairs: bool) -> None:
+        self._text, self._of_pairs = text, of_pairs
+        self._long_text = threading.Lock()
+
+    def encode(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
+        """Tokenize the texts of one batch, those of each kind together."""
+        if self._of_pairs:
+            return self._encode_pairs(rendered)
+        token_ids: dict[int, list[int]] = {}
+        for raw in (False, True):
+            kind = {i: p.text for i, p in enumerate(rendered) if isinstance(p, RenderedPrompt) and p.raw is raw}
+            if kind:
+                encode = partial(self._text.encode_batch, add_special_tokens=raw)
+                token_ids |= zip(kind, self._encoded(list(kind.values()), encode), strict=True)
+        return [_tokenized(p, token_ids[i]) if isinstance(p, RenderedPrompt) else p for i, p in enumerate(rendered)]
+
+    def _encode_pairs(self, rendered: Sequence[RenderedPrompt | RowError]) -> list[Prompt | RowError]:
+        pairs = [(p.text, p.pair or "") for p in rendered if isinstance(p, RenderedPrompt)]
+        made = iter(self._encoded(pairs, self._text.encode_pairs))
+        return [_paired(p, next(made)) if isinstance(p, RenderedPrompt) else p for p in rendered]
+
+    def _encoded(self, texts: Sequence[_Text], encode: Callable[[Sequence[_Text]], Sequence[_Ids]]) -> list[_Ids]:
+        """The ids of many texts, so much at once as memory allows: one that alone is more waits for any other such."""
+        token_ids: list[_Ids] = []
+        for some in _portions(texts):
+            with self._long_text if _size(some[0]) > CHARACTERS_AT_ONCE else nullcontext():
+                token_ids += encode(some)
+        return token_ids
+
+
+def _size(text: str | tuple[str, str]) -> int:
+    """Characters of a text, or of both."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
+def _portions(texts: Sequence[_Text]) -> Iterator[list[_Text]]:
+    """The texts in their order, no more than `CHARACTERS_AT_ONCE` together unless one alone is longer."""
+    some: list[_Text] = []
+    characters = 0
+    for text in texts:
+        if some and characters + _size(text) > CHARACTERS_AT_ONCE:
+            yield some
+            some, characters = [], 0
+        some.append(text)
+        characters += _size(text)
+    if some:
+        yield some
+
+
+def _tokenized(prompt: RenderedPrompt, token_ids: list[int]) -> Prompt | RowError:
+    if not token_ids:
+        return RowError("empty_prompt", "the prompt has no tokens")
+    return Prompt(token_ids, prompt.sampling, prompt.frame)
+
+
+def _paired(prompt: RenderedPrompt, made: tuple[list[int], int, int] | RowError) -> Prompt | RowError:
+    if isinstance(made, RowError):
+        return made
+    return Prompt(made[0], prompt.sampling, partial(PromptFrame.around_second, *made))
