@@ -35,8 +35,11 @@ def correct(session: Session) -> None:
 
 
 def _several() -> list[str]:
-    """At a time, where that can be."""
-    return ["-n", "8"] if find_spec("xdist") else []
+    """At a time, where that can be; one that waits for the device forever ends its process, and another goes on."""
+    if find_spec("xdist") is None:
+        return []
+    limit = ["--timeout=100", "--timeout-method=thread"] if find_spec("pytest_timeout") else []
+    return ["-n", "8", *limit]
 
 
 def _run_tests(session: Session, name: str, arguments: list[str], end: float) -> None:
