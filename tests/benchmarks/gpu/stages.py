@@ -139,7 +139,7 @@ _ALONE = (
     "tests/engine/test_memory_probe.py",
     "tests/ops/triton/test_paged_attention.py::test_addresses_beyond_32_bits",
 )
-_ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench")
+_ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench", "tests/campaigns/test_determinism.py")
 _OF_TARGETS = (
     "tests/ops/triton",
     "tests/ops/test_draw_tokens.py",
