@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 _TAIL = 600  # characters of an output that say why it failed
+_HUNG, _WHERE = "Timeout (", 250  # how faulthandler's watch begins, innermost first, and as many characters of that
 LOG_CHARACTERS = 1_000_000  # of one output: a dozen of them must come back from the device machine in one file
 
 
@@ -34,6 +35,8 @@ class Done:
             return None
         if self.status is None:
             return f"stopped after {self.seconds:.0f} s"
+        if (hung := self.stderr.rfind(_HUNG)) >= 0:
+            return f"it hung: {self.stderr[hung : hung + _WHERE]}"
         return f"exit {self.status}: {(self.stderr.strip() or self.stdout.strip())[-_TAIL:]}"
 
 
@@ -55,7 +58,7 @@ def python(
             stderr=stream,
             text=True,
             env={**os.environ, **(env or {})},
-            start_new_session=True,
+            process_group=0,  # no session of its own: a device machine ends those of its command's session
         )
         status, stdout = _outcome(process, max(1.0, limit_s))
         stderr = _settle_log(stream, stderr_start, stdout)

@@ -11,7 +11,7 @@ _ERROR = 300  # characters of a traceback, whose end says what happened
 _HEADER = ("what", "requests", "figure", "target", "predicted", "measured", "total tok/s", "output tok/s", "idle")
 
 
-def report(lines: Sequence[Line]) -> str:
+def report_parts(lines: Sequence[Line]) -> list[str]:
     """What it was measured on; a table per stage, a row per prediction; and op by op where the time went, for what was
     traced."""
     stages = list(dict.fromkeys(line["stage"] for line in lines))
@@ -20,7 +20,7 @@ def report(lines: Sequence[Line]) -> str:
     for line in lines:
         if ops := line.get("facts", {}).get("ops"):
             parts.append(f"## ops of {line['name']}\n\n{table(tuple(ops[0]), (tuple(op.values()) for op in ops))}")
-    return "\n\n".join(parts)
+    return parts
 
 
 def _hardware(lines: Sequence[Line]) -> str:

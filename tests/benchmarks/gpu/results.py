@@ -13,6 +13,7 @@ from typing import Any
 from tests.benchmarks.gpu.items import Item, Prediction
 
 Line = dict[str, Any]
+UNENDED = "it began and has not ended"  # what stands there until it has: whatever is killed then, this is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class Results:
         """Bytes of this call's file."""
         return self.path.stat().st_size if self.path.is_file() else 0
 
-    def names_since(self, size: int) -> set[str]:
-        """What lines were added for after the file had this size."""
+    def lines_since(self, size: int) -> list[Line]:
+        """What was added after the file had this size."""
         text = self.path.read_bytes()[size:].decode() if self.path.is_file() else ""
-        return {json.loads(line)["name"] for line in text.splitlines()}
+        return [json.loads(line) for line in text.splitlines()]
 
     def pace(self, shape: str) -> float:
         """How many times as long as guessed the runs of this shape took."""

@@ -11,34 +11,49 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.benchmarks.gpu import checkpoint, fake_peer
-from tests.benchmarks.gpu.items import LLAMA, Prediction, ablations, beside_vllm, targets
+from tests.benchmarks.gpu.items import LLAMA, Prediction, ablations, beside_vllm, small, targets
 from tests.benchmarks.gpu.processes import Done
 from tests.benchmarks.gpu.session import Session
 from tests.benchmarks.gpu.throughput import last_object, measure_items
 
 
+def kernels(session: Session) -> None:
+    """Of the tests that need a GPU those of bfloat16, which nothing else can run, and of the ways of the targets."""
+    end = time.monotonic() + _TESTS_SHARE * session.left_s
+    chosen = ["tests/ops/triton/test_silu_mul.py"] if session.is_smoke else [*_OF_TARGETS, "-k", _IN_BFLOAT16]
+    _run_tests(session, "pytest -m gpu, bfloat16", [*_several(), *chosen], end)
+
+
 def correct(session: Session) -> None:
     """The tests that need a GPU, as they are: several at a time, then those that fill or measure the card."""
-    end = time.monotonic() + _CORRECT_SHARE * session.left_s
-    several = ["-n", "8", "--dist", "worksteal"] if find_spec("xdist") else []
+    end = time.monotonic() + _TESTS_SHARE * session.left_s
     files = ("tests/ops/triton/test_silu_mul.py",) if session.is_smoke else _ON_GPU
     others = [f"--deselect={name}" for name in _ALONE]
-    _run_tests(session, "pytest -m gpu", [*several, *others, *files], end)
+    _run_tests(session, "pytest -m gpu", [*_several(), *others, *files], end)
     if not session.is_smoke:
         _run_tests(session, "pytest -m gpu, alone", list(_ALONE), end)
 
 
+def _several() -> list[str]:
+    """At a time, where that can be; one that waits for the device forever ends its process, and another goes on."""
+    if find_spec("xdist") is None:
+        return []
+    limit = ["--timeout=100", "--timeout-method=thread"] if find_spec("pytest_timeout") else []
+    return ["-n", "8", *limit]
+
+
 def _run_tests(session: Session, name: str, arguments: list[str], end: float) -> None:
-    """A run that was stopped is told with the tests that failed until then, and made again by the next call."""
+    """A run that was stopped is told with the tests that had ended until then, and made again by the next call."""
     if not session.is_due("correct", name, least_s=20):
         return
     asked = ["-m", "pytest", "-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", *arguments]
-    done = session.python(asked, end - time.monotonic())
+    done = session.python(asked, end - time.monotonic(), _FOR_TESTS)
     lines = done.stdout.strip().splitlines()
     facts = {
         "summary": lines[-1] if lines else done.failure,
         "seconds": round(done.seconds, 1),
         "passed": done.status == 0,
+        "num_passed": sum("PASSED" in line for line in lines),
         "failed": [line for line in lines if "FAILED" in line or "ERROR" in line][:40],
         "skipped": [line for line in lines if line.startswith("SKIPPED")][:40],
     }
@@ -60,8 +75,13 @@ def ops(session: Session) -> None:
     session.results.add("ops", "gpu_ops", **outcome)
 
 
+def measure_small(session: Session) -> None:
+    """The issue's target for a small model: the engine's first steps, and a minute in all."""
+    measure_items(session, "small", small())
+
+
 def measure_targets(session: Session) -> None:
-    """The issue's targets."""
+    """The issue's other targets."""
     measure_items(session, "targets", targets())
 
 
@@ -119,8 +139,24 @@ _ALONE = (
     "tests/engine/test_memory_probe.py",
     "tests/ops/triton/test_paged_attention.py::test_addresses_beyond_32_bits",
 )
-_ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench")
-_CORRECT_SHARE = 0.45  # of the time: the rest is for the first targets
+_ON_GPU = ("tests/ops", "tests/models", "tests/engine", "tests/launch/bench", "tests/campaigns/test_determinism.py")
+_OF_TARGETS = (
+    "tests/ops/triton",
+    "tests/ops/test_draw_tokens.py",
+    "tests/ops/test_token_logprobs.py",
+    "tests/engine/test_on_gpu.py",
+    "tests/engine/test_fp8.py",
+    "tests/engine/step/test_cuda_graphs_on_gpu.py",
+)
+_IN_BFLOAT16 = (  # or large, which is in bfloat16 too; and whole engines in float32, whose tokens are transformers'
+    "not four_bit and not unpack and"
+    " (bfloat16 or large or rms_norm or silu_mul or long_shared_prefix or (greedy and (llama or qwen3)))"
+)
+_FOR_TESTS = {
+    "BULKRUN_CPU_OPS": "reference",  # what a GPU is compared with; compiling takes each of the processes 40 s
+    "PYTHONUNBUFFERED": "1",  # what had ended when it was stopped
+}
+_TESTS_SHARE = 0.6  # of the time: the rest is for the first numbers
 _CHECKPOINT = ("-m", "tests.benchmarks.gpu.checkpoint")
 _OPS_PREDICTED = {
     "qkv_proj": Prediction("share_of_ceiling", 0.80),
@@ -139,8 +175,10 @@ _OPS_PREDICTED = {
     "silu_mul": Prediction("share_of_ceiling", 0.85),
 }
 STAGES: dict[str, Callable[[Session], None]] = {
-    "correct": correct,
+    "kernels": kernels,
+    "small": measure_small,
     "targets": measure_targets,
+    "correct": correct,
     "vllm": vllm,
     "ablations": measure_ablations,
     "ops": ops,

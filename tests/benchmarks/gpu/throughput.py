@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from bulkrun.job.jobfile.engine import EngineSpec
 from tests.benchmarks.gpu.items import Item, fitted, same_engine, smoke
+from tests.benchmarks.gpu.results import UNENDED
 from tests.benchmarks.gpu.session import Session
+
+Run = Callable[[Session, str, list[Item]], str | None]  # in a process: why that failed; None where it ended well
+_MOST_WITHOUT_ENGINE = 2  # processes
 
 
 def measure_items(session: Session, stage: str, items: list[Item]) -> None:
@@ -44,25 +48,38 @@ def _by_engine(items: list[Item]) -> list[list[Item]]:
 
 
 def _measure_group(session: Session, stage: str, todo: list[Item]) -> None:
-    """Process after process: one that failed takes nothing with it but the item that failed."""
+    """Process after process: one that failed takes nothing with it but the item that failed. After two in a row whose
+    engine did not come up there is no third."""
     run = _run_vllm if todo[0].engine == "vllm" else _run_ours
-    while chosen := fitted(todo, session.left_s, pace=session.results.pace(todo[0].shape)):
-        size = session.results.size()
-        failure = run(session, stage, chosen)
-        told = session.results.names_since(size)
-        if failure is not None and not told:  # it was killed, or has no engine
-            told = {chosen[0].name}
-            session.results.add_item(stage, chosen[0], error=failure)
-        todo = [item for item in todo if item.name not in told]
-        if not told or not todo:
+    num_without_engine = 0
+    while todo and num_without_engine < _MOST_WITHOUT_ENGINE:
+        chosen = fitted(todo, session.left_s, pace=session.results.pace(todo[0].shape))
+        began, failure = _process(session, stage, chosen, run) if chosen else (set(), None)
+        if not began and failure is None:
             break
+        num_without_engine = 0 if began else num_without_engine + 1
+        done = began or {chosen[0].name}
+        todo = [item for item in todo if item.name not in done]
     for item in todo:
         left = f"{max(0.0, session.left_s):.0f} s were left, its run alone takes about {item.seconds:.0f}"
-        session.results.add_item(stage, item, skipped=f"unmeasured: {left}")
+        why = left if num_without_engine < _MOST_WITHOUT_ENGINE else "the engine did not come up for those before"
+        session.results.add_item(stage, item, skipped=f"unmeasured: {why}")
+
+
+def _process(session: Session, stage: str, chosen: list[Item], run: Run) -> tuple[set[str], str | None]:
+    """The names of the items that it began, and why it failed. What it was at when it was killed or hung, if only at
+    loading the engine for it, is told with the reason."""
+    size = session.results.size()
+    failure = run(session, stage, chosen)
+    lines = session.results.lines_since(size)
+    was_at = chosen[0].name if not lines else lines[-1]["name"] if lines[-1].get("error") == UNENDED else None
+    for item in chosen:
+        if failure is not None and item.name == was_at:
+            session.results.add_item(stage, item, error=failure)
+    return {line["name"] for line in lines}, failure
 
 
 def _run_ours(session: Session, stage: str, items: list[Item]) -> str | None:
-    """Why the process failed; None where it ended well."""
     results = session.results
     task = {
         "stage": stage,
