@@ -87,7 +87,7 @@ class SequenceRows:
         )
         row_of_token, offset = ragged(counts, len(tokens))
         self.token_ids_RL[rows[row_of_token], offset] = self.staging.send_array(tokens, torch.int32)
-        self.block_tables_RM[rows] = NULL_BLOCK
+        self.block_tables_RM.index_fill_(0, rows, NULL_BLOCK)  # assigned, the number would be copied: torch waits
         for target, values in zip((self.seed, self.top_k, self.prompt_len), ints, strict=True):
             target[rows] = values
         floats = [
