@@ -2,9 +2,10 @@
 
 Its tensors say that they are on `cuda:0` and have their numbers in host memory; Triton kernels are interpreted. It is
 as strict as a GPU, and stricter where a GPU is wrong in silence: new memory is full of NaN, so is a graph's own memory
-before and after each replay, a copy to the host holds garbage until its event is waited for, and tensors of host and
-device do not mix. Whatever waits for the device is counted, and is an error while a graph is captured. It knows no
-streams (everything runs in order), no bf16 and no speed.
+before and after each replay, a copy to the host holds garbage until its event is waited for, tensors of host and
+device do not mix, and an op that CUDA lacks for a dtype fails (`cuda_dtypes`). Whatever waits for the device is
+counted, and is an error while a graph is captured. It knows no streams (everything runs in order), no bf16 and no
+speed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from bulkrun.engine import device as engine_device
 from bulkrun.engine.step.cuda_graphs import capture_stream
+from tests.engine.cuda_dtypes import CudaDtypes
 from tests.engine.stand_in_tensors import PinnedTensor, is_on_device, on_device, spoil, tensors_in
 from tests.ops.triton.sanitizer import quicker_interpreter
 
@@ -89,6 +91,7 @@ class GpuStandIn(TorchFunctionMode):
         self.is_void = False  # the capture
         self.pools_in_use: list[object] = []  # by captures
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # on their way to the host: (to, from)
+        self._dtypes = CudaDtypes()
         self._interpret = GridExecutor.__call__
 
     def wait(self, what: str) -> None:
@@ -135,7 +138,8 @@ class GpuStandIn(TorchFunctionMode):
             self._launch(lambda: self._interpret(executor, *args, **kwargs), "", tensors)
 
     def _launch(self, launch: Callable[[], Any], name: str, tensors: list[torch.Tensor]) -> Any:
-        result = launch()
+        with self._dtypes if name else nullcontext():  # a kernel's interpreter has ops of its own
+            result = launch()
         if name in _UNINITIALIZED:
             spoil(result)
         if self.graph is not None:
@@ -152,11 +156,13 @@ class GpuStandIn(TorchFunctionMode):
             assert is_on_device(tensor) or tensor.ndim == 0 or tensor.is_meta, f"{name} of tensors of host and device"
 
     def _check_index(self, name: str, target: torch.Tensor, given: Any, *value: Any) -> None:
-        """A mask is counted, and where torch (2.11) makes a tensor of the host of a number and copies it."""
+        """A mask is counted, one index of the device, and where torch (2.11) copies a number from the host."""
         indices = given if isinstance(given, tuple) else (given,)
         tensors = tensors_in(indices)
         if any(index.dtype is torch.bool for index in tensors):
             self.wait(f"{name} by a mask")
+        if any(index.ndim == 0 for index in tensors):
+            self.wait(f"{name} at a place that the device knows")
         is_one_place = len(indices) == target.ndim and all(isinstance(index, int) for index in indices)
         if value and not is_on_device(value[0]) and (tensors or is_one_place):
             self.wait(f"{name} of a number of the host")

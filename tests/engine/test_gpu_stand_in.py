@@ -218,6 +218,8 @@ class TestStandIn:
             numbers[places] = numbers[0, 1] = 2.0
             torch.tensor([1], device="cuda")
             assert gpu.waits == {"__setitem__ of a number of the host": 2, "tensor": 1}
+            assert numbers[places.sum()].shape == (3,)
+            assert gpu.waits["__getitem__ at a place that the device knows"] == 1
 
     def test_only_copies_from_pinned_memory_are_left_to_the_device(self) -> None:
         with gpu_stand_in() as gpu:
