@@ -2,14 +2,14 @@
 
 Its tensors say that they are on `cuda:0` and have their numbers in host memory; Triton kernels are interpreted. It is
 as strict as a GPU, and stricter where a GPU is wrong in silence: new memory is full of NaN, so is a graph's own memory
-before and after each replay, a copy to the host holds garbage until its event is waited for, and tensors of host and
-device do not mix. Whatever waits for the device is counted, and is an error while a graph is captured. It knows no
-streams (everything runs in order), no bf16 and no speed.
+before and after each replay, a copy to the host holds garbage until its event is waited for, tensors of host and
+device do not mix, and an op that CUDA lacks for a dtype fails (`cuda_ops`). Whatever waits for the device is
+counted, and is an error while a graph is captured. It knows no streams (everything runs in order), no bf16 and no
+speed.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,27 +18,21 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from bulkrun.engine import device as engine_device
 from bulkrun.engine.step.cuda_graphs import capture_stream
+from tests.engine.cuda_ops import CudaOps
+from tests.engine.stand_in_tensors import PinnedTensor, is_on_device, on_device, spoil, tensors_in
 from tests.ops.triton.sanitizer import quicker_interpreter
 
-_CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _UNINITIALIZED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # the value or the size of what these give is on the device
 _WAITING = {"item", "tolist", "numpy", "nonzero", "masked_select", "unique", "bincount", "argwhere", "equal"}
 _WAITING |= {"__bool__", "__int__", "__float__", "__index__", "__contains__"}
-
-
-class DeviceTensor(torch.Tensor):
-    """A tensor of the stand-in; ops on such give such."""
-
-    device = property(lambda self: _CUDA)  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+# the numbers of what these make come from the host's ordinary memory, which the copy has to be done with
+_WAITING |= {"tensor", "as_tensor", "asarray", "new_tensor"}
 
 
 class Graph:
@@ -97,6 +91,7 @@ class GpuStandIn(TorchFunctionMode):
         self.is_void = False  # the capture
         self.pools_in_use: list[object] = []  # by captures
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # on their way to the host: (to, from)
+        self._ops = CudaOps()
         self._interpret = GridExecutor.__call__
 
     def wait(self, what: str) -> None:
@@ -122,7 +117,7 @@ class GpuStandIn(TorchFunctionMode):
         if name in ("to", "cpu") and isinstance(args[0], torch.Tensor):
             return self._to(*args, **kwargs) if name == "to" else self._to(args[0], _CPU)
         if name == "copy_" and is_on_device(args[0]) != is_on_device(args[1]):
-            return self._copy(*args[:2])
+            return self._copy(*args, **kwargs)
         if name == "_has_compatible_shallow_copy_type":  # a module moves: its parameters are made anew
             return False
         target = kwargs.get("device")
@@ -132,8 +127,13 @@ class GpuStandIn(TorchFunctionMode):
             return func(*args, **kwargs)
         if target is not None:
             kwargs["device"] = _CPU
+        num_waits = self.waits.total()
         self._check(name, args, tensors)
-        return self._launch(lambda: on_device(func(*args, **kwargs)), name, tensors)
+        self._ops.waits.clear()
+        result = self._launch(lambda: on_device(func(*args, **kwargs)), name, tensors)
+        if self._ops.waits and self.waits.total() == num_waits:  # or it is counted by its own name
+            self.wait(f"{name}, which is {self._ops.waits[0]} within")
+        return result
 
     def launch_kernel(self, executor: GridExecutor, args: Any, kwargs: Any) -> None:
         """Interpret a Triton kernel."""
@@ -143,7 +143,8 @@ class GpuStandIn(TorchFunctionMode):
             self._launch(lambda: self._interpret(executor, *args, **kwargs), "", tensors)
 
     def _launch(self, launch: Callable[[], Any], name: str, tensors: list[torch.Tensor]) -> Any:
-        result = launch()
+        with self._ops if name else nullcontext():  # a kernel's interpreter has ops of its own
+            result = launch()
         if name in _UNINITIALIZED:
             spoil(result)
         if self.graph is not None:
@@ -155,11 +156,21 @@ class GpuStandIn(TorchFunctionMode):
         if name in _WAITING:
             self.wait(name)
         if name in ("__getitem__", "__setitem__"):
-            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if any(isinstance(index, torch.Tensor) and index.dtype is torch.bool for index in indices):
-                self.wait(f"{name} by a mask")
+            self._check_index(name, *args)
         for tensor in tensors:
             assert is_on_device(tensor) or tensor.ndim == 0 or tensor.is_meta, f"{name} of tensors of host and device"
+
+    def _check_index(self, name: str, target: torch.Tensor, given: Any, *value: Any) -> None:
+        """A mask is counted, one index of the device, and where torch (2.11) copies a number from the host."""
+        indices = given if isinstance(given, tuple) else (given,)
+        tensors = tensors_in(indices)
+        if any(index.dtype is torch.bool for index in tensors):
+            self.wait(f"{name} by a mask")
+        if any(index.ndim == 0 for index in tensors):
+            self.wait(f"{name} at a place that the device knows")
+        is_one_place = len(indices) == target.ndim and all(isinstance(index, int) for index in indices)
+        if value and not is_on_device(value[0]) and (tensors or is_one_place):
+            self.wait(f"{name} of a number of the host")
 
     def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         given = [*args, *kwargs.values()]
@@ -170,9 +181,10 @@ class GpuStandIn(TorchFunctionMode):
             tensor = self._converted(tensor, dtypes[0])
         if not devices or (devices[0].type == "cuda") == is_on_device(tensor):
             return tensor
+        non_blocking = kwargs.get("non_blocking", False)
         if not is_on_device(tensor):
-            return on_device(self._of_host(tensor).clone())
-        return self._to_host(tensor, non_blocking=kwargs.get("non_blocking", False))
+            return on_device(self._of_host(tensor, non_blocking=non_blocking).clone())
+        return self._to_host(tensor, non_blocking=non_blocking)
 
     def _converted(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if not is_on_device(tensor):
@@ -180,14 +192,16 @@ class GpuStandIn(TorchFunctionMode):
         converted: torch.Tensor = self._launch(lambda: on_device(tensor.type(dtype)), "type", [tensor])
         return converted
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if is_on_device(target):
-            return target.copy_(on_device(self._of_host(source)))
+            return target.copy_(on_device(self._of_host(source, non_blocking=non_blocking)))
         return target.copy_(self._to_host(source, non_blocking=False))
 
-    def _of_host(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _of_host(self, tensor: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
         assert self.graph is None, "a graph would read the host's memory at every replay"
-        return tensor
+        if not (non_blocking and isinstance(tensor, PinnedTensor)):
+            self.wait("copy from ordinary memory")
+        return tensor.as_subclass(torch.Tensor)
 
     def _to_host(self, tensor: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
         copied = tensor.as_subclass(torch.Tensor).clone()
@@ -225,36 +239,6 @@ class _Stream:
         pass
 
 
-def is_on_device(tensor: object) -> bool:
-    """Whether it is a tensor of the stand-in."""
-    return isinstance(tensor, DeviceTensor)
-
-
-def on_device(result: Any) -> Any:
-    """What an op gave, its tensors as the stand-in's."""
-    if isinstance(result, torch.Tensor):
-        return result if is_on_device(result) else result.as_subclass(DeviceTensor)
-    if isinstance(result, (tuple, list)) and tensors_in(result):
-        return type(result)(map(on_device, result))
-    return result
-
-
-def tensors_in(values: Any) -> list[torch.Tensor]:
-    """All tensors of nested arguments."""
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
-def spoil(tensor: torch.Tensor) -> None:
-    """NaN, or what is as wrong in any other type."""
-    with torch._C.DisableTorchFunction():
-        if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
-            tensor.fill_(math.nan)
-        elif tensor.dtype.itemsize == 1:
-            tensor.view(torch.uint8).fill_(1 if tensor.dtype is torch.bool else 0xFF)
-        else:
-            tensor.fill_(-1_234_567 if tensor.dtype.itemsize >= 4 else -12_345)
-
-
 @contextmanager
 def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
     """`torch.cuda` is the stand-in inside: one device of compute capability 9.0."""
@@ -282,7 +266,7 @@ def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
         in_use = gpu.pools_in_use
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: in_use.remove(pool), raising=False)
         patch.setattr(torch._C, "_cuda_releasePool", lambda index, pool: None, raising=False)
-        patch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone().as_subclass(PinnedTensor))
         patch.setattr(engine_device, "_triton_problem", lambda: None)
         patch.setattr(
             GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch_kernel(executor, args, kwargs)

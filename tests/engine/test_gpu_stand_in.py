@@ -208,6 +208,28 @@ class TestStandIn:
             with pytest.raises(AssertionError, match="while a graph is captured"):
                 numbers.sum().item()
 
+    def test_a_number_of_the_host_waits_where_torch_copies_it(self) -> None:
+        with gpu_stand_in() as gpu:
+            numbers, places = torch.ones(2, 3, device="cuda"), torch.zeros(1, dtype=torch.int64).pin_memory()
+            places = places.to("cuda", non_blocking=True)
+            numbers[1] = numbers[:, 1:] = 2.0  # fills
+            numbers[places] = numbers[places] + 1.0
+            assert not gpu.waits
+            numbers[places] = numbers[0, 1] = 2.0
+            torch.tensor([1], device="cuda")
+            assert gpu.waits == {"__setitem__ of a number of the host": 2, "tensor": 1}
+            assert numbers[places.sum()].shape == (3,)
+            assert gpu.waits["__getitem__ at a place that the device knows"] == 1
+
+    def test_only_copies_from_pinned_memory_are_left_to_the_device(self) -> None:
+        with gpu_stand_in() as gpu:
+            ordinary, target = torch.ones(2), torch.zeros(2, device="cuda")
+            target.copy_(ordinary.pin_memory(), non_blocking=True)
+            assert not gpu.waits
+            target.copy_(ordinary.pin_memory())
+            ordinary.to("cuda", non_blocking=True)
+            assert gpu.waits == {"copy from ordinary memory": 2}
+
     def test_a_graph_computes_again_from_its_inputs_of_now(self) -> None:
         with gpu_stand_in():
             numbers = torch.ones(2, device="cuda")

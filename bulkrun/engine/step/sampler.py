@@ -140,7 +140,7 @@ def _forbid_early_end(logits_SV: torch.Tensor, seqs: list[Sequence], staging: Ho
     pairs = [(i, token_id) for i in early for token_id in seqs[i].late_token_ids]
     index_A, *ends = staging.send(early, [i for i, _ in pairs], [token_id for _, token_id in pairs])
     ends_before = logits_SV[ends[0], ends[1]]
-    logits_SV[ends[0], ends[1]] = float("-inf")
+    logits_SV[ends[0], ends[1]] = torch.full_like(ends_before, float("-inf"))  # a number would be copied: torch waits
     must_end_S = torch.zeros(len(seqs), dtype=torch.bool, device=logits_SV.device)  # its constraint allows no other
     must_end_S[index_A] = logits_SV[index_A].amax(-1) == float("-inf")
     logits_SV[ends[0], ends[1]] = torch.where(must_end_S[ends[0]], ends_before, float("-inf"))

@@ -83,7 +83,7 @@ class SequenceRows:
             [seq.num_prompt_tokens for seq in seqs],
         )
         self._fill_tokens(rows, counts, seqs)
-        self.block_tables_RM[rows] = NULL_BLOCK
+        self.block_tables_RM.index_fill_(0, rows, NULL_BLOCK)  # assigned, the number would be copied: torch waits
         for target, values in zip((self.seed, self.top_k, self.prompt_len), ints, strict=True):
             target[rows] = values
         self._fill_floats(rows, [seq.request.sampling for seq in seqs])
