@@ -139,6 +139,19 @@ def test_the_adapters_tokenizer_and_chat_template_count(merged: Path, adapter: P
     assert ours.text == theirs.text != others.text
 
 
+def test_a_tokenizer_in_its_older_form_counts_too(adapter: Path, tmp_path: Path) -> None:
+    model = json.loads((TINY / "tokenizer.json").read_text())["model"]
+    (adapter / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (adapter / "merges.txt").write_text("".join(" ".join(pair) + "\n" for pair in model["merges"]))
+    config = json.loads((TINY / "tokenizer_config.json").read_text())
+    asked = {"tokenizer_class": "Qwen2Tokenizer", "chat_template": "{{ messages[0].content }} is what was asked:"}
+    (adapter / "tokenizer_config.json").write_text(json.dumps(config | asked))
+    [output] = bulkrun.LLM("bundled:tiny", adapter=adapter, dtype="float32").chat(
+        [[{"role": "user", "content": "What"}]], SAMPLING
+    )
+    assert output.prompt == "What is what was asked:"
+
+
 def test_what_is_no_adapter_is_said_before_anything_runs(adapter: Path, tmp_path: Path) -> None:
     for wrong, message in (
         (TINY, r"no adapter_config\.json"),
