@@ -123,8 +123,9 @@ class PreparedJob:
         if changed := differences(known_model(record), {"model": self._model_facts()}):
             lines = [f"{self.run.root}: the model is no longer the one that the run began with:"]
             lines += difference_lines(changed)
-            fix = "Bring it back and run the same command again, or start over with --fresh."
-            raise ResumeError("\n".join([*lines, fix]))
+            anew = "retry with --discard" if self.run.is_staged else "--fresh"
+            lines.append(f"Bring it back and run the same command again, or start over: {anew}.")
+            raise ResumeError("\n".join(lines))
 
     def check_files(self, record: RunRecord, numbers: range) -> None:
         """Refuse files of `numbers` that are not as they were found: asked for every window of a plan."""
