@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from bulkrun.engine.embedding_engine import EmbeddingEngine
 from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_config import AdapterConfig
 from bulkrun.models.config.classification_config import ClassificationConfig
 from bulkrun.settings import ClassificationArgs, EmbeddingArgs
 from tests.engine.test_embedding_engine import TOLERANCE, embed, save_body, texts
@@ -100,6 +102,33 @@ def test_one_may_be_added_to_the_head_too(tmp_path: Path) -> None:
         theirs = torch.cat([model(input_ids=torch.tensor([text])).logits for text in texts()])
     engine = load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
     torch.testing.assert_close(embed(engine, texts()), theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "bert"])
+def test_a_head_of_other_labels_is_the_adapters_to_answer_for(variant: str, tmp_path: Path) -> None:
+    path = save_tiny_classifier(tmp_path / "base", variant)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        path, num_labels=2, ignore_mismatched_sizes=True
+    )
+    targets = QKV if variant == "qwen3" else ["query"]
+    save_adapter(tmp_path / "adapter", base, task_type="SEQ_CLS", target_modules=targets)
+    with pytest.raises(ModelError, match=r"adapter: its (score\.weight|classifier\.bias) is \[2.*the model's \[3"):
+        load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
+
+
+def test_what_of_a_head_is_in_neither_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """PEFT saves the last layer of a head by itself, and of ModernBERT there is another before it."""
+    path = save_tiny_encoder(tmp_path / "base", "modernbert")
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(path, num_labels=2)
+    save_adapter(tmp_path / "adapter", base, task_type="SEQ_CLS", target_modules=["Wqkv"])
+    with pytest.raises(ModelError, match=r"missing keys: head\.dense\.weight.*train the adapter with that module"):
+        load(path, tmp_path / "adapter", ClassificationArgs(activation="none"))
+
+
+def test_a_head_without_rows_is_none(tmp_path: Path) -> None:
+    save_file({"base_model.model.score.weight": torch.tensor(1.0)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 1, "task_type": "SEQ_CLS"}')
+    assert AdapterConfig.from_dir(tmp_path).num_labels() is None
 
 
 def test_one_that_does_not_fit_is_named(tmp_path: Path) -> None:

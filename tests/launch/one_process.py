@@ -45,6 +45,7 @@ def one_process(load: Callable[[PreparedJob], tuple[Any, Decode]] = fake_engine)
         run, spec = prepared.run, JobSpec.model_validate(record.job)
         prepared = prepare_as_of(record, spec, run.root)
         prepared.check_input(record)
+        prepared.check_model(record)
         with present(run, planner := Worker.this_process(), "planner"):
             plan_run(run, record, prepared, planner)
         engine, decode = load(prepared)

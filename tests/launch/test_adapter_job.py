@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +18,15 @@ from transformers import AutoModelForCausalLM
 import bulkrun
 from bulkrun.cli import main
 from bulkrun.errors import JobFileError, ModelError, ResumeError
-from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.store.run_dir import RunDir
+from bulkrun.job.store.run_record import read_record
+from bulkrun.job.store.workers import Worker
+from bulkrun.launch.preparation.prepare import BUNDLED_ROOT, prepare
+from bulkrun.launch.processes.signals import DrainOnSignal
+from bulkrun.launch.processes.supervisor import Supervisor
+from bulkrun.launch.processes.worker import work
+from bulkrun.launch.runs.retry import retry
 from tests.launch.one_process import one_process, own_engine
 from tests.models.tiny_adapters import save_adapter
 
@@ -86,6 +96,37 @@ def test_another_adapter_is_another_run_and_the_same_one_elsewhere_is_not(adapte
         run(job_with(None, tmp_path))
 
 
+def test_a_worker_that_starts_later_finds_the_same_adapter_or_stops(adapter: Path, tmp_path: Path) -> None:
+    """Only `submit` compares a job with its run; who joins, or has its turn in Slurm's queue, begins hours later."""
+    run(job_with(adapter, tmp_path))
+    record = read_record(RunDir(tmp_path / "out"))
+    prepared = prepare(JobSpec.model_validate(record.job), warns=False)
+    prepared.check_model(record)
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(json.loads((adapter / "adapter_config.json").read_text()) | {"lora_alpha": 8})
+    )
+    with pytest.raises(ResumeError, match=r"no longer the one that the run began with:\n  engine\.adapter: .* -> "):
+        prepared.check_model(record)
+    worker, drain = Worker.this_process(), DrainOnSignal()
+    with pytest.raises(ResumeError, match=r"engine\.adapter: .* -> "):
+        work(RunDir(tmp_path / "out"), record, worker, Supervisor(os.getpid()), drain)
+
+
+def test_a_retry_with_another_adapter_knows_it_as_its_own(adapter: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(adapter, tmp_path / "other")
+    (other / "adapter_config.json").write_text(
+        json.dumps(json.loads((other / "adapter_config.json").read_text()) | {"lora_alpha": 8})
+    )
+    job = job_with(adapter, tmp_path, max_model_len=20)
+    with (tmp_path / "in.jsonl").open("a") as stream:
+        stream.write(json.dumps({"text": "def close(self): " * 10}) + "\n")
+    assert run(job)[-1] is None
+    with one_process(own_engine):
+        changes = [f"engine.adapter={other}", "engine.max_model_len=200"]
+        done = retry(tmp_path / "out", mock.Mock(), overrides=changes)
+    assert done.totals.errors == {}
+
+
 def test_the_adapters_tokenizer_and_chat_template_count(merged: Path, adapter: Path, tmp_path: Path) -> None:
     trained = shutil.copytree(merged, tmp_path / "trained")
     (trained / "chat_template.jinja").write_text("{{ messages[0].content }} is what was asked:")
@@ -96,6 +137,19 @@ def test_the_adapters_tokenizer_and_chat_template_count(merged: Path, adapter: P
     [theirs] = bulkrun.LLM(trained, dtype="float32").chat(asked, SAMPLING)
     [others] = bulkrun.LLM(merged, dtype="float32").chat(asked, SAMPLING)
     assert ours.text == theirs.text != others.text
+
+
+def test_a_tokenizer_in_its_older_form_counts_too(adapter: Path, tmp_path: Path) -> None:
+    model = json.loads((TINY / "tokenizer.json").read_text())["model"]
+    (adapter / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (adapter / "merges.txt").write_text("".join(" ".join(pair) + "\n" for pair in model["merges"]))
+    config = json.loads((TINY / "tokenizer_config.json").read_text())
+    asked = {"tokenizer_class": "Qwen2Tokenizer", "chat_template": "{{ messages[0].content }} is what was asked:"}
+    (adapter / "tokenizer_config.json").write_text(json.dumps(config | asked))
+    [output] = bulkrun.LLM("bundled:tiny", adapter=adapter, dtype="float32").chat(
+        [[{"role": "user", "content": "What"}]], SAMPLING
+    )
+    assert output.prompt == "What is what was asked:"
 
 
 def test_what_is_no_adapter_is_said_before_anything_runs(adapter: Path, tmp_path: Path) -> None:

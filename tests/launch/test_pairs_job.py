@@ -137,5 +137,11 @@ def test_from_python_pairs_are_tuples(on_too_long: Any, model: Path) -> None:
 
 
 def test_a_classifier_of_single_texts_says_who_takes_pairs(model: Path) -> None:
-    [output] = bulkrun.Classifier(model, dtype="float32", device="cpu").classify([("a", "b")])
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    [pair, half] = bulkrun.Classifier(model, device="cpu", pairs=True).classify([deep, ("a", deep)])  # type: ignore[list-item]
+    assert pair.error == half.error is not None and pair.error.message.startswith("what is nested too deeply is not a")
+    [output, nested] = bulkrun.Classifier(model, dtype="float32", device="cpu").classify([("a", "b"), (deep, "b")])  # type: ignore[list-item]
+    assert nested.error is not None and "pairs=True" in nested.error.message
     assert output.error is not None and "pairs=True" in output.error.message

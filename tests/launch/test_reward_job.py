@@ -103,7 +103,7 @@ def test_an_adapter_makes_a_reward_model_of_one_that_writes(tmp_path: Path) -> N
     ids = AutoTokenizer.from_pretrained(TINY)(text, add_special_tokens=False)["input_ids"]
     with torch.no_grad():
         expected = float(model(input_ids=torch.tensor([ids])).logits)
-    rewarded = {"adapter": str(tmp_path / "adapter"), "activation": "none", "labels": ["reward"]}
+    rewarded = {"adapter": tmp_path / "adapter", "activation": "none", "labels": ["reward"]}
     [output] = bulkrun.Classifier("bundled:tiny", dtype="float32", device="cpu", **rewarded).classify([CHATS[0]])
     assert output.score == pytest.approx(expected, abs=1e-4) and output.scores == {"reward": output.score}
 

@@ -22,7 +22,13 @@ from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.chat_source import named_template
-from bulkrun.job.prompts.conversations import Ask, asks_nothing, conversation_maker, no_column_used
+from bulkrun.job.prompts.conversations import (
+    Ask,
+    asks_nothing,
+    conversation_maker,
+    no_column_used,
+    refuse_single_braces,
+)
 from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.prompts.encoder import Prompt, PromptEncoder, RenderedPrompt
 from bulkrun.job.prompts.fit import PromptFrame
@@ -66,6 +72,8 @@ class PromptBuilder:
         self._overrides = Overrides(spec.sampling, columns)
         self._generates = spec.generates
         self._second = None if spec.prompt.text_pair is None else SecondText(spec.prompt.text_pair, columns)
+        if self._second is not None:
+            refuse_single_braces("prompt.template", spec.prompt.template or "", columns, self._reads)
         self._encoder = PromptEncoder(text, of_pairs=self._second is not None)
         second_reads = [] if self._second is None else self._second.reads
         self._reads = list(dict.fromkeys([*self._reads, *second_reads, *self._overrides.reads]))

@@ -92,6 +92,13 @@ def no_column_used(spec: PromptSpec, columns: Sequence[str]) -> str:
     return f"{key}: uses no column of the input, so every row would have the same prompt; {fix}"
 
 
+def refuse_single_braces(key: str, source: str, columns: Sequence[str], reads: Sequence[str]) -> None:
+    """Raise JobFileError for a template that reads nothing of a row and has the name of a column in single braces."""
+    single = [name for name in _SINGLE_BRACES.findall(source) if name in columns]
+    if single and not reads:
+        raise JobFileError([f"{key}: uses no column of the input; write {{{{ {single[0]} }}}} for {{{single[0]}}}"])
+
+
 def _head(message: ChatMessage) -> Message:
     """What is in a message beside its content."""
     calls = {"tool_calls": read_calls(message.tool_calls)} if message.tool_calls else {}

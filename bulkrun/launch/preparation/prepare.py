@@ -28,6 +28,8 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
+from bulkrun.job.store.difference_lines import difference_lines
+from bulkrun.job.store.fingerprint import differences
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
@@ -114,6 +116,18 @@ class PreparedJob:
     def check_input(self, record: RunRecord) -> None:
         """Look at the files again. Raises ResumeError when they are no longer those that the run was entered with."""
         check_unchanged(self.spec, self.files, known_files(record))
+
+    def check_model(self, record: RunRecord) -> None:
+        """Look at the model and its adapter: a worker may start, or load again, long after the run was entered.
+
+        Raises ResumeError when they are no longer those of the run, whose rows would be of two models.
+        """
+        if changed := differences(known_model(record), {"model": self._model_facts()}):
+            lines = [f"{self.run.root}: the model is no longer the one that the run began with:"]
+            lines += difference_lines(changed)
+            anew = "retry with --discard" if self.run.is_staged else "--fresh"
+            lines.append(f"Bring it back and run the same command again, or start over: {anew}.")
+            raise ResumeError("\n".join(lines))
 
     def check_files(self, record: RunRecord, numbers: range) -> None:
         """Refuse files of `numbers` that are not as they were found: asked for every window of a plan."""
@@ -210,6 +224,13 @@ def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetim
     own = 0 if adapter is None else tokenizer.vocab_size  # it may have grown with an adapter
     _check_stop_tokens(spec.sampling, max(model.vocab_size, own))
     return PreparedJob(with_defaults(spec, model_dir), model_dir, adapter, model, tokenizer, files)
+
+
+def known_model(record: RunRecord) -> dict[str, dict[str, Any]]:
+    """The facts of the model that a run was entered with, wherever it lies; a staged run has them one level deeper."""
+    known = record.identity["model"]
+    facts = {**known, **known.get("model", {})}
+    return {"model": {key: value for key, value in facts.items() if key not in ("name", "model")}}
 
 
 def prepare_as_of(record: RunRecord, spec: JobSpec, root: Path | None = None) -> PreparedJob:

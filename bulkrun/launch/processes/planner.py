@@ -110,6 +110,7 @@ def main(root: Path, run_id: str, supervisor: Supervisor) -> None:
             # The path in the job may lead elsewhere by now, even to the rows of another run.
             prepared = prepare_as_of(record, JobSpec.model_validate(record.job), root)
             prepared.check_input(record)
+            prepared.check_model(record)  # whose tokenizer plans
             plan_run(run, record, prepared, worker, lambda: drain.should_stop() or supervisor.is_gone(), drain.started)
     except BulkrunError as error:
         channel.send(error)

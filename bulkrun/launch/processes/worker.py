@@ -49,7 +49,11 @@ def work(run: RunDir, record: RunRecord, worker: Worker, supervisor: Supervisor,
     drain.cancel = CancelWatch(run)
     prepared = prepare(JobSpec.model_validate(record.job), warns=False)
     deadline = deadline_of(current_allocation(), prepared.spec.run.walltime)
-    load_engine = engine_factory(prepared)
+    make_engine = engine_factory(prepared)
+
+    def load_engine() -> Engine:
+        prepared.check_model(record)
+        return make_engine()
 
     def first_engine() -> Engine:  # that only the pipeline holds: one that failed must go before the next one comes
         engine = load_engine()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypedDict, TypeVar
+from os import PathLike, fspath
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from bulkrun.settings import Batching, Device, Dtype, KVCacheDtype, LoadFormat, Quantization
 
@@ -16,7 +17,7 @@ class EngineSettings(TypedDict, total=False):
     device: Device
     dtype: Dtype
     load_format: LoadFormat
-    adapter: str | None
+    adapter: str | PathLike[str] | None
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -31,6 +32,11 @@ class EngineSettings(TypedDict, total=False):
     batching_window_s: float
     async_scheduling: bool | None
     enforce_eager: bool
+
+
+def engine_section(given: EngineSettings) -> dict[str, Any]:
+    """The section of a job file: paths are text there."""
+    return {key: fspath(value) if isinstance(value, PathLike) else value for key, value in given.items()}
 
 
 class Shown(NamedTuple):

@@ -9,13 +9,14 @@ from os import PathLike
 from typing import Any, Unpack, overload
 
 from bulkrun.data.results.schema import SCORES
+from bulkrun.errors import shown_value
 from bulkrun.job.prompts.fit import OnTooLong, PromptFrame
 from bulkrun.job.work.vectors import scored, vector_of, vector_or_error
 from bulkrun.launch.engine import load_embedding_engine
 from bulkrun.launch.preparation.adapter import adapter_dir, tokenizer_dir
 from bulkrun.launch.preparation.classification import find_classifier, with_classification
 from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
-from bulkrun.launch.python_api.calls import EngineSettings
+from bulkrun.launch.python_api.calls import EngineSettings, engine_section
 from bulkrun.launch.python_api.prompt_stream import Asked, Ended
 from bulkrun.launch.python_api.prompts import Ask, ask_pair, conversation_asker
 from bulkrun.launch.python_api.text_model import TextModel, job_of_texts
@@ -67,7 +68,7 @@ class Classifier(TextModel[ClassificationOutput]):
     ) -> None:
         made = {"activation": activation, "labels": None if labels is None else list(labels)}
         run = {"on_too_long": on_too_long}
-        asked = job_of_texts(model, "classify", classification=made, engine=dict(engine), run=run)
+        asked = job_of_texts(model, "classify", classification=made, engine=engine_section(engine), run=run)
         adapter = adapter_dir(asked.engine)
         model_dir, config = find_classifier(asked.model, adapter, BUNDLED_ROOT)
         spec = with_classification(asked, config)
@@ -120,7 +121,7 @@ class Classifier(TextModel[ClassificationOutput]):
             return self._ask_conversation(text, self._sampling, 0)._replace(has_special_tokens=True)
         if isinstance(text, tuple | list):
             need = "the model has no chat template" if isinstance(text, list) else "pairs are for pairs=True"
-            error = RowError("bad_input", f"{repr(text)[:60]} is not a text, and {need}")
+            error = RowError("bad_input", f"{shown_value(text)} is not a text, and {need}")
             return Asked(None, None, self._sampling, 0, error)
         return super()._ask(text)
 

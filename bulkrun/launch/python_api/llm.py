@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
-from bulkrun.errors import UsageError
+from bulkrun.errors import UsageError, shown_value
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.tools import AUTO, NO_OFFER, Offer, Tool
@@ -26,7 +26,7 @@ from bulkrun.launch.preparation.prepare import BUNDLED_ROOT
 from bulkrun.launch.preparation.sampling_defaults import sampling_with_defaults
 from bulkrun.launch.preparation.structured_output import with_markers, with_schema
 from bulkrun.launch.preparation.tool_calling import with_form_of_calls
-from bulkrun.launch.python_api.calls import EngineSettings, Shown
+from bulkrun.launch.python_api.calls import EngineSettings, Shown, engine_section
 from bulkrun.launch.python_api.prompt_stream import PromptStream, SharedEngine
 from bulkrun.launch.python_api.prompts import Ask, ask_prompt, conversation_asker, offer_of, sampling_with
 from bulkrun.launch.python_api.text_outputs import RequestOutput, TextOutputs
@@ -74,7 +74,7 @@ class LLM:
         if type(seed) is not int:
             raise UsageError(f"seed: {seed!r:.60} is not a whole number")
         self._job = {"name": "python", "model": model, "input": {"path": "-"}, "output": {"path": "-"}}
-        settings = job_of({**self._job, "engine": dict(engine)}).engine
+        settings = job_of({**self._job, "engine": engine_section(engine)}).engine
         model_dir = resolve_model(model, bundled_root=BUNDLED_ROOT)
         self._seed = seed
         self._defaults = generation_defaults(model_dir)
@@ -195,7 +195,7 @@ class LLM:
         offer: Offer = NO_OFFER,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         if isinstance(given, str) or not isinstance(given, Iterable):
-            raise UsageError(f"{repr(given)[:60]} is not a list or an iterator of prompts (chat: of conversations)")
+            raise UsageError(f"{shown_value(given)} is not a list or an iterator of prompts (chat: of conversations)")
         self._shared.check_process()
         sampling = self._sampling_of_each(given, sampling_params, offer)
         asked = (

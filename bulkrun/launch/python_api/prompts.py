@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from bulkrun.data.results.schema_check import check_schema
 from bulkrun.data.types.json_types import is_unicode
-from bulkrun.errors import UsageError
+from bulkrun.errors import UsageError, shown_value
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 from bulkrun.job.jobfile.tool_calls import bound_calls, needs_texts
 from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered, text_parameters
@@ -92,7 +92,7 @@ def ask_prompt(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
     if given and given.keys() <= {"prompt", "prompt_token_ids"}:
         asked = _ask_plain(given.get("prompt_token_ids", given.get("prompt")), sampling, seed)
         return asked._replace(text=prompt["prompt"]) if len(given) == 2 else asked
-    message = f"{repr(prompt)[:60]}: a mapping holds prompt or prompt_token_ids, and nothing else"
+    message = f"{shown_value(prompt)}: a mapping holds prompt or prompt_token_ids, and nothing else"
     return Asked(None, None, sampling, seed, RowError("bad_input", message))
 
 
@@ -101,7 +101,7 @@ def ask_pair(pair: Any, sampling: SamplingParams) -> Asked:
     texts = as_python(pair)
     both = [as_python(text) for text in texts] if isinstance(texts, tuple | list) else []
     if len(both) != 2 or not all(isinstance(text, str) for text in both):
-        error = RowError("bad_input", f"{repr(pair)[:60]} is not a pair of texts: a tuple (text, text_pair)")
+        error = RowError("bad_input", f"{shown_value(pair)} is not a pair of texts: a tuple (text, text_pair)")
         return Asked(None, None, sampling, 0, error)
     second = error_of(both[1])
     error_of_second = None if second is None else RowError(second.code, f"text_pair: {second.message}")
@@ -116,7 +116,7 @@ def _ask_plain(prompt: Any, sampling: SamplingParams, seed: int) -> Asked:
         token_ids = [as_python(token_id) for token_id in plain]
         if all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
             return Asked(None, token_ids, sampling, seed)
-    error = RowError("bad_input", f"{repr(prompt)[:60]} is neither a text nor a list of token ids")
+    error = RowError("bad_input", f"{shown_value(prompt)} is neither a text nor a list of token ids")
     return Asked(None, None, sampling, seed, error)
 
 

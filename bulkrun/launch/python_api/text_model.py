@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
 from typing import Any, Generic, TypeVar
 
-from bulkrun.errors import UsageError
+from bulkrun.errors import UsageError, shown_value
 from bulkrun.job.jobfile.load import job_of
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.prompts.fit import PromptFitter, PromptFrame
@@ -50,7 +50,7 @@ class TextModel(Generic[_O]):
     def _outputs(self, texts: Iterable[Any] | str, *, ordered: bool, use_tqdm: bool) -> list[_O] | Iterator[_O]:
         given = [texts] if isinstance(texts, str) else texts
         if not isinstance(given, Iterable):
-            raise UsageError(f"{repr(texts)[:60]} is not a list or an iterator of texts")
+            raise UsageError(f"{shown_value(texts)} is not a list or an iterator of texts")
         self._shared.check_process()
         in_order = ordered or isinstance(given, list)
         stream = PromptStream(self._shared, self._reader, self._encode, map(self._ask, given), ordered=in_order)
@@ -79,5 +79,5 @@ class TextModel(Generic[_O]):
     def _ask(self, text: Any) -> Asked:
         plain = as_python(text)
         if not isinstance(plain, str):
-            return Asked(None, None, self._sampling, 0, RowError("bad_input", f"{repr(text)[:60]} is not a text"))
+            return Asked(None, None, self._sampling, 0, RowError("bad_input", f"{shown_value(text)} is not a text"))
         return Asked(self._before + plain, None, self._sampling, 0, error_of(plain))

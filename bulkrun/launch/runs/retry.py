@@ -127,7 +127,12 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> b
     again = prepare_as_of(record, retry_job(record.job, asked.overrides), run.root)
     own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
     wanted = again.record(None)
-    staged = open_staging(run, staged_record(run, record, wanted.job, max_error_rate=None if own_rate else 1.0))
+    staged = open_staging(
+        run,
+        staged_record(
+            run, replace(record, identity=wanted.identity), wanted.job, max_error_rate=None if own_rate else 1.0
+        ),
+    )
     incremental = as_it_was.spec.run.incremental
     with as_it_was.open_dataset(staged.sql_snapshot if incremental else run.sql_snapshot) as dataset:
         picks = (

@@ -77,6 +77,8 @@ def _score(path: Path, config: ClassificationConfig, engine: EngineArgs, adapter
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul_(shape[1] ** -0.5)
     stored = {one.name: one for one in stored_tensors(weight_files(path))}
     if adapter is not None:
+        adapter = adapter.named(lambda name: name if name == SCORE else None)
+        adapter.check_fits({SCORE: shape})
         stored |= adapter.whole
     if SCORE not in stored:
         raise ModelError(f"{path}: there is no {SCORE}, the head for labels; download the model again")
@@ -88,5 +90,4 @@ def _score(path: Path, config: ClassificationConfig, engine: EngineArgs, adapter
     [(_, weight_CE)] = read_tensors([stored[SCORE]], lambda _: None)
     if adapter is None or SCORE not in adapter.added:
         return weight_CE.float()
-    adapter.named(lambda name: name if name == SCORE else None).check_fits({SCORE: shape})
     return torch.cat([rows for _, rows in adapter.added[SCORE].sums(weight_CE)])

@@ -29,7 +29,7 @@ def read_object(file: Path) -> Mapping[str, Any] | None:
         return None
     raw = read_json(file)
     if not isinstance(raw, dict):
-        raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; download the model again")
+        raise ModelError(f"{file}: holds a {type(raw).__name__}, not an object; download it again")
     return raw
 
 
@@ -38,7 +38,7 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(f"{file}: not readable as JSON ({error}); download the model again") from None
+        raise ModelError(f"{file}: not readable as JSON ({error}); download it again") from None
 
 
 def parsed(file: Path, raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], _Config]) -> _Config:
@@ -46,7 +46,7 @@ def parsed(file: Path, raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any
     try:
         return parse(raw)
     except KeyError as error:
-        raise ModelError(f"{file}: key {error} is missing; download the model again") from None
+        raise ModelError(f"{file}: key {error} is missing; download it again") from None
     except ModelError as error:
         raise ModelError(f"{file}: {error}") from None
     except (AttributeError, TypeError, ValueError) as error:  # such as a text where an object is read

@@ -55,6 +55,7 @@ _NOT_APPLIED: Mapping[str, Any] = {
     "eta_cutoff": None,
 }
 _BLOCKS, _BLOCK_BYTES = 16, 4096  # of each weights file, for its fingerprint
+_WHOLE_BYTES = 2**29  # of an adapter's, under a second
 
 
 def model_fingerprint(path: Path | str) -> str:
@@ -78,10 +79,17 @@ def model_fingerprint(path: Path | str) -> str:
 
 
 def adapter_fingerprint(path: Path) -> str:
-    """The same of a LoRA adapter's directory. Raises ModelError for a torn safetensors file."""
+    """The same of a LoRA adapter's directory, with every byte of weights that are not huge: training may change a few.
+
+    Raises ModelError for a torn safetensors file.
+    """
     digest = hashlib.blake2b(digest_size=16)
     _update(digest, ADAPTER, (path / ADAPTER).read_bytes())
     _update(digest, "files", model_fingerprint(path).encode())
+    for file in sorted(path.glob("*.safetensors")):
+        if file.stat().st_size <= _WHOLE_BYTES:
+            with file.open("rb") as stream:
+                _update(digest, file.name, hashlib.file_digest(stream, "blake2b").digest())
     return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ import struct
 from collections import Counter
 from pathlib import Path
 
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, shortened
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _FLOAT_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -30,8 +30,10 @@ def refuse_torn(file: Path) -> None:
     try:
         ends = [entry["data_offsets"][1] for name, entry in json.loads(raw).items() if name != "__metadata__"]
         expected = 8 + len(raw) + max(ends, default=0)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ModelError(f"{file}: torn or damaged (its header: {error!r}); download it again") from None
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"{file}: torn or damaged (its header: {shortened(repr(error), 200)}); download it again"
+        ) from None
     if size < expected:
         raise ModelError(f"{file}: torn: {size} bytes of {expected}; download it again")
 

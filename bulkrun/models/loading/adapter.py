@@ -7,13 +7,14 @@ Kalajdzievski 2023 (rsLoRA), Liu et al. 2024 (DoRA).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from bulkrun.errors import ModelError
+from bulkrun.errors import ModelError, shortened
 from bulkrun.models.config.adapter_config import AdapterConfig
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
@@ -23,6 +24,9 @@ from bulkrun.models.loading.tensor_names import Target
 _PIECE_NUMBERS = 2**20  # of a weight, worked on at a time
 _BEFORE_NAMES = "base_model.model."  # what PEFT puts around a model
 _OF_BASE = ".base_layer"  # and around a module of it
+_SAVED = ".modules_to_save."  # where a vocabulary grew: the same again as without
+_BEFORE_TRAINING = ".original_module."
+_SHOWN_CHARS = 200  # of a name
 _PARTS = {  # of a module, by the ends of tensors' names
     ".lora_A.weight": "A",
     ".lora_B.weight": "B",
@@ -45,6 +49,12 @@ class LowRank(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Of the weight."""
         return len(self.left_OR), self.right_RI.shape[1]
+
+    @property
+    def transposed(self) -> LowRank:
+        """The same for a weight that lies [I, O]."""
+        assert self.magnitude_O is None, "its rows are none of outputs there"
+        return LowRank(self.right_RI.T.contiguous(), self.left_OR.T.contiguous(), self.scale, None)
 
     def store(self, weight: torch.Tensor, target: Target) -> None:
         """Put the sum where the weight, [O, I] of any floating point dtype, belongs; it may lie there already."""
@@ -77,8 +87,10 @@ class Adapter(NamedTuple):
         return {*self.whole, *self.added}
 
     def named(self, name_of: Callable[[str], str | None]) -> Adapter:
-        """The same with each name as `name_of` has it, without what has none."""
+        """The same with each name as `name_of` has it, without what has none. Raises ModelError for two of one name."""
         names = {name: new for name in self.names if (new := name_of(name)) is not None}
+        if twice := sorted(name for name, count in Counter(names.values()).items() if count > 1):
+            raise ModelError(f"{self.path}: it changes {_shown(twice[0])} twice; download the adapter again")
         whole = {names[name]: one._replace(name=names[name]) for name, one in self.whole.items() if name in names}
         return self._replace(whole=whole, added={names[name]: one for name, one in self.added.items() if name in names})
 
@@ -87,9 +99,9 @@ class Adapter(NamedTuple):
         for name, one in (*self.whole.items(), *self.added.items()):
             shape = one.shape
             if name not in shapes:
-                what = f"it changes {name}, which the model does not have"
+                what = f"it changes {_shown(name)}, which the model does not have"
             elif shape != shapes[name]:
-                what = f"its {name} is {list(shape)}, the model's {list(shapes[name])}"
+                what = f"its {_shown(name)} is {list(shape)}, the model's {list(shapes[name])}"
             else:
                 continue
             raise ModelError(
@@ -106,7 +118,7 @@ class Adapter(NamedTuple):
         """Read an adapter's directory but for whole tensors, which are read when the model is.
 
         Raises ModelError for a kind that cannot be added, for files that are missing or torn, and for tensors that
-        belong to nothing or do not fit each other.
+        belong to nothing or do not fit each other, and where there are none.
         """
         config = AdapterConfig.from_dir(path)
         modules: dict[str, dict[str, StoredTensor]] = {}
@@ -116,9 +128,12 @@ class Adapter(NamedTuple):
             ending = next((ending for ending in _PARTS if name.endswith(ending)), None)
             if ending is not None:
                 modules.setdefault(name.removesuffix(ending), {})[_PARTS[ending]] = one
-            else:
+            elif _BEFORE_TRAINING not in name:
                 own = _whole_name(name, config.weights)
-                whole[own] = one._replace(name=own)
+                if own not in whole or _SAVED not in name:
+                    whole[own] = one._replace(name=own)
+        if not modules and not whole:
+            raise ModelError(f"{config.weights}: holds no tensors, so it would change nothing; save the adapter again")
         added = {f"{module}.weight": _low_rank(module, parts, config) for module, parts in modules.items()}
         return cls(path, config.base, whole, added)
 
@@ -132,11 +147,15 @@ def base_name(name: str, known: Collection[str], body: str) -> str:
     return next(others, name)
 
 
+def _shown(name: str) -> str:
+    return shortened(name, _SHOWN_CHARS)
+
+
 def _whole_name(name: str, file: Path) -> str:
     """The base's name of a tensor that an adapter holds whole. Raises ModelError for a part of something unknown."""
     if ".lora_" in name or not name.endswith((".weight", ".bias")):
-        raise ModelError(f"{file}: tensor {name} is of no kind of LoRA that is added here; merge it with PEFT")
-    return name.replace(_OF_BASE, "")
+        raise ModelError(f"{file}: tensor {_shown(name)} is of no kind of LoRA that is added here; merge it with PEFT")
+    return name.replace(_OF_BASE, "").replace(_SAVED, ".")
 
 
 def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterConfig) -> LowRank:
@@ -149,17 +168,20 @@ def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterCon
         raise _misfit(module, parts, config)
     a_RI, b_OR = (read[f"embedding {part}" if is_embedding else part] for part in "AB")
     rows = magnitude is None or (magnitude.shape == b_OR.shape[:1] and not is_embedding)
-    if not (a_RI.ndim == b_OR.ndim == 2 and len(a_RI) == b_OR.shape[1] and rows):
+    if not (a_RI.ndim == b_OR.ndim == 2 and len(a_RI) == b_OR.shape[1] > 0 and rows):
         raise _misfit(module, parts, config)
-    scale = config.scale(module, len(a_RI))
-    if is_embedding or config.is_transposed:  # a weight of one row for each input
-        return LowRank(a_RI.T.contiguous(), b_OR.T.contiguous(), scale, magnitude)
-    return LowRank(b_OR, a_RI, scale, magnitude)
+    if not config.has_rank(module, len(a_RI)):
+        raise ModelError(
+            f"{config.weights}: the tensors of {_shown(module)} are of rank {len(a_RI)}, and by r or rank_pattern in "
+            f"{config.file.name} of another; the two files are of different adapters: download the adapter again"
+        )
+    added = LowRank(b_OR, a_RI, config.scale(module, len(a_RI)), magnitude)
+    return added.transposed if is_embedding else added  # a weight of one row for each input
 
 
 def _misfit(module: str, parts: Mapping[str, StoredTensor], config: AdapterConfig) -> ModelError:
     shown = ", ".join(f"{part} {list(one.shape)}" for part, one in sorted(parts.items()))
     return ModelError(
-        f"{config.weights}: the tensors of {module} do not go together ({shown}; use_dora "
+        f"{config.weights}: the tensors of {_shown(module)} do not go together ({shown}; use_dora "
         f"{str(config.has_magnitudes).lower()}); download the adapter again"
     )

@@ -12,6 +12,11 @@ from transformers import AutoConfig, PreTrainedModel
 from bulkrun.models.loading.adapted_model import add_to_model
 from bulkrun.models.loading.adapter import Adapter
 
+_FIX_OF_HEAD = (
+    "neither the model nor its adapter has them: train the adapter with that module in modules_to_save or, where it is "
+    "no part of the head, download the model again"
+)
+
 
 def stored_model(
     auto_class: Any,
@@ -41,7 +46,8 @@ def stored_model(
     for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
         wrong = sorted(str(name) for name in report[kind] if not may_miss(str(name)))
         if wrong:
-            raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(wrong[:5])}; download the model again")
+            fix = "download the model again" if adapter is None else _FIX_OF_HEAD
+            raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(wrong[:5])}; {fix}")
     if adapter is not None:
         add_to_model(model, adapter)
     return model

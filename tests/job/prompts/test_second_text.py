@@ -73,6 +73,20 @@ def test_one_of_the_two_may_be_the_same_in_every_row() -> None:
         build([{"a": "q"}], {"template": "always", "text_pair": "the same"})
 
 
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"column": "a", "text_pair": "about { b }"}, r"prompt\.text_pair: .*; write \{\{ b \}\} for \{b\}"),
+        ({"template": "{a}", "text_pair": "{{ b }}"}, r"prompt\.template: .*; write \{\{ a \}\} for \{a\}"),
+    ],
+)
+def test_a_column_in_single_braces_is_no_fixed_text(prompt: dict[str, str], message: str) -> None:
+    """Every row would be compared with the same braces, and have a score."""
+    with pytest.raises(JobFileError, match=message):
+        build([{"a": "q", "b": "d"}], prompt)
+    assert isinstance(build([{"a": "q", "b": "d"}], {"column": "a", "text_pair": "{c} and {{ b }}"})[0], Prompt)
+
+
 def test_a_column_that_is_not_there_and_a_bad_template_are_the_jobs_errors() -> None:
     with pytest.raises(JobFileError, match=r"prompt\.text_pair: no column 'nowhere'; the input has: a, b"):
         build([{"a": "q", "b": "d"}], {**PAIR, "text_pair": "{{ nowhere }}"})

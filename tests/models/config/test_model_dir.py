@@ -156,7 +156,13 @@ def test_an_adapters_fingerprint_sees_its_config_and_its_weights(tmp_path: Path)
     seen.add(adapter_fingerprint(path))
     save_tiny_model(tmp_path / "other", "llama", num_hidden_layers=2)
     (path / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
-    assert len({*seen, adapter_fingerprint(path)}) == 3
+    seen.add(adapter_fingerprint(path))
+    whole = bytearray((path / "model.safetensors").read_bytes() + bytes(2**18))
+    whole[-(2**17) :: 2**18] = b"1"  # between two of the blocks that tell large models apart
+    (path / "model.safetensors").write_bytes(whole[: -(2**18)] + bytes(2**18))
+    seen.add(adapter_fingerprint(path))
+    (path / "model.safetensors").write_bytes(whole)
+    assert len({*seen, adapter_fingerprint(path)}) == 5
 
 
 def test_offline_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,18 +103,45 @@ def test_the_head_may_change_where_it_was_the_embedding(tmp_path: Path) -> None:
     assert_close(logits(path, tmp_path / "adapter"), expected(apart))
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama_tied", "gemma3"])
-def test_a_vocabulary_that_grew_in_training_is_the_models(variant: str, tmp_path: Path) -> None:
-    path, base = save_tiny_model(tmp_path / "base", variant), make_tiny_model(variant)
+def save_grown(folder: Path, variant: str, **lora: Any) -> tuple[Path, Any]:
+    """A base and, beside it, an adapter that was trained with three tokens more; that one on its base is returned."""
+    path, base = save_tiny_model(folder / "base", variant), make_tiny_model(variant)
     base.resize_token_embeddings(VOCAB_SIZE + 3, mean_resizing=False)
     base.name_or_path = str(path)  # as after `from_pretrained`: PEFT sees that the vocabulary is another, and saves it
-    model = save_adapter(tmp_path / "adapter", base, **{"target_modules": QKV})
+    return path, save_adapter(folder / "adapter", base, **lora)
+
+
+@pytest.mark.parametrize(
+    ("variant", "lora"),
+    [
+        ("llama", {"target_modules": QKV}),
+        ("llama_tied", {"target_modules": QKV}),
+        ("gemma3", {"target_modules": QKV}),
+        ("llama", {"target_modules": QKV, "modules_to_save": ["embed_tokens", "lm_head"]}),  # PEFT saves them thrice
+        ("llama_tied", {"target_modules": QKV, "modules_to_save": ["embed_tokens"]}),
+        ("llama_tied", {"target_modules": QKV, "modules_to_save": ["embed_tokens", "lm_head"]}),
+        ("llama", {"target_modules": ["embed_tokens", "lm_head"]}),
+        ("llama_tied", {"target_modules": ["embed_tokens", "q_proj"]}),  # the head is what the embedding was
+        ("llama_tied", {"target_modules": ["lm_head", "q_proj"]}),
+        ("gemma3", {"target_modules": ["embed_tokens"]}),
+    ],
+)
+def test_a_vocabulary_that_grew_in_training_is_the_models(variant: str, lora: dict[str, Any], tmp_path: Path) -> None:
+    path, model = save_grown(tmp_path, variant, **lora)
     loaded = load_model(path, adapter=Adapter.of(tmp_path / "adapter"), dtype=torch.float32, device="cpu")
     assert loaded.config.vocab_size == VOCAB_SIZE + 3
     text = [3, VOCAB_SIZE + 2, 17, VOCAB_SIZE]
     with torch.no_grad():
         theirs = model(input_ids=torch.tensor([text])).logits[0]
     assert_close(forced_logits(loaded, [text], [len(text)]), [theirs])
+
+
+def test_half_of_a_vocabulary_that_grew_is_not_enough(tmp_path: Path) -> None:
+    """PEFT saves neither an embedding nor a head that nothing is added to where the other one is a target."""
+    for target, lacking in (("embed_tokens", r"lm_head\.weight"), ("lm_head", r"model\.embed_tokens\.weight")):
+        path, _ = save_grown(tmp_path / target, "llama", target_modules=[target])
+        with pytest.raises(ModelError, match=rf"adapter: its vocabulary has 134 tokens, and it lacks {lacking}"):
+            logits(path, tmp_path / target / "adapter")
 
 
 def projections(path: Path, adapter: Path | None) -> torch.Tensor:
@@ -168,6 +195,27 @@ def test_models_of_the_general_path_are_changed_too(tmp_path: Path) -> None:
         assert_close(logits(path, tmp_path / f"{variant}_adapter"), theirs)
 
 
+def test_how_a_weight_lies_is_told_by_the_module(tmp_path: Path) -> None:
+    """PEFT writes one `fan_in_fan_out` for all modules, that of the last: of a square one no shape would tell."""
+    for variant, lora, written in (
+        ("gpt2", {"target_modules": ["c_proj", "lm_head"]}, False),
+        ("llama", {"target_modules": ["q_proj", "o_proj"]}, True),
+    ):
+        path, base = save_tiny_model(tmp_path / variant, variant), make_tiny_model(variant)
+        adapter = tmp_path / f"{variant}_adapter"
+        theirs = expected(save_adapter(adapter, base, **lora))
+        edit_config(adapter, fan_in_fan_out=written)
+        assert_close(logits(path, adapter), theirs)
+    save_adapter(adapter, make_tiny_model("gpt2"), target_modules=["c_proj"], use_dora=True)
+    with pytest.raises(ModelError, match=r"use_dora on .*c_proj\.weight, which lies transposed, is not supported"):
+        logits(tmp_path / "gpt2", adapter)
+
+
+def edit_config(adapter: Path, **keys: Any) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+
+
 def test_a_body_trained_alone_fits_the_whole_model(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path / "base", "qwen3")
     whole = make_tiny_model("qwen3")
@@ -182,17 +230,28 @@ def test_a_body_trained_alone_fits_the_whole_model(tmp_path: Path) -> None:
         ("use_qalora", True, "use_qalora: not supported; merge"),
         ("target_parameters", ["mlp.experts.gate_up_proj"], "target_parameters: not supported"),
         ("init_lora_weights", "pissa", "init_lora_weights 'pissa': not supported"),
-        ("lora_alpha", "many", "a value is of another kind"),
-        ("lora_alpha", None, "a value is of another kind"),
+        ("init_lora_weights", "x" * 10**6, r"init_lora_weights 'x{56}\.\.\.: not supported"),
+        ("peft_type", json.loads("[" * 900 + "]" * 900), r"peft_type \[{57}\.\.\. is not supported"),
+        ("lora_alpha", "many", "lora_alpha: 'many' is not a number to multiply with"),
+        ("lora_alpha", None, "lora_alpha: None is not a number"),
+        ("lora_alpha", float("nan"), "lora_alpha: nan is not a number"),
+        ("lora_alpha", float("-inf"), "lora_alpha: -inf is not a number"),
+        ("lora_alpha", 10**400, r"lora_alpha: 10{56}\.\.\. is not a number"),
+        ("alpha_pattern", {"q_proj": "3"}, "alpha_pattern: '3' is not a number"),
+        ("alpha_pattern", ["q_proj"], "a value is of another kind"),
         ("alpha_pattern", {"(": 3}, r"alpha_pattern: '\(' is no regular expression"),
+        ("alpha_pattern", {"(" * 5000 + ")" * 5000: 3}, r"alpha_pattern: '\({56}\.\.\. is no regular expression"),
+        ("rank_pattern", {"a{99999999999999999999}": 3}, "rank_pattern: .* is no regular expression"),
+        ("use_rslora", "false", "use_rslora: 'false' is neither true nor false"),
+        ("r", 16, r"adapter_model\.safetensors: the tensors of .*q_proj are of rank 2, and by r or rank_pattern"),
+        ("rank_pattern", {"layers.0.self_attn.q_proj": 4}, "are of rank 2, and by r or rank_pattern"),
         ("use_dora", True, "the tensors of model.layers.0.self_attn.q_proj do not go together"),
     ],
 )
 def test_what_cannot_be_added_is_named(key: str, value: Any, message: str, tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path / "base", "llama")
-    write_adapter(
-        tmp_path / "a", "model.layers.0.self_attn.q_proj", torch.ones(2, 48), torch.ones(48, 2), **{key: value}
-    )
+    write_adapter(tmp_path / "a", "model.layers.0.self_attn.q_proj", torch.ones(2, 48), torch.ones(48, 2))
+    edit_config(tmp_path / "a", **{key: value})
     with pytest.raises(ModelError, match=message) as caught:
         logits(path, tmp_path / "a")
     assert "adapter_" in str(caught.value)  # the file
@@ -237,6 +296,35 @@ def test_tensors_of_an_unknown_kind_are_named(tmp_path: Path) -> None:
         save_file(tensors | {f"base_model.model.{name}": torch.ones(2)}, adapter / "adapter_model.safetensors")
         with pytest.raises(ModelError, match=f"tensor {name} is of no kind of LoRA"):
             logits(path, adapter)
+
+
+def test_what_changes_nothing_is_refused(tmp_path: Path) -> None:
+    """The answers would be the base model's, under the adapter's name."""
+    path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
+    write_adapter(adapter, "model.vision_tower.layers.0.q_proj", torch.ones(2, 48), torch.ones(48, 2))
+    with pytest.raises(ModelError, match="all that it changes is beside the text model"):
+        logits(path, adapter)
+    save_file({}, adapter / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors: holds no tensors"):
+        logits(path, adapter)
+
+
+def test_matrices_without_a_rank_are_refused(tmp_path: Path) -> None:
+    path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
+    write_adapter(adapter, "lm_head", torch.ones(0, 48), torch.ones(VOCAB_SIZE, 0))
+    with pytest.raises(ModelError, match=r"tensors of lm_head do not go together \(A \[0, 48\]"):
+        logits(path, adapter)
+
+
+def test_two_changes_of_one_weight_are_refused(tmp_path: Path) -> None:
+    path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
+    a, b = torch.ones(2, 48), torch.ones(48, 2)
+    write_adapter(adapter, "model.layers.0.self_attn.q_proj", a, b)
+    file = adapter / "adapter_model.safetensors"
+    other = {f"base_model.model.layers.0.self_attn.q_proj.lora_{x}.weight": part for x, part in (("A", a), ("B", b))}
+    save_file(load_file(file) | other, file)
+    with pytest.raises(ModelError, match=r"adapter: it changes model\.layers\.0\.self_attn\.q_proj\.weight twice"):
+        logits(path, adapter)
 
 
 def test_magnitudes_of_an_embedding_are_refused(tmp_path: Path) -> None:
