@@ -76,6 +76,9 @@ def test_names_and_what_is_divided_by_belong_to_one_stage() -> None:
         names = [item.name for item in items]
         assert len(set(names)) == len(names)
         assert {one.over for item in items for one in item.predictions} <= {None, *names}
+    whole = {(item.name, one.over) for item in targets() for one in item.predictions if one.over}
+    requests = {item.name: (item.num_requests, item.least) for item in targets()}
+    assert all(requests[name] == requests[over] and not requests[name][1] for name, over in whole), "none is cut"
 
 
 def test_a_result_is_there_once_measured_and_the_later_line_counts(tmp_path: Path) -> None:
