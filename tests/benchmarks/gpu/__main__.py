@@ -48,8 +48,8 @@ with `--stages targets correct ops ablations load`. Then, here: `--stages report
 The peer needs a session of its own: its wheels are 330 MB, a call carries 64 MiB with the tree's 16, so eight calls
 without a pause (30 s lose what was brought) before the one that measures. The pieces of get_wheels.sh are too large:
 
-    bash /work/shared/testing/vllm_peer/get_wheels.sh .peer; rm -rf .peer/piece-* .peer/vllm.part-*
-    cp /work/shared/testing/vllm_peer/bench_vllm.py .peer/wheels/
+    bash ../shared/testing/vllm_peer/get_wheels.sh .peer; rm -rf .peer/piece-* .peer/vllm.part-*
+    cp ../shared/testing/vllm_peer/bench_vllm.py .peer/wheels/
     tar c -C .peer/wheels . | split -b 46m -d - .peer/part-
 
 Each part with `carry: [".peer/part-00"]`, `kind: "nvidia-h200"`: `mkdir -p /tmp/parts; cp .peer/part-* /tmp/parts/`.
