@@ -53,7 +53,7 @@ def ready_embedder(path: Path, embedding: EmbeddingArgs, args: EngineArgs) -> Re
     dtype auto: the model's own, float32 on a CPU without bf16 units. Raises ModelError for a model that cannot be used
     and where nothing says how to pool, UsageError for settings that cannot work or mean nothing here.
     """
-    config = EmbeddingConfig.from_dir(path)
+    config = EmbeddingConfig.from_dir(path, args.adapter)
     sizes, dtype = _sizes(config, args), _dtype(config, args)
     return ReadyEmbedder(load_embedder(path, config, embedding, args, dtype=dtype, device=sizes.device), sizes)
 

@@ -14,10 +14,11 @@ from bulkrun.engine.embedding_engine import EmbeddingEngine
 from bulkrun.errors import ModelError
 from bulkrun.models.config.adapter_config import AdapterConfig
 from bulkrun.models.config.classification_config import ClassificationConfig
+from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.settings import ClassificationArgs, EmbeddingArgs
 from tests.engine.test_embedding_engine import TOLERANCE, embed, save_body, texts
 from tests.models.tiny_adapters import QKV, save_adapter
-from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder
+from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_json, write_modules
 from tests.models.tiny_models import save_tiny_model
 
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -58,6 +59,22 @@ def test_a_decoder_that_embeds_takes_one_with_or_without_a_head(tmp_path: Path) 
     made = EmbeddingArgs(pooling="last", normalize=False)
     theirs = last_states(path, tmp_path / "adapter", {"target_modules": QKV})
     torch.testing.assert_close(embed(load(path, tmp_path / "adapter", made), texts()), theirs, **TOLERANCE)
+
+
+def test_how_vectors_are_made_is_the_adapters_to_say(tmp_path: Path) -> None:
+    """As sentence-transformers saves one: its modules, Dense included, are those it was trained with."""
+    path, dense = save_tiny_encoder(tmp_path / "base", "bert_in_panels"), torch.nn.Linear(64, 10)
+    write_modules(path)  # mean and normalize
+    theirs = last_states(path, tmp_path / "adapter", ENCODERS["bert_in_panels"])
+    write_modules(tmp_path / "adapter", {"pooling_mode": "lasttoken"}, dense=[dense], normalize=False)
+    write_json(tmp_path / "adapter" / "config_sentence_transformers.json", {"prompts": {"query": "Q: "}})
+    with torch.no_grad():
+        expected = dense(theirs).tanh()
+    torch.testing.assert_close(
+        embed(load(path, tmp_path / "adapter", EmbeddingArgs(normalize=False)), texts()), expected, **TOLERANCE
+    )
+    config = EmbeddingConfig.from_dir(path, tmp_path / "adapter")
+    assert (config.pooling, config.normalize, dict(config.prompts)) == ("last", False, {"query": "Q: "})
 
 
 @pytest.mark.parametrize("variant", CLASSIFIERS)

@@ -36,8 +36,8 @@ class EngineSpec(Section):
     adapter: str | None = Field(
         None,
         description="A LoRA adapter, a directory as PEFT saves it or a hub id: added to the model's weights as they "
-        "are loaded, which must be stored unquantized. Where it has a tokenizer, that and its chat template count. "
-        "Default: none.",
+        "are loaded, which must be stored unquantized. Where it has a tokenizer, that and its chat template count; its "
+        "modules.json (pooling, prompts, Dense) does too. Default: none.",
     )
     max_num_seqs: int | None = Field(
         None,

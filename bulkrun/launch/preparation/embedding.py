@@ -15,10 +15,10 @@ from bulkrun.models.config.embedding_config import EmbeddingConfig
 from bulkrun.models.config.find_model import resolve_model
 
 
-def find_embedding_model(name: str, bundled_root: Path) -> tuple[Path, EmbeddingConfig]:
-    """The directory of a model that embeds, and what its files say. Raises ModelError."""
+def find_embedding_model(name: str, adapter: Path | None, bundled_root: Path) -> tuple[Path, EmbeddingConfig]:
+    """The directory of a model that embeds, and what its files, or its adapter's, say. Raises ModelError."""
     model_dir = resolve_model(name, bundled_root=bundled_root, task="embed")
-    return model_dir, EmbeddingConfig.from_dir(model_dir)
+    return model_dir, EmbeddingConfig.from_dir(model_dir, adapter)
 
 
 def with_embedding(spec: JobSpec, model: EmbeddingConfig) -> JobSpec:

@@ -18,5 +18,5 @@ def with_model_of_texts(spec: JobSpec, adapter: Path | None, bundled_root: Path)
     if spec.task == "classify":
         model_dir, classifier = find_classifier(spec.model, adapter, bundled_root)
         return with_classification(spec, classifier), model_dir, classifier.model
-    model_dir, embedding = find_embedding_model(spec.model, bundled_root)
+    model_dir, embedding = find_embedding_model(spec.model, adapter, bundled_root)
     return with_embedding(spec, embedding), model_dir, embedding.model

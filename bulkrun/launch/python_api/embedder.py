@@ -71,9 +71,9 @@ class Embedder(TextModel[EmbeddingOutput]):
         prompts = {"prompt_name": prompt_name, "prompt": prompt}
         run = {"on_too_long": on_too_long}
         asked = job_of_texts(model, "embed", embedding={**embedding, **prompts}, engine=engine_section(engine), run=run)
-        model_dir, config = find_embedding_model(asked.model, BUNDLED_ROOT)
+        adapter = adapter_dir(asked.engine)
+        model_dir, config = find_embedding_model(asked.model, adapter, BUNDLED_ROOT)
         spec = with_embedding(asked, config)
-        adapter = adapter_dir(spec.engine)
         tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter))
         loaded = load_embedding_engine(model_dir, spec.engine, spec.embedding.to_args(), adapter)
         super().__init__(spec, tokenizer, loaded, _VectorOutputs())

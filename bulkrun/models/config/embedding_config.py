@@ -72,17 +72,21 @@ class EmbeddingConfig:
         return asked or self.dimensions
 
     @classmethod
-    def from_dir(cls, path: Path | str) -> EmbeddingConfig:
-        """Read a model's directory. Raises ModelError, naming the file, for what is broken or not supported."""
+    def from_dir(cls, path: Path | str, adapter: Path | None = None) -> EmbeddingConfig:
+        """Read a model's directory. An `adapter` that sentence-transformers saved has all but config.json itself.
+
+        Raises ModelError, naming the file, for what is broken or not supported.
+        """
         path = Path(path)
         model = read_config(path, lambda raw: text_config(with_dtype(raw, path)))
-        modules = read_modules(path)
-        prompts, default = _prompts(path / PROMPTS_FILE)
+        files = path if adapter is None or not (adapter / MODULES).is_file() else adapter
+        modules = read_modules(files)
+        prompts, default = _prompts(files / PROMPTS_FILE)
         dense = () if modules is None else modules.dense
-        _check_chain(path, model.hidden_size, dense)
+        _check_chain(files, model.hidden_size, dense)
         return cls(
             model=model,
-            max_model_len=min(model.max_position_embeddings, max_text_len(path)),
+            max_model_len=min(model.max_position_embeddings, max_text_len(files)),
             pooling=None if modules is None else modules.pooling,
             normalize=modules is None or modules.normalize,
             dense=dense,

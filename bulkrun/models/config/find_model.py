@@ -108,7 +108,7 @@ def _downloaded(name: str, task: Task) -> Path:
 
 
 def _downloaded_adapter(name: str) -> Path:
-    """The directory of an adapter without the folders of its training (checkpoint-500)."""
+    """The directory of an adapter without the folders of its training (checkpoint-500); modules' begin with a digit."""
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=["*/*"]))
+    return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_NOT_FROM_EMBEDDING_HUB))

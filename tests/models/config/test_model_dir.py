@@ -128,7 +128,8 @@ def test_adapters_come_from_the_hub_without_the_steps_of_their_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "tokenizer.json", "README.md",
-             "checkpoint-500/adapter_model.safetensors", "chat_template.jinja", "training_args.bin")  # fmt: skip
+             "checkpoint-500/adapter_model.safetensors", "chat_template.jinja", "training_args.bin",
+             "1_Pooling/config.json")  # fmt: skip
     header = b"{}".ljust(8)
 
     def download(repo: str, **patterns: list[str]) -> str:
@@ -141,7 +142,13 @@ def test_adapters_come_from_the_hub_without_the_steps_of_their_training(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_adapter("acme/lora") == tmp_path
     got = sorted(file.name for file in tmp_path.iterdir())
-    assert got == ["adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "tokenizer.json"]
+    assert got == [
+        "1_Pooling",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "chat_template.jinja",
+        "tokenizer.json",
+    ]
     (tmp_path / "adapter_model.safetensors").write_bytes(b"torn")
     with pytest.raises(ModelError, match="adapter_model"):
         resolve_adapter(str(tmp_path))
