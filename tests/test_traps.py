@@ -197,7 +197,7 @@ ELSEWHERE = {
     "cached value carries another row's id": "tests/job/work/test_samples.py::test_trap_cached_value",
     "whole-dataset fingerprint": f"{NIGHTLY}::test_whole_dataset_fingerprint",
     "failure turned into empty text": "tests/job/work/test_answers.py::test_trap_failure_turned_into_empty_text",
-    "truncated JSON patched by adding a brace": "tests/job/work/test_parsing.py::test_truncated_json_patched",
+    "truncated JSON patched by adding a brace": "tests/job/outputs/test_parsing.py::test_truncated_json_patched",
     "null-typed column, late fields dropped": "tests/data/results/test_json_schema.py::test_null_typed_column",
     "too-long prompt doubles a row": "tests/job/plan/test_planner.py::test_bad_rows_are_rows_with_an_error",
     "retry goes to the same dead engine": "tests/executors/test_local.py::test_retry_goes_to_the_same_dead_engine",

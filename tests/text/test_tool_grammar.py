@@ -43,13 +43,15 @@ FUNCTIONS: list[dict[str, Any]] = [
     {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 ]
 FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite", "qwen3_coder", "glm45", "harmony"]
-SPECIAL = {
-    "plain markers": [],
-    "special markers": ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"],
-    "newer mistral": ["[TOOL_CALLS]", "[ARGS]"],
-    "channels": MARKERS["harmony"],
-    "glm": MARKERS["glm45"],
+# special tokens -> the forms that have them
+SPECIAL: dict[tuple[str, ...], list[ToolFormat]] = {
+    (): FORMS,
+    ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call|>"): FORMS[:5],
+    ("[TOOL_CALLS]", "[ARGS]"): ["mistral"],
+    MARKERS["harmony"]: ["harmony"],
+    MARKERS["glm45"]: ["glm45"],
 }
+CASES = [(None, form) for form in FORMS] + [(special, form) for special, forms in SPECIAL.items() for form in forms]
 
 
 def bound(form: ToolFormat, one: bool, functions: list[dict[str, Any]] = FUNCTIONS) -> StructuredOutput:
@@ -72,22 +74,19 @@ def with_special(folder: Path, *texts: str) -> Tokenizer:
     return Tokenizer.from_dir(folder)
 
 
-@pytest.fixture(params=["bundled", *SPECIAL])
-def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    if request.param == "bundled":
-        return Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
-    return with_special(tmp_path, *SPECIAL[request.param])
-
-
 def ending(eos: int, seed: int) -> Choose:
     """Any token, but the end as soon as it may come, and mostly what is printable."""
     generator = random.Random(seed)
     return lambda ids: eos if eos in ids else generator.choice(ids)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("special", "form"), CASES)
 @pytest.mark.parametrize("one", [True, False])
-def test_whatever_is_chosen_is_calls_that_fit(tokenizer: Tokenizer, form: ToolFormat, one: bool) -> None:
+def test_whatever_is_chosen_is_calls_that_fit(
+    special: tuple[str, ...] | None, form: ToolFormat, one: bool, tmp_path: Path
+) -> None:
+    bundled = BUNDLED_ROOT / "tiny"
+    tokenizer = Tokenizer.from_dir(bundled) if special is None else with_special(tmp_path, *special)
     structured, eos = bound(form, one), tokenizer.eos_token_id
     assert eos is not None
     check_grammar(structured)
