@@ -3,7 +3,7 @@
 Its tensors say that they are on `cuda:0` and have their numbers in host memory; Triton kernels are interpreted. It is
 as strict as a GPU, and stricter where a GPU is wrong in silence: new memory is full of NaN, so is a graph's own memory
 before and after each replay, a copy to the host holds garbage until its event is waited for, tensors of host and
-device do not mix, and an op that CUDA lacks for a dtype fails (`cuda_dtypes`). Whatever waits for the device is
+device do not mix, and an op that CUDA lacks for a dtype fails (`cuda_ops`). Whatever waits for the device is
 counted, and is an error while a graph is captured. It knows no streams (everything runs in order), no bf16 and no
 speed.
 """
@@ -22,7 +22,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from bulkrun.engine import device as engine_device
 from bulkrun.engine.step.cuda_graphs import capture_stream
-from tests.engine.cuda_dtypes import CudaDtypes
+from tests.engine.cuda_ops import CudaOps
 from tests.engine.stand_in_tensors import PinnedTensor, is_on_device, on_device, spoil, tensors_in
 from tests.ops.triton.sanitizer import quicker_interpreter
 
@@ -91,7 +91,7 @@ class GpuStandIn(TorchFunctionMode):
         self.is_void = False  # the capture
         self.pools_in_use: list[object] = []  # by captures
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # on their way to the host: (to, from)
-        self._dtypes = CudaDtypes()
+        self._ops = CudaOps()
         self._interpret = GridExecutor.__call__
 
     def wait(self, what: str) -> None:
@@ -127,8 +127,13 @@ class GpuStandIn(TorchFunctionMode):
             return func(*args, **kwargs)
         if target is not None:
             kwargs["device"] = _CPU
+        num_waits = self.waits.total()
         self._check(name, args, tensors)
-        return self._launch(lambda: on_device(func(*args, **kwargs)), name, tensors)
+        self._ops.waits.clear()
+        result = self._launch(lambda: on_device(func(*args, **kwargs)), name, tensors)
+        if self._ops.waits and self.waits.total() == num_waits:  # or it is counted by its own name
+            self.wait(f"{name}, which is {self._ops.waits[0]} within")
+        return result
 
     def launch_kernel(self, executor: GridExecutor, args: Any, kwargs: Any) -> None:
         """Interpret a Triton kernel."""
@@ -138,7 +143,7 @@ class GpuStandIn(TorchFunctionMode):
             self._launch(lambda: self._interpret(executor, *args, **kwargs), "", tensors)
 
     def _launch(self, launch: Callable[[], Any], name: str, tensors: list[torch.Tensor]) -> Any:
-        with self._dtypes if name else nullcontext():  # a kernel's interpreter has ops of its own
+        with self._ops if name else nullcontext():  # a kernel's interpreter has ops of its own
             result = launch()
         if name in _UNINITIALIZED:
             spoil(result)

@@ -20,7 +20,7 @@ from bulkrun.models.loading.loader import load_model
 from bulkrun.ops import dispatch
 from bulkrun.request import Request, SamplingParams, StructuredOutput
 from tests.engine.conftest import EngineFactory
-from tests.engine.cuda_dtypes import CudaDtypes, dtypes_by_op, missing
+from tests.engine.cuda_ops import CudaOps, dtypes_by_op, missing
 from tests.engine.gpu_stand_in import gpu_stand_in
 from tests.engine.step.test_token_masks import STEPS, steps_factory
 from tests.engine.test_gpu_stand_in import drawn_requests, greedy_requests, prompts, tokens
@@ -64,8 +64,18 @@ def test_fp8_may_be_made_looked_at_in_part_and_converted_and_no_more() -> None:
 
 def test_an_op_made_of_others_is_looked_at_in_them() -> None:
     ints = torch.ones(1, 2, dtype=torch.int32)
-    with CudaDtypes(), torch.inference_mode(), pytest.raises(AssertionError, match="CUDA has no"):
+    with CudaOps(), torch.inference_mode(), pytest.raises(AssertionError, match="CUDA has no"):
         F.linear(ints, ints)
+
+
+def test_an_op_that_waits_within_is_found() -> None:
+    with gpu_stand_in() as gpu:
+        counts = torch.ones(3, device="cuda").long()
+        torch.repeat_interleave(counts, counts, output_size=3)
+        assert not gpu.waits
+        torch.repeat_interleave(counts, counts)
+        F.one_hot(counts)
+        assert [name.split(",")[0] for name in gpu.waits] == ["repeat_interleave", "one_hot"]
 
 
 def asked_for() -> list[Request]:
