@@ -45,7 +45,7 @@ _SAME_AS = {
 }
 # What exists for every dtype, fp8 too, which the list never names: no number is looked at, or each dtype is copied
 # to each other one (aten/src/ATen/native/cuda/Copy.cu, FillKernel.cu).
-_FOR_ALL = {"empty", "empty_like", "detach", "lift_fresh", "_unsafe_view", "zeros", "copy", "_to_copy"}
+_FOR_ALL = {"empty", "empty_like", "new_empty", "detach", "lift_fresh", "_unsafe_view", "zeros", "copy", "_to_copy"}
 # Of the float dtypes that experts come in; what it asks of operands: tests/ops/triton/test_operands.py. It waits but in
 # bf16 (GroupedMMUtils.h), which is not computed here.
 _FOR_ALL |= {"_grouped_mm"}
