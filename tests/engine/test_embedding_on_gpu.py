@@ -34,7 +34,7 @@ def test_bfloat16_vectors_point_where_those_of_the_cpu_do(name: str, pooling: An
 @pytest.mark.usefixtures("watched_kernels")
 @pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU here, not interpreted")
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered")
-@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("pooling", [pytest.param("mean", marks=pytest.mark.slow), "last"])
 @pytest.mark.parametrize(("name", "num_waits"), [("qwen3", 0), ("bert", 1)])
 def test_the_path_of_a_gpu_waits_for_vectors_alone(name: str, num_waits: int, pooling: Any, tmp_path: Path) -> None:
     """But for transformers, which looks at each mask, here of one batch: it might hide nothing."""
