@@ -31,6 +31,7 @@ pytestmark = [
 
 
 NUM_TOKENS = 4  # kernels are interpreted
+SIZES = {"hidden_size": 192, "intermediate_size": 192}  # of whole blocks of inputs, over six heads
 OnAGpu = Callable[..., tuple[list[list[int]], Counter[str]]]
 
 
@@ -63,15 +64,15 @@ def expected(plain: Path) -> list[list[int]]:
 def test_a_model_that_would_leave_no_memory_stays_in_four_bits(
     name: str, form: str, tmp_path: Path, on_a_gpu: OnAGpu
 ) -> None:
-    stored, plain = save_tiny_packed(tmp_path, "qwen2", name, hidden_size=96, intermediate_size=96)
+    stored, plain = save_tiny_packed(tmp_path, "qwen2", name, **(SIZES if form == "whole" else {}))
     assert on_a_gpu(stored) == (expected(plain), {form: 4 * 3})
 
 
 @pytest.mark.slow
 def test_experts_stay_so_too(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
-    stored, plain = save_tiny_packed(tmp_path / "gptq", "qwen3_moe", "gptq")
-    assert on_a_gpu(stored) == (expected(plain), {"table": 10, "whole": 2}), "down projections have one group"
-    stored, plain = save_tiny_mxfp4(tmp_path / "mxfp4", "gpt_oss_whole_panels")
+    stored, plain = save_tiny_packed(tmp_path / "awq", "qwen3_moe", "awq_whole", moe_intermediate_size=64)
+    assert on_a_gpu(stored) == (expected(plain), {"table": 9, "whole": 2}), "what goes down has a whole block of inputs"
+    stored, plain = save_tiny_mxfp4(tmp_path / "mxfp4", intermediate_size=128)
     assert on_a_gpu(stored, enforce_eager=False) == (expected(plain), {"e2m1": 2 * 3})
 
 
@@ -81,7 +82,7 @@ def test_experts_stay_so_too(tmp_path: Path, on_a_gpu: OnAGpu) -> None:
     [("awq", "llama", "table"), ("awq_whole", "llama", "whole"), ("ct_group", "phi3", "table")],
 )
 def test_captured_steps_unpack_too(name: str, variant: str, form: str, tmp_path: Path, on_a_gpu: OnAGpu) -> None:
-    stored, plain = save_tiny_packed(tmp_path, variant, name)
+    stored, plain = save_tiny_packed(tmp_path, variant, name, **(SIZES if form == "whole" else {}))
     left_out = name != "awq"
     assert on_a_gpu(stored, enforce_eager=False) == (expected(plain), {form: 4 * 3 - left_out})
 

@@ -110,9 +110,9 @@ def test_weights_that_stay_in_four_bits_are_multiplied_as_transformers_does(
 ) -> None:
     """Unpacked before their product, and by the kernel that multiplies: a matrix's and experts'."""
     monkeypatch.setattr(kept_four_bits, "_free_bytes", lambda device: 0)
-    sizes = {"hidden_size": 96, "intermediate_size": 96}
+    sizes = {"hidden_size": 192, "intermediate_size": 192}
     if form == "e2m1":
-        stored, plain = save_tiny_mxfp4(tmp_path, "gpt_oss_whole_panels")
+        stored, plain = save_tiny_mxfp4(tmp_path, intermediate_size=128)
     else:
         stored, plain = save_tiny_packed(tmp_path, "qwen2", "gptq" if form == "table" else "ct_zeros", **sizes)
     settings = stored_quantized.SMALL | {"device": "cuda", "enforce_eager": enforce_eager}

@@ -2,9 +2,9 @@
 
 A program takes BLOCK_N outputs and BLOCK_M rows, of one expert where there are such (`expert_tiles`). Codes and scales
 are copied to shared memory as they are stored, several tiles ahead, and become numbers on their way to the matrix
-units: memory gives half a byte for each. The weight is the first operand, which Hopper's matrix units take from
-registers. Numbers are those of `unpack`: computed in float32, rounded once to the rows' dtype; sums are float32. Where
-a matrix has few outputs several programs share a sum, so that every multiprocessor has two.
+units (`four_bit_numbers`): memory gives half a byte for each. The weight is the first operand, which Hopper's matrix
+units take from registers. Numbers are those of `unpack`, sums are float32. Where a matrix has few outputs several
+programs share a sum, so that every multiprocessor has two.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ import triton.language as tl
 
 from bulkrun.ops.four_bit_weight import TILE_INPUTS, FourBitWeight
 from bulkrun.ops.triton.expert_tiles import most_row_tiles, rows_of_tile
+from bulkrun.ops.triton.four_bit_numbers import four_bit_numbers
 from bulkrun.ops.triton.tile_order import place_of_program
-
-_MAGIC = tl.constexpr(0x4B000000)  # 2 ** 23 as a float32: its low bits count ones
-_E2M1_BITS = tl.constexpr(-0x80000000 | 0x01C00000)
-_E2M1_SHORT = tl.constexpr(126)  # the power of two that a float32 lacks whose exponent and fraction are an E2M1's
 
 
 class _Tile(NamedTuple):
@@ -29,10 +26,11 @@ class _Tile(NamedTuple):
     outputs: int
     inputs: int
     num_warps: int
-    num_stages: int  # as many as keep memory busy with one program to a multiprocessor, in 100 KB of shared memory
+    num_stages: int  # as many as keep memory busy with one program to a multiprocessor, in 80 KB: see below
 
 
-_TILES = (_Tile(16, 64, 128, 4, 8), _Tile(32, 64, 128, 4, 6), _Tile(64, 64, 128, 4, 4), _Tile(128, 128, 64, 8, 4))
+# GPUs without Hopper's matrix units turn a tile's numbers through up to 32 KB of shared memory, of which some have 100.
+_TILES = (_Tile(16, 128, 128, 4, 4), _Tile(32, 128, 128, 4, 4), _Tile(64, 128, 64, 4, 6), _Tile(128, 128, 64, 8, 4))
 _PROGRAMS = 264  # two for each multiprocessor of an H100: one alone leaves its units idle while it waits
 _LEAST_STEPS, _MOST_SPLITS = 8, 4  # of a sum that is shared out
 _SUM_BLOCK = 1024
@@ -66,9 +64,10 @@ def multiply(
     splits = 1 if num_experts else _splits(num_tiles, triton.cdiv(2 * num_bytes, tile.inputs))
     parts = out if splits == 1 else out.new_empty(splits, num_rows, num_outputs, dtype=torch.float32)
     _product_kernel[(num_tiles, splits)](
-        x, row_P, weight.codes, weight.scale, bias, ends_X, parts, num_rows, num_row_tiles,
+        x, row_P, weight.codes.view(torch.int32), weight.scale, bias, ends_X, parts, num_rows, num_row_tiles,
         SIZE=2 * num_bytes, NUM_OUTPUTS=num_outputs,
         GROUP_SIZE=weight.group_size, NUM_GROUPS=weight.scale.shape[-1], ARE_WHOLE=weight.form == "whole",
+        IN_PAIRS=x.dtype in weight.exact_in,
         NUM_EXPERTS=num_experts, BLOCK_X=triton.next_power_of_2(max(num_experts, 1)),
         BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs, SPLITS=splits,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -90,29 +89,11 @@ def _tile_for(num_rows: float, *, is_sure: bool) -> _Tile:
     return next((tile for tile in _TILES if wanted <= tile.rows), _TILES[-1])
 
 
-@triton.jit
-def _numbers(byte_NB, scale_NG, ARE_WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, G: tl.constexpr):
-    """float32 [N, K] of the codes of N outputs, for G groups of inputs."""
-    byte_NB = byte_NB.to(tl.int32)
-    if ARE_WHOLE:
-        low, high = (byte_NB & 15) | _MAGIC, (byte_NB >> 4) | _MAGIC
-    else:  # the sign to the sign, two bits to the exponent's lowest, one to the fraction's highest
-        low, high = ((byte_NB << 28) >> 6) & _E2M1_BITS, ((byte_NB << 24) >> 6) & _E2M1_BITS
-    number_NK = tl.reshape(tl.join(low, high).to(tl.float32, bitcast=True), [BLOCK_N, G, BLOCK_K // G])
-    if ARE_WHOLE:
-        zero_NG = ((scale_NG & 15) | _MAGIC).to(tl.float32, bitcast=True)
-        number_NK = (number_NK - zero_NG[:, :, None]) * (scale_NG & -16).to(tl.float32, bitcast=True)[:, :, None]
-    else:
-        scale_NG = ((scale_NG.to(tl.int32) + _E2M1_SHORT) << 23).to(tl.float32, bitcast=True)
-        number_NK = number_NK * scale_NG[:, :, None]
-    return tl.reshape(number_NK, [BLOCK_N, BLOCK_K])
-
-
 @triton.jit(do_not_specialize=["num_rows", "num_row_tiles"])
 def _product_kernel(
     x_ptr,
     row_ptr,  # None: row p is row p of x
-    codes_ptr,
+    word_ptr,  # of codes
     scale_ptr,
     bias_ptr,  # None: none
     ends_ptr,
@@ -126,13 +107,13 @@ def _product_kernel(
     NUM_EXPERTS: tl.constexpr,  # 0: a matrix
     BLOCK_X: tl.constexpr,
     ARE_WHOLE: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,  # programs that share a sum; with several, `out` is float32 [SPLITS, T, O], without the bias
 ):
-    BYTES: tl.constexpr = BLOCK_K // 2
-    BYTES_OF_SPLIT: tl.constexpr = (SIZE // 2 + BYTES * SPLITS - 1) // (BYTES * SPLITS) * BYTES
+    STEPS: tl.constexpr = (SIZE + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS)
     G: tl.constexpr = max(BLOCK_K // GROUP_SIZE, 1)
     row_tile, column_tile = place_of_program(tl.program_id(0), num_row_tiles, (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N)
     expert, first, end = 0, row_tile * BLOCK_M, num_rows
@@ -149,24 +130,23 @@ def _product_kernel(
     output_N = expert * tl.cast(NUM_OUTPUTS, tl.int64) + column_N  # a row of all experts' weights
 
     acc_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    start, stop = 0, SIZE // 2
+    start = 0
     if SPLITS > 1:
-        start = tl.program_id(1) * BYTES_OF_SPLIT
-        stop = tl.minimum(start + BYTES_OF_SPLIT, SIZE // 2)
+        start = tl.program_id(1) * (STEPS * BLOCK_K)
         out_ptr += tl.program_id(1).to(tl.int64) * num_rows * NUM_OUTPUTS
-    for first_byte in range(start, stop, BYTES):
-        index_B = first_byte + tl.arange(0, BYTES)
-        index_K = 2 * first_byte + tl.arange(0, BLOCK_K)
-        index_G = 2 * first_byte // GROUP_SIZE + tl.arange(0, G)
-        x_mask, code_mask, scale_mask = is_pair_M[None, :], is_column_N[:, None], is_column_N[:, None]
-        if SIZE % BLOCK_K != 0:
+    for step in range(STEPS):  # as many whatever the program: else wide matrix instructions wait for each other
+        first_input = start + step * BLOCK_K
+        index_W, index_K = first_input // 8 + tl.arange(0, BLOCK_K // 8), first_input + tl.arange(0, BLOCK_K)
+        index_G = first_input // GROUP_SIZE + tl.arange(0, G)
+        x_mask, word_mask, scale_mask = is_pair_M[None, :], is_column_N[:, None], is_column_N[:, None]
+        if SIZE % (BLOCK_K * SPLITS) != 0:
             x_mask = x_mask & (index_K < SIZE)[:, None]
-            code_mask = code_mask & (index_B < SIZE // 2)[None, :]
+            word_mask = word_mask & (index_W < SIZE // 8)[None, :]
             scale_mask = scale_mask & (index_G < NUM_GROUPS)[None, :]
         x_KM = tl.load(x_ptr + row_M[None, :] * SIZE + index_K[:, None], mask=x_mask, other=0.0)
-        byte_NB = tl.load(codes_ptr + output_N[:, None] * (SIZE // 2) + index_B[None, :], mask=code_mask, other=0)
+        word_NW = tl.load(word_ptr + output_N[:, None] * (SIZE // 8) + index_W[None, :], mask=word_mask, other=0)
         scale_NG = tl.load(scale_ptr + output_N[:, None] * NUM_GROUPS + index_G[None, :], mask=scale_mask, other=0)
-        weight_NK = _numbers(byte_NB, scale_NG, ARE_WHOLE, BLOCK_N, BLOCK_K, G).to(x_KM.dtype)
+        weight_NK = four_bit_numbers(word_NW, scale_NG, x_KM.dtype, ARE_WHOLE, IN_PAIRS, BLOCK_N, BLOCK_K, G)
         acc_NM = tl.dot(weight_NK, x_KM, acc_NM, input_precision="ieee")
     if bias_ptr is not None and SPLITS == 1:
         acc_NM += tl.load(bias_ptr + output_N, mask=is_column_N, other=0.0).to(tl.float32)[:, None]

@@ -4,9 +4,9 @@
 
 The interpreter runs kernels, but proves nothing about the compiler: types of tensor-core products, shared memory,
 registers. Here the launchers are called on small CPU tensors and each launch ends after compiling. One JSON line per
-kernel: shared memory and stack (spilled registers) in bytes, registers, how many wide matrix instructions, how many
-copies may be under way at each wait in a loop, for attention the query heads of a key head, and the rows of a tile
-where it has such.
+kernel: shared memory and stack (spilled registers) in bytes, registers, how many wide matrix instructions, and for how
+many of them more than the kernel asks for the assembler waits at once; how many copies may be under way at each wait in
+a loop, for attention the query heads of a key head, and the rows of a tile where it has such.
 """
 
 from __future__ import annotations
@@ -154,9 +154,10 @@ def needs(kernel: Any) -> dict[str, object]:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
-        command = [str(tool), "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
+        command = [str(tool), "--dump-resource-usage", "--dump-sass", file.name]
+        dump = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", dump)[0]
+    ptx = kernel.asm["ptx"]
     return {
         "kernel": kernel.metadata.name,
         "group": _constant(kernel, "GROUP"),
@@ -165,8 +166,10 @@ def needs(kernel: Any) -> dict[str, object]:
         "warps": kernel.metadata.num_warps,
         "registers": int(registers),
         "stack": int(stack),
-        "wide_loads": len(re.findall(r"ld\.global\S*\.v[24]\.", kernel.asm["ptx"])),
-        "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+        "wide_loads": len(re.findall(r"ld\.global\S*\.v[24]\.", ptx)),
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "serial": len(re.findall(r"WARPGROUP\.DEPBAR\S* gsb0, 0x0", dump))
+        - ptx.count("wgmma.wait_group.sync.aligned 0;"),
         "waits": _waits_in_loops(kernel.asm["ttgir"]),
     }
 

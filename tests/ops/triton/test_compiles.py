@@ -41,5 +41,7 @@ def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, options: list[
         assert kernel["stack"] <= may_spill, kernel
         if kernel["kernel"] in ("_linear_kernel", "_prefill_kernel", "_shared_prefix_kernel"):
             assert kernel["wgmma"] > 0, kernel  # tiles are large enough for the wide matrix instructions
+        if kernel["kernel"] != "_grouped_linear_kernel":  # which waits for sums of few bits
+            assert kernel["serial"] <= 0, kernel  # else each wide matrix instruction waits for the one before
         if kernel["kernel"] in ("_decode_kernel", "_prefill_kernel", "_product_kernel", "_shared_prefix_kernel"):
             assert kernel["waits"] and min(kernel["waits"]) > 0, kernel  # the next tile is on its way during this one

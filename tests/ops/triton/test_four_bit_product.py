@@ -24,14 +24,18 @@ ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # of t
 DTYPES = [torch.float32, torch.float16]
 KINDS = ["zeros", "no_zeros", "e2m1"]
 # outputs, inputs, inputs of a group: tiles that are not full, groups wider and narrower than tiles, a single one
-SIZES = [(64, 128, 128), (130, 2, 2), (65, 160, 32), (7, 96, 16), (200, 384, 128), (40, 320, 64), (33, 200, 200)]
+SIZES = [(64, 128, 128), (130, 64, 2), (65, 192, 32), (7, 64, 16), (200, 384, 128), (40, 320, 64), (33, 192, 192)]
 
 
 def random_weight(kind: str, shape: tuple[int, ...], group_size: int, device: str) -> FourBitWeight:
     """In the form for the kernel."""
     made = in_bits(plain_weight(kind, shape, group_size))
     assert made.form == ("e2m1" if kind == "e2m1" else "whole")
-    return FourBitWeight(*(part.to(device) if isinstance(part, torch.Tensor) else part for part in made))
+    return on(made, device)
+
+
+def on(weight: FourBitWeight, device: str) -> FourBitWeight:
+    return FourBitWeight(*(part.to(device) if isinstance(part, torch.Tensor) else part for part in weight))
 
 
 def plain_weight(kind: str, shape: tuple[int, ...], group_size: int) -> FourBitWeight:
@@ -66,12 +70,12 @@ def test_numbers_are_the_same_in_every_form(kind: str, group_size: int) -> None:
 def test_every_exponent_that_a_float_holds_is_its_number() -> None:
     """From the lowest, which is no normal number, to the highest that the kernel can make up for."""
     scale = torch.ldexp(torch.ones(128 + 1, 1, dtype=torch.float64), torch.arange(-127, 2)[:, None]).bfloat16()
-    codes = torch.arange(16, dtype=torch.uint8).expand(129, 16).contiguous()
+    codes = torch.arange(32, dtype=torch.uint8).expand(129, 32).contiguous()
     plain = FourBitWeight(codes, scale, None, torch.tensor(E2M1))
     made = in_bits(plain)
     assert made.scale[:, 0].tolist() == [*range(129)]
     assert torch.equal(unpack(made), unpack(plain))
-    x = torch.eye(32)
+    x = torch.eye(64)
     assert torch.equal(four_bit_linear(x, made, None), unpack(plain).T)
 
 
@@ -87,6 +91,7 @@ def test_a_weight_stays_as_it_is_where_something_would_be_lost() -> None:
         FourBitWeight(codes, torch.ones(2, 4).mul_(1.5).bfloat16(), None, e2m1),
         FourBitWeight(codes, torch.zeros(2, 4).bfloat16(), None, e2m1),
         FourBitWeight(torch.zeros(2, 96, dtype=torch.uint8), torch.ones(2, 2), None, whole),  # groups of 96
+        FourBitWeight(torch.zeros(2, 48, dtype=torch.uint8), torch.ones(2, 3), None, whole),  # half a block of inputs
     ):
         assert in_bits(weight) is weight
 
@@ -114,7 +119,7 @@ def test_tiles_of_every_size_end_anywhere(num_rows: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zeros", "e2m1"])
-@pytest.mark.parametrize("size", [992, 1024, 2080, 4096])
+@pytest.mark.parametrize("size", [960, 1024, 2112, 3136, 4096])
 @pytest.mark.parametrize("num_rows", [1, 70])
 def test_few_programs_share_sums(kind: str, size: int, num_rows: int, device: str) -> None:
     """From one program to four for a tile, the last with less to do."""
@@ -122,6 +127,16 @@ def test_few_programs_share_sums(kind: str, size: int, num_rows: int, device: st
     x, bias = torch.randn(num_rows, size, device=device), torch.randn(136, device=device)
     for one in (None, bias):
         assert_close(four_bit_linear(x, weight, one), reference(x, weight, one))
+
+
+@pytest.mark.parametrize("group_size", [32, 128])
+def test_scales_that_the_dtype_of_rows_lacks_are_multiplied_in_float32(group_size: int, device: str) -> None:
+    plain = plain_weight("zeros", (72, 128), group_size)
+    bits = (torch.rand(plain.scale.shape) + 0.5).view(torch.int32) & ~15
+    weight = on(in_bits(plain._replace(scale=bits.view(torch.float32))), device)
+    assert weight.form == "whole" and not weight.exact_in
+    x = torch.randn(5, 128, device=device).half()
+    assert_close(four_bit_linear(x, weight, None), reference(x, weight, None))
 
 
 def test_sums_are_shared_by_as_many_programs_as_there_is_room_for() -> None:
@@ -161,7 +176,7 @@ def test_many_rows_and_other_forms_go_through_numbers_unpacked_before(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sizes", [(64, 32), (160, 64), (192, 128)], ids=str)
+@pytest.mark.parametrize("sizes", [(64, 64), (192, 64), (320, 128)], ids=str)
 @pytest.mark.parametrize("experts", [(5, 2, 0), (5, 2, 1), (1, 1, 3), (3, 3, 13), (33, 8, 7), (4, 2, 90)], ids=str)
 @pytest.mark.pairs("experts", "sizes", "kind", "dtype")
 def test_experts_are_those_of_the_reference(
@@ -181,7 +196,7 @@ def test_experts_are_those_of_the_reference(
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 97, 300])
 @pytest.mark.parametrize("num_experts", [1, 3])
 def test_tiles_of_experts_end_anywhere(num_experts: int, num_tokens: int, device: str) -> None:
-    both = [random_weight("e2m1", (num_experts, *shape), 32, device) for shape in ((64, 64), (64, 32))]
+    both = [random_weight("e2m1", (num_experts, *shape), 32, device) for shape in ((128, 64), (64, 64))]
     routes = (part.to(device) for part in routed(num_tokens, num_experts, 1))
     asked = (torch.randn(num_tokens, 64, device=device), *both, *routes, None, None)
     assert_close(four_bit_experts(*asked), reference_experts(*asked))
@@ -189,7 +204,7 @@ def test_tiles_of_experts_end_anywhere(num_experts: int, num_tokens: int, device
 
 def test_launches_are_as_many_whatever_the_experts_got(launches: list[tuple[int, ...]], device: str) -> None:
     """What a captured step needs: the grid is known from shapes."""
-    both = [random_weight("e2m1", (8, *shape), 32, device) for shape in ((64, 64), (64, 32))]
+    both = [random_weight("e2m1", (8, *shape), 32, device) for shape in ((128, 64), (64, 64))]
     for ids_Tk in (torch.zeros(50, 1, dtype=torch.int64), torch.arange(50)[:, None] % 8):
         x_TE, weights_Tk = torch.randn(50, 64, device=device), torch.ones(50, 1, device=device)
         four_bit_experts(x_TE, both[0], both[1], weights_Tk, ids_Tk.to(device), None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bulkrun.ops.four_bit_order import in_words
 from bulkrun.ops.triton.unpack_codes import unpack_codes
 from bulkrun.ops.unpack_codes import unpack_codes as reference
 
@@ -43,3 +44,20 @@ def test_numbers_are_those_of_the_reference(
     ours = unpack_codes(codes, scale, zero, codebook, dtype)
     assert ours.dtype == dtype and ours.shape == (*outputs, size)
     assert torch.equal(ours, reference(codes, scale, zero, codebook, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_groups", [1, 3, 45])
+@pytest.mark.parametrize("outputs", [(3,), (2, 3), (0,)])
+@pytest.mark.parametrize("num_inputs", [192, 2880])
+def test_codes_may_lie_in_words(
+    device: str, outputs: tuple[int, ...], num_inputs: int, num_groups: int, dtype: torch.dtype
+) -> None:
+    num_groups = num_groups if num_inputs % num_groups == 0 else 3
+    codes = torch.randint(256, (*outputs, num_inputs // 2), dtype=torch.uint8, device=device)
+    scale = torch.randn(*outputs, num_groups, device=device)
+    zero = torch.randint(16, scale.shape, dtype=torch.uint8, device=device)
+    codebook = torch.randn(16, device=device)
+    exact = reference(codes, scale, zero, codebook, dtype)
+    for unpack in (unpack_codes, reference):
+        assert torch.equal(unpack(in_words(codes), scale, zero, codebook, dtype, are_in_words=True), exact)
