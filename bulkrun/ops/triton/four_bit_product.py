@@ -114,7 +114,7 @@ def _product_kernel(
     SPLITS: tl.constexpr,  # programs that share a sum; with several, `out` is float32 [SPLITS, T, O], without the bias
 ):
     STEPS: tl.constexpr = (SIZE + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS)
-    G: tl.constexpr = max(BLOCK_K // GROUP_SIZE, 1)
+    G: tl.constexpr = BLOCK_K // GROUP_SIZE if GROUP_SIZE < BLOCK_K else 1
     row_tile, column_tile = place_of_program(tl.program_id(0), num_row_tiles, (NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N)
     expert, first, end = 0, row_tile * BLOCK_M, num_rows
     if NUM_EXPERTS > 0:
