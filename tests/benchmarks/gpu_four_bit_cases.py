@@ -1,9 +1,10 @@
 """Products with weights of four bits: unpacked by the kernel that multiplies, unpacked before, and beside bfloat16's.
 
-Predicted for an H100, not measured. A multiprocessor issues 6.6 instructions for a whole number and 7.9 for an E2M1 on
-their way to the matrix units (counted in what is compiled), that is 4.5e12 and 3.7e12 numbers a second, where memory
-gives 1.7e12 of bfloat16: up to 64 rows a matrix takes 0.37 of bfloat16's time and experts 0.45; unpacking before takes
-at least 2.25 times bfloat16's. At 512 rows numbers are unpacked four times, and both ways take about as long.
+Predicted for an H100, not measured. A multiprocessor issues 3.3 to 4.2 instructions for a whole number and 4.1 to 4.6
+for an E2M1 in tiles of up to 64 rows (counted in what Triton 3.6 compiles), that is 6.4e12 numbers a second or more,
+where memory gives 6.3e12 of them and 1.7e12 of bfloat16: a matrix or experts take 0.27 to 0.3 of bfloat16's time, 0.4
+where only 65% of that rate is reached; unpacking before takes at least 2.25 times bfloat16's. At 512 rows numbers are
+unpacked four times, in less than unpacking before takes.
 """
 
 from __future__ import annotations
