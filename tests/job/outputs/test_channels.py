@@ -85,8 +85,12 @@ _TOKEN = re.compile(r"<\|\w+\|>|.", re.DOTALL)  # a marker is one
 @given(cut=st.integers(0, 100), thought=st.text("ab \n"), city=st.text("é{} \n"))
 def test_what_is_cut_loses_no_text(cut: int, thought: str, city: str) -> None:
     arguments = json.dumps({"city": city}, ensure_ascii=False)
-    whole = f"<|channel|>analysis<|message|>{thought}<|end|>{NEXT}{CALL[: CALL.index('{')]}{arguments}"
-    reasoning, response = split_channels("".join(_TOKEN.findall(whole)[:cut]))
-    assert reasoning is None or thought.strip().startswith(reasoning)
-    if response:
-        assert arguments.startswith(response.partition("<|message|>")[2].removesuffix("<|call|>"))
+    heads = [
+        _TOKEN.findall("<|channel|>analysis<|message|>"),
+        _TOKEN.findall(f"<|end|>{NEXT}{CALL[: CALL.index('{')]}"),
+    ]
+    tokens = [*heads[0], *thought, *heads[1], *arguments]
+    reasoning, response = split_channels("".join(tokens[:cut]))
+    assert (reasoning or "") == thought[: max(0, cut - len(heads[0]))].strip()
+    begin = len(tokens) - len(arguments)
+    assert (response or "").partition("<|message|>")[2] == arguments[: max(0, cut - begin)]

@@ -47,13 +47,6 @@ def test_a_call_has_to_be_made_with_or_without_thoughts(llm: bulkrun.LLM, as_par
     assert {output.reasoning is None for output in outputs} == {True, False}
 
 
-def test_free_outputs_show_no_markers(llm: bulkrun.LLM) -> None:
-    """A model of random weights has nothing to say in any channel; what it says is text or thoughts."""
-    for sampling in ({"max_tokens": 20}, bulkrun.SamplingParams(max_tokens=20)):
-        outputs = llm.chat([SAID] * 8, sampling, tools=TOOLS)
-        assert all(output.error is None or output.error.code == "no_answer" for output in outputs)
-
-
 def test_thoughts_are_found_without_tools_too(llm: bulkrun.LLM) -> None:
     regex = {"max_tokens": 40, "thinking": {"max_tokens": 6}, "structured_outputs": {"regex": "[ab]{3}"}}
     outputs = llm.chat([SAID] * 8, [regex] * 8)
