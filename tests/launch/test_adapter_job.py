@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import bulkrun
@@ -173,6 +174,15 @@ def test_an_adapter_as_the_model_is_told_where_it_belongs(adapter: Path, tmp_pat
         ModelError, match=r"adapter \(LoRA\): name its base as the model, and this directory in engine\.adapter"
     ):
         run(job_with(None, tmp_path) | {"model": str(adapter)})
+
+
+def test_an_adapter_of_a_larger_model_is_said_before_anything_runs(adapter: Path, tmp_path: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    larger = {name.replace("layers.0.", "layers.77."): tensor for name, tensor in load_file(weights).items()}
+    save_file(larger, weights)
+    with pytest.raises(ModelError, match=r"changes model\.layers\.77\..*, which the model does not have"):
+        run(job_with(adapter, tmp_path))
+    assert not (tmp_path / "out").exists()
 
 
 def test_validate_says_what_is_wrong(adapter: Path, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ from bulkrun.launch.preparation.sampling_defaults import with_defaults
 from bulkrun.launch.preparation.structured_output import check_thinking, warn_of_channels, with_markers, with_schema
 from bulkrun.launch.preparation.tool_calling import check_calls, warn_of_hidden_tools, with_form_of_calls
 from bulkrun.launch.preparation.variables import refuse_variables
+from bulkrun.models.config.adapter_fit import check_adapter
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.config.model_dir import adapter_fingerprint, model_fingerprint
@@ -203,6 +204,7 @@ def _of_texts(spec: JobSpec, files: list[InputFile], now: Callable[[], datetime]
     """A job that embeds or classifies."""
     adapter = adapter_dir(spec.engine)
     spec, model_dir, model = with_model_of_texts(spec, adapter, BUNDLED_ROOT)
+    check_adapter(adapter, model_dir)
     texts = tokenizer_dir(model_dir, adapter)
     tokenizer = Tokenizer.from_dir(texts, now=now, of_pairs=spec.prompt.text_pair is not None)
     return PreparedJob(spec, model_dir, adapter, model, tokenizer, files)
@@ -213,6 +215,7 @@ def _of_outputs(spec: JobSpec, files: list[InputFile], now: Callable[[], datetim
     adapter = adapter_dir(spec.engine)
     model_dir = resolve_model(spec.model, bundled_root=BUNDLED_ROOT)
     model = ModelConfig.from_dir(model_dir)
+    check_adapter(adapter, model_dir)
     tokenizer = Tokenizer.from_dir(tokenizer_dir(model_dir, adapter), now=now)
     spec = with_markers(with_form_of_calls(spec, tokenizer), model.architecture)
     if warns:

@@ -18,6 +18,7 @@ from bulkrun.models.files.safetensors_header import refuse_torn, stored_shapes
 from bulkrun.models.files.weight_files import ADAPTER
 
 _Value = TypeVar("_Value")
+BEFORE_NAMES = "base_model.model."  # what PEFT puts around a model
 _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 # Keys that make another sum of it than is worked out here.
 _NOT_READ = (

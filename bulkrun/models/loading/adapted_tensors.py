@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_fit import refuse_quantized_base
 from bulkrun.models.config.model_config import DecoderConfig
 from bulkrun.models.files.checkpoint import StoredTensor
 from bulkrun.models.loading.adapter import Adapter, base_name
@@ -27,11 +28,7 @@ def on_text_model(
     other one stayed. A vocabulary that grew in training is the model's. Raises ModelError for a base that is stored in
     8 or 4 bits, and where the two do not fit or nothing of the adapter is for a text model.
     """
-    if config.stored_quantization is not None:
-        raise ModelError(
-            "engine.adapter: the model's weights are stored quantized, and an adapter is added to whole ones; take the "
-            "model's bfloat16, float16 or float32 checkpoint (engine.quantization quantizes the sum)"
-        )
+    refuse_quantized_base(config.stored_quantization)
 
     def name_of(stored: str) -> str | None:
         name = text_name(stored)

@@ -14,19 +14,18 @@ from typing import NamedTuple
 
 import torch
 
-from bulkrun.errors import ModelError, shortened
-from bulkrun.models.config.adapter_config import AdapterConfig
+from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_config import BEFORE_NAMES, AdapterConfig
+from bulkrun.models.config.adapter_fit import misfit, shown_name
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.stored_quantized import store_dequantized
 from bulkrun.models.loading.tensor_names import Target
 
 _PIECE_NUMBERS = 2**20  # of a weight, worked on at a time
-_BEFORE_NAMES = "base_model.model."  # what PEFT puts around a model
-_OF_BASE = ".base_layer"  # and around a module of it
+_OF_BASE = ".base_layer"  # what PEFT puts around a module
 _SAVED = ".modules_to_save."  # where a vocabulary grew: the same again as without
 _BEFORE_TRAINING = ".original_module."
-_SHOWN_CHARS = 200  # of a name
 _PARTS = {  # of a module, by the ends of tensors' names
     ".lora_A.weight": "A",
     ".lora_B.weight": "B",
@@ -90,7 +89,7 @@ class Adapter(NamedTuple):
         """The same with each name as `name_of` has it, without what has none. Raises ModelError for two of one name."""
         names = {name: new for name in self.names if (new := name_of(name)) is not None}
         if twice := sorted(name for name, count in Counter(names.values()).items() if count > 1):
-            raise ModelError(f"{self.path}: it changes {_shown(twice[0])} twice; download the adapter again")
+            raise ModelError(f"{self.path}: it changes {shown_name(twice[0])} twice; download the adapter again")
         whole = {names[name]: one._replace(name=names[name]) for name, one in self.whole.items() if name in names}
         return self._replace(whole=whole, added={names[name]: one for name, one in self.added.items() if name in names})
 
@@ -99,14 +98,12 @@ class Adapter(NamedTuple):
         for name, one in (*self.whole.items(), *self.added.items()):
             shape = one.shape
             if name not in shapes:
-                what = f"it changes {_shown(name)}, which the model does not have"
+                what = f"it changes {shown_name(name)}, which the model does not have"
             elif shape != shapes[name]:
-                what = f"its {_shown(name)} is {list(shape)}, the model's {list(shapes[name])}"
+                what = f"its {shown_name(name)} is {list(shape)}, the model's {list(shapes[name])}"
             else:
                 continue
-            raise ModelError(
-                f"{self.path}: {what}; it was trained on {self.base}: make that the model, or merge the two with PEFT"
-            )
+            raise misfit(self.path, self.base, what)
 
     @classmethod
     def of(cls, path: Path | None) -> Adapter | None:
@@ -124,7 +121,7 @@ class Adapter(NamedTuple):
         modules: dict[str, dict[str, StoredTensor]] = {}
         whole = {}
         for one in stored_tensors([config.weights]):
-            name = one.name.removeprefix(_BEFORE_NAMES)
+            name = one.name.removeprefix(BEFORE_NAMES)
             ending = next((ending for ending in _PARTS if name.endswith(ending)), None)
             if ending is not None:
                 modules.setdefault(name.removesuffix(ending), {})[_PARTS[ending]] = one
@@ -147,14 +144,12 @@ def base_name(name: str, known: Collection[str], body: str) -> str:
     return next(others, name)
 
 
-def _shown(name: str) -> str:
-    return shortened(name, _SHOWN_CHARS)
-
-
 def _whole_name(name: str, file: Path) -> str:
     """The base's name of a tensor that an adapter holds whole. Raises ModelError for a part of something unknown."""
     if ".lora_" in name or not name.endswith((".weight", ".bias")):
-        raise ModelError(f"{file}: tensor {_shown(name)} is of no kind of LoRA that is added here; merge it with PEFT")
+        raise ModelError(
+            f"{file}: tensor {shown_name(name)} is of no kind of LoRA that is added here; merge it with PEFT"
+        )
     return name.replace(_OF_BASE, "").replace(_SAVED, ".")
 
 
@@ -172,8 +167,8 @@ def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterCon
         raise _misfit(module, parts, config)
     if not config.has_rank(module, len(a_RI)):
         raise ModelError(
-            f"{config.weights}: the tensors of {_shown(module)} are of rank {len(a_RI)}, and by r or rank_pattern in "
-            f"{config.file.name} of another; the two files are of different adapters: download the adapter again"
+            f"{config.weights}: the tensors of {shown_name(module)} are of rank {len(a_RI)}, and by r or rank_pattern "
+            f"in {config.file.name} of another; the two files are of different adapters: download the adapter again"
         )
     added = LowRank(b_OR, a_RI, config.scale(module, len(a_RI)), magnitude)
     return added.transposed if is_embedding else added  # a weight of one row for each input
@@ -182,6 +177,6 @@ def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterCon
 def _misfit(module: str, parts: Mapping[str, StoredTensor], config: AdapterConfig) -> ModelError:
     shown = ", ".join(f"{part} {list(one.shape)}" for part, one in sorted(parts.items()))
     return ModelError(
-        f"{config.weights}: the tensors of {_shown(module)} do not go together ({shown}; use_dora "
+        f"{config.weights}: the tensors of {shown_name(module)} do not go together ({shown}; use_dora "
         f"{str(config.has_magnitudes).lower()}); download the adapter again"
     )

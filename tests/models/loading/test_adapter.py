@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_fit import check_adapter
 from bulkrun.models.loading.adapter import Adapter
 from bulkrun.models.loading.loader import load_model
 from tests.models.paged_driver import forced_logits
@@ -26,6 +28,7 @@ def logits(path: Path, adapter: Path | None, **settings: Any) -> list[torch.Tens
     """Ours [len, V] of each text."""
     settings = {"dtype": torch.float32, "device": "cpu"} | settings
     model = load_model(path, adapter=Adapter.of(adapter), **settings)
+    check_adapter(adapter, path)  # what can be added is not refused before
     return forced_logits(model, TEXTS, [len(text) for text in TEXTS])
 
 
@@ -257,17 +260,23 @@ def test_what_cannot_be_added_is_named(key: str, value: Any, message: str, tmp_p
     assert "adapter_" in str(caught.value)  # the file
 
 
-def test_an_adapter_of_another_model_is_named(tmp_path: Path) -> None:
+def of_headers(path: Path, adapter: Path) -> None:
+    """What `logits` finds when it reads weights, found before."""
+    check_adapter(adapter, path)
+
+
+@pytest.mark.parametrize("ask", [logits, of_headers])
+def test_an_adapter_of_another_model_is_named(ask: Callable[[Path, Path], object], tmp_path: Path) -> None:
     path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
     keys = {"base_model_name_or_path": "acme/large"}
     write_adapter(adapter, "model.layers.7.self_attn.q_proj", torch.ones(2, 48), torch.ones(48, 2), **keys)
     with pytest.raises(
         ModelError, match=r"layers\.7\.self_attn\.q_proj\.weight, which the model does not have.*acme/large"
     ):
-        logits(path, adapter)
+        ask(path, adapter)
     write_adapter(adapter, "model.layers.1.self_attn.q_proj", torch.ones(2, 64), torch.ones(48, 2), **keys)
     with pytest.raises(ModelError, match=r"is \[48, 64\], the model's \[48, 48\].*acme/large"):
-        logits(path, adapter)
+        ask(path, adapter)
 
 
 def test_files_that_are_missing_or_torn_are_named(tmp_path: Path) -> None:
@@ -334,11 +343,12 @@ def test_magnitudes_of_an_embedding_are_refused(tmp_path: Path) -> None:
         logits(path, tmp_path / "adapter")
 
 
-def test_weights_that_are_stored_quantized_take_no_adapter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", [logits, of_headers])
+def test_weights_that_are_stored_quantized_take_no_adapter(ask: Callable[[Path, Path], object], tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path / "base", "llama")
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [8, 8]}
     (path / "config.json").write_text(json.dumps(config))
     write_adapter(tmp_path / "adapter", "lm_head", torch.ones(2, 48), torch.ones(VOCAB_SIZE, 2))
     with pytest.raises(ModelError, match=r"engine\.adapter: the model's weights are stored quantized"):
-        logits(path, tmp_path / "adapter")
+        ask(path, tmp_path / "adapter")
