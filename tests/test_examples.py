@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -65,11 +66,13 @@ def test_the_readme_shows_every_command() -> None:
     assert shown >= set(main.commands)
 
 
-def test_every_path_named_in_the_readme_exists() -> None:
-    named = re.findall(r"`((?:bulkrun|examples|tests|jobs)/[\w/.]+)`", (ROOT / "README.md").read_text())
-    assert named
-    for path in named:
-        assert (ROOT / path).exists(), path
+def test_every_path_and_command_named_in_a_page_exists() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "examples").glob("*.md")):
+        text = page.read_text()
+        for path in re.findall(r"`((?:bulkrun|examples|tests|jobs)/[\w/.]+)`", text):
+            assert (ROOT / path).exists(), (page, path)
+        for module in re.findall(r"python -m (tests\.[\w.]+)", text):
+            assert importlib.util.find_spec(module), (page, module)
 
 
 def test_what_the_page_for_people_from_vllm_names_is_there() -> None:
