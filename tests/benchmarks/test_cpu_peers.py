@@ -159,6 +159,13 @@ def test_peers_take_turns_and_a_failing_one_is_left_out(monkeypatch: pytest.Monk
     assert {name: len(runs) for name, runs in results.items()} == {"static": 2, "bulkrun": 2}
 
 
+def test_weights_of_four_bits_are_the_same_checkpoint_however_inputs_are_rounded() -> None:
+    place = Workplace(Path("w"))
+    assert place.model("bulkrun", "llama-20m", "w4a8") == place.model("vllm", "llama-20m", "int4")
+    assert place.model("openvino", "llama-20m", "w4a8") == place.model("openvino", "llama-20m", "int4")
+    assert place.model("bulkrun", "llama-20m", "int8") == place.model("bulkrun", "llama-20m", "bfloat16")
+
+
 def test_only_openvino_gets_the_shared_prefix_in_two_calls() -> None:
     place, shared = Workplace(Path("w")), replace(COMPARISON, workload="shared-prefix")
     assert "--first-alone" in list(runner._arguments(place, shared, "openvino"))

