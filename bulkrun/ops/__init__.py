@@ -21,6 +21,7 @@ from bulkrun.ops.invariant_attention import invariant_attention as _invariant_at
 from bulkrun.ops.invariant_attention import is_invariant_attention
 from bulkrun.ops.invariant_linear import invariant_linear as _invariant_linear
 from bulkrun.ops.invariant_linear import is_invariant_linear, make_panels
+from bulkrun.ops.layer_norm import add_layer_norm as _add_layer_norm
 from bulkrun.ops.linear import linear, pack_linear_weight
 from bulkrun.ops.moe import (
     ExpertWeights,
@@ -33,6 +34,8 @@ from bulkrun.ops.moe import (
     waits_for_gpu,
 )
 from bulkrun.ops.norm_rotary_store import norm_rotary_store as _norm_rotary_store
+from bulkrun.ops.packed_attention import TextLens
+from bulkrun.ops.packed_attention import packed_attention as _packed_attention
 from bulkrun.ops.paged_attention import copy_kv, store_kv
 from bulkrun.ops.paged_attention import paged_attention as _paged_attention
 from bulkrun.ops.rms_norm import add_rms_norm as _add_rms_norm
@@ -53,6 +56,7 @@ from bulkrun.ops.step_inputs import append_tokens as _append_tokens
 from bulkrun.ops.step_inputs import step_inputs as _step_inputs
 from bulkrun.ops.token_logprobs import token_logprobs as _token_logprobs
 
+add_layer_norm = by_device(_add_layer_norm)
 add_rms_norm = by_device(_add_rms_norm)
 append_tokens = by_device(_append_tokens, has_triton=False)
 apply_penalties = by_device(_apply_penalties)
@@ -66,6 +70,7 @@ int8_linear = by_device(_int8_linear, has_triton=False)
 invariant_attention = by_device(_invariant_attention)
 invariant_linear = by_device(_invariant_linear)
 norm_rotary_store = by_device(_norm_rotary_store)
+packed_attention = by_device(_packed_attention)
 paged_attention = by_device(_paged_attention)
 quantize_rows = by_device(_quantize_rows)
 rms_norm = by_device(_rms_norm)
@@ -79,6 +84,8 @@ __all__ = [
     "ExpertWeights",
     "Fp8Weight",
     "StepBuffers",
+    "TextLens",
+    "add_layer_norm",
     "add_rms_norm",
     "append_tokens",
     "apply_min_p",
@@ -111,6 +118,7 @@ __all__ = [
     "of_expert",
     "pack_experts",
     "pack_linear_weight",
+    "packed_attention",
     "paged_attention",
     "quantize_rows",
     "rms_norm",

@@ -5,13 +5,17 @@ Vaswani et al. 2017, Devlin et al. 2019; biases by distance as in MPNet (Song et
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 
+from bulkrun import ops
+from bulkrun.ops import TextLens
+
+Product = Callable[[torch.Tensor], torch.Tensor]  # [T, I] -> [T, O]
 M = TypeVar("M")
 N = TypeVar("N")
 
@@ -28,6 +32,10 @@ class PlainMatrix(NamedTuple):
 
     weight: torch.Tensor
     bias: torch.Tensor
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """The product, [T, O]."""
+        return F.linear(x_TI, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +69,28 @@ class EncoderSizes:
 
 
 def encode(
-    x_TE: torch.Tensor, lens: Sequence[int], layers: Iterable[EncoderLayer[PlainMatrix]], sizes: EncoderSizes
+    x_TE: torch.Tensor, texts: TextLens, layers: Iterable[EncoderLayer[Product]], sizes: EncoderSizes
 ) -> torch.Tensor:
-    """Hidden states [T, E] of texts of so many tokens each, one behind the other, from their embeddings x_TE."""
+    """Hidden states [T, E] of texts, one behind the other, from their embeddings x_TE."""
     for layer in layers:
-        qkv_T3HD = F.linear(x_TE, *layer.qkv).unflatten(-1, (3, sizes.num_heads, sizes.head_dim))
-        attended_TE = torch.cat([_attend(text, sizes) for text in qkv_T3HD.split(list(lens))])
-        x_TE = _norm(F.linear(attended_TE, *layer.o) + x_TE, layer.attention_norm, sizes.eps)
-        up_TI = F.gelu(F.linear(x_TE, *layer.up), approximate="tanh" if sizes.activation == "gelu_tanh" else "none")
-        x_TE = _norm(F.linear(up_TI, *layer.down) + x_TE, layer.mlp_norm, sizes.eps)
+        x_TE = encode_layer(x_TE, texts, layer, sizes)
     return x_TE
 
 
-def _attend(qkv_L3HD: torch.Tensor, sizes: EncoderSizes) -> torch.Tensor:
-    """Each token of a text over all of it: [L, E]."""
-    mask_HLL = None
-    if sizes.distance_bias is not None:
-        places = torch.arange(len(qkv_L3HD))
-        distances_LL = places - places[:, None] + sizes.distance_bias.shape[1] // 2
-        mask_HLL = sizes.distance_bias[:, distances_LL].to(qkv_L3HD.dtype)
-    q_HLD, k_HLD, v_HLD = qkv_L3HD.permute(1, 2, 0, 3)
-    attended_HLD = F.scaled_dot_product_attention(q_HLD, k_HLD, v_HLD, attn_mask=mask_HLL)
-    return attended_HLD.transpose(0, 1).flatten(1)
-
-
-def _norm(x_TE: torch.Tensor, norm: Norm, eps: float) -> torch.Tensor:
-    return F.layer_norm(x_TE, x_TE.shape[-1:], norm.weight, norm.bias, eps)
+def encode_layer(
+    x_TE: torch.Tensor,
+    texts: TextLens,
+    layer: EncoderLayer[Product],
+    sizes: EncoderSizes,
+    kept: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One layer: [T, E] -> [T, E]. kept: int64 [S]: only these tokens go on behind the attention, [S, E]."""
+    q_THD, k_THD, v_THD = layer.qkv(x_TE).unflatten(-1, (3, sizes.num_heads, sizes.head_dim)).unbind(1)
+    attended_TE = ops.packed_attention(
+        q_THD, k_THD, v_THD, texts, scale=sizes.head_dim**-0.5, distance_bias=sizes.distance_bias
+    ).flatten(1)
+    if kept is not None:
+        attended_TE, x_TE = attended_TE[kept], x_TE[kept]
+    x_TE = ops.add_layer_norm(layer.o(attended_TE), x_TE, *layer.attention_norm, sizes.eps)
+    up_TI = F.gelu(layer.up(x_TE), approximate="tanh" if sizes.activation == "gelu_tanh" else "none")
+    return ops.add_layer_norm(layer.down(up_TI), x_TE, *layer.mlp_norm, sizes.eps)

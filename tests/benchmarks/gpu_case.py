@@ -25,6 +25,10 @@ class Sizes:
     prompts: tuple[int, ...] = (512, 2048, 8192)
     prefix_len: int = 1024
     experts: tuple[int, int, int] = (32, 4, 2880)  # how many, how many of them a token's, their width: gpt-oss-20b's
+    encoder_heads: int = 12  # BERT-base's, of 64 dimensions each
+    encoder_layers: int = 12
+    encoder_texts: int = 256
+    encoder_len: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +45,5 @@ class Case:
 TINY = Sizes(
     num_heads=4, num_kv_heads=2, head_dim=64, hidden_size=256, intermediate_size=512, vocab_size=512,
     num_tokens=64, decode_seqs=4, rows=(4,), contexts=(64,), prompts=(32, 64), prefix_len=128,
-    experts=(4, 2, 64),
+    experts=(4, 2, 64), encoder_heads=2, encoder_layers=2, encoder_texts=5, encoder_len=12,
 )  # fmt: skip

@@ -29,6 +29,7 @@ from bulkrun import ops
 from bulkrun.ops import AttentionMetadata
 from bulkrun.ops.fp8 import FP8
 from tests.benchmarks.gpu_case import BYTES, TINY, Case, Sizes
+from tests.benchmarks.gpu_encoder_cases import encoder_cases
 from tests.benchmarks.gpu_expert_cases import expert_cases
 from tests.benchmarks.gpu_four_bit_cases import four_bit_cases
 from tests.ops.prefix_groups import prefixes_of
@@ -208,6 +209,7 @@ CASES = {
     "decode": decode_cases,
     "prefill": prefill_cases,
     "fp8": fp8_cases,
+    "encoders": encoder_cases,
     "experts": expert_cases,
     "four_bits": four_bit_cases,
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -239,6 +240,19 @@ class _Stream:
         pass
 
 
+def _vmap(vmap: Any, func: Any, *dims: Any, **options: Any) -> Callable[..., Any]:
+    """What torch hands to the function within is of no device that one could ask for; what comes out is."""
+    vectorized = vmap(func, *dims, **options)
+
+    def call(*args: Any) -> Any:
+        if not any(map(is_on_device, tensors_in(args))):
+            return vectorized(*args)
+        plain = (arg.as_subclass(torch.Tensor) if isinstance(arg, torch.Tensor) else arg for arg in args)
+        return on_device(vectorized(*plain))
+
+    return call
+
+
 @contextmanager
 def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
     """`torch.cuda` is the stand-in inside: one device of compute capability 9.0."""
@@ -266,6 +280,7 @@ def gpu_stand_in(memory_bytes: int = 2**33) -> Iterator[GpuStandIn]:
         in_use = gpu.pools_in_use
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: in_use.remove(pool), raising=False)
         patch.setattr(torch._C, "_cuda_releasePool", lambda index, pool: None, raising=False)
+        patch.setattr(torch, "vmap", partial(_vmap, torch.vmap))
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone().as_subclass(PinnedTensor))
         patch.setattr(engine_device, "_triton_problem", lambda: None)
         patch.setattr(

@@ -20,6 +20,8 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.embedding.compiled_encoder import compile_encoder
 from bulkrun.models.embedding.compiled_modernbert import compile_modernbert
 from bulkrun.models.embedding.own_products import use_own_products
+from bulkrun.models.embedding.packed_encoder import pack_encoder
+from bulkrun.models.embedding.packed_transformer import pack_transformer
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import moved_by_padding
@@ -119,8 +121,11 @@ def fast_encoder(
             f"engine.deterministic: on this device {encoder.config.architecture} runs through transformers' own code, "
             "whose sums depend on the batch; leave the key out"
         )
-    use_own_products(encoder, quantization)
-    return encoder
+    if (packed := pack_encoder(encoder, quantization)) is not None:
+        return packed
+    chosen = pack_transformer(encoder) or encoder
+    use_own_products(chosen, quantization)
+    return chosen
 
 
 def _refuse_moved_by_padding(encoder: PaddedEncoder) -> None:

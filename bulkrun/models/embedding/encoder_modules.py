@@ -137,6 +137,6 @@ def _activation(function: Callable[[torch.Tensor], torch.Tensor]) -> Literal["ge
 
 def _distance_bias(encoder: nn.Module, config: ModelConfig) -> torch.Tensor:
     """float32 [H, 2 M + 1] for all distances within a text of the model's positions."""
-    length = config.max_position_embeddings
-    bias_HLL: torch.Tensor = encoder.compute_position_bias(torch.empty(1, length, 1))[0]  # type: ignore[operator]
+    states_1LE = torch.empty(1, config.max_position_embeddings, 1, device=next(encoder.parameters()).device)
+    bias_HLL: torch.Tensor = encoder.compute_position_bias(states_1LE)[0]  # type: ignore[operator]
     return torch.cat([bias_HLL[:, 1:, 0].flip(-1), bias_HLL[:, 0]], dim=-1).float()

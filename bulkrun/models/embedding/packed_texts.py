@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
+import torch.nn.functional as F
+
+from bulkrun.ops import TextLens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,10 @@ class PackedTexts:
     def ends_S(self) -> torch.Tensor:
         """int64: where each text ends among the tokens."""
         return self.lens_S.cumsum(0)
+
+    def layout(self) -> TextLens:
+        """Where each text lies, for ops."""
+        return TextLens(F.pad(self.ends_S, (1, 0)).int(), self.lens)
 
     def text_of_token(self) -> torch.Tensor:
         """int64 [T]: which text each token is of."""

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from bulkrun.ops.attention_metadata import TILE_ROWS
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -74,15 +74,20 @@ def attend_tile(
     score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="tf32x3")
     if SOFT_CAP > 0.0:
         capped_MN = 2.0 * tl.sigmoid(score_MN * (2.0 * scale / SOFT_CAP)) - 1.0  # tanh, which Triton lacks
-        score_MN = capped_MN * (SOFT_CAP * _LOG2_E)
+        score_MN = capped_MN * (SOFT_CAP * LOG2_E)
     else:
-        score_MN = score_MN * (scale * _LOG2_E)
+        score_MN = score_MN * (scale * LOG2_E)
     if MASKED:
         sees_MN = in_range_N[None, :] & (key_N[None, :] <= position_M[:, None])
         if SLIDING_WINDOW > 0:
             sees_MN = sees_MN & (key_N[None, :] > position_M[:, None] - SLIDING_WINDOW)
         score_MN = tl.where(sees_MN, score_MN, float("-inf"))
+    return fold(score_MN, v_ND, acc_MD, max_M, sum_M)
 
+
+@triton.jit
+def fold(score_MN, v_ND, acc_MD, max_M, sum_M):
+    """(acc_MD, max_M, sum_M) with a tile's scores, of -inf where a row does not see a key, and its values added."""
     new_max_M = tl.maximum(max_M, tl.max(score_MN, 1))
     base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)  # a row that has seen nothing: not inf - inf
     weight_MN = tl.exp2(score_MN - base_M[:, None])
@@ -94,7 +99,7 @@ def attend_tile(
 @triton.jit
 def add_sink(sum_M, max_M, sinks_ptr, head_M, NUM_HEADS: tl.constexpr):
     """sum_M with each row's sink, a score without a value, after all keys. A row that saw none stays as it is."""
-    sink_M = tl.load(sinks_ptr + head_M, mask=head_M < NUM_HEADS, other=0.0) * _LOG2_E
+    sink_M = tl.load(sinks_ptr + head_M, mask=head_M < NUM_HEADS, other=0.0) * LOG2_E
     return tl.where(max_M == float("-inf"), sum_M, sum_M + tl.exp2(sink_M - max_M))
 
 

@@ -12,7 +12,7 @@ import torch
 from bulkrun.models.classification.classifier import Classifier
 from bulkrun.models.classification.classifier_loader import load_classifier
 from bulkrun.models.config.classification_config import ClassificationConfig
-from bulkrun.models.embedding import compiled_encoder
+from bulkrun.models.embedding import packed_layers
 from bulkrun.models.embedding.padded_encoder import PaddedEncoder
 from bulkrun.ops.cpu.encoder_stack import can_stack_encoder
 from bulkrun.settings import ClassificationArgs, EngineArgs
@@ -90,7 +90,7 @@ def test_fewer_bits_keep_each_pair_its_own_scores(kind: str, settings: dict[str,
 def test_an_encoder_that_loses_types_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_pair_classifier(tmp_path, "bert_in_panels", **LONG)
     texts, separator = encoded(path)
-    monkeypatch.setattr(compiled_encoder, "typed", lambda *_: {})
+    monkeypatch.setattr(packed_layers, "typed", lambda *_: {})
     classifier = load(path, separator)
     assert isinstance(classifier.encoder, PaddedEncoder)
     torch.testing.assert_close(scores(classifier, texts), pair_logits(path, PAIRS), rtol=0, atol=2e-5)

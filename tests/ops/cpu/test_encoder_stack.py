@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from bulkrun.ops import TextLens
 from bulkrun.ops.attention_metadata import AttentionMetadata
 from bulkrun.ops.cpu.encoder_stack import EncoderStack, can_stack_encoder
 from bulkrun.ops.cpu.panel_linear import pack_panels
@@ -102,7 +103,7 @@ def test_equals_the_reference(shape: tuple[int, int, int], has_bias: bool, activ
     skip_unless_compiled(dtype)
     plain, shared = layers(shape, dtype), sizes(shape, activation, 300 if has_bias else None)
     texts = embeddings(LENS, shape[0] * shape[1], dtype)
-    expected = encode(torch.cat(texts), LENS, plain, shared)
+    expected = encode(torch.cat(texts), TextLens.of(LENS), plain, shared)
     ours = run(stack(plain, shared, dtype), texts, shared, poison=0.0)
     torch.testing.assert_close(ours, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -161,7 +162,7 @@ def test_one_layer_and_steps_that_grow_and_shrink() -> None:
     compiled = stack(plain, shared, torch.float32)
     for lens in ([3], [700], [2, 5], [300, 300, 301]):
         texts = embeddings(lens, 64, torch.float32)
-        expected = encode(torch.cat(texts), lens, plain, shared)
+        expected = encode(torch.cat(texts), TextLens.of(lens), plain, shared)
         torch.testing.assert_close(run(compiled, texts, shared), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -181,7 +182,7 @@ def test_gelu_is_exact_to_float32_over_its_range() -> None:
     )
     shared = sizes((4, 16, 64))
     ours = run(stack([layer], shared, torch.float32), [x], shared)
-    exact = encode(x.double(), [40], [as_double(layer)], shared)
+    exact = encode(x.double(), TextLens.of([40]), [as_double(layer)], shared)
     torch.testing.assert_close(ours.double(), exact, rtol=0, atol=2e-6)
 
 

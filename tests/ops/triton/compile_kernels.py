@@ -59,7 +59,9 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
     rows, index = torch.zeros(4, 4096, dtype=dtype), torch.zeros(4, dtype=torch.int64)
     ops.rms_norm(rows, rows[0].float(), 1e-6)
     ops.add_rms_norm(rows, rows, rows[0], 1e-6)
+    ops.add_layer_norm(rows, rows, rows[0], rows[0], 1e-6)
     ops.silu_mul(rows)
+    packed_attention(head_dim, dtype, is_quick=is_quick)
     tables_RM = torch.zeros(4, 8, dtype=torch.int32)
     buffers = ops.StepBuffers.allocate(8, 4, 8, torch.device("cpu"))
     ops.step_inputs(tables_RM, tables_RM, index.repeat(3, 1), buffers, block_size=16)
@@ -117,6 +119,16 @@ def call_every_op(head_dim: int, dtype: torch.dtype, *, has_fp8: bool, is_quick:
             k_cache, v_cache = case.k_cache.to(kv_dtype), case.v_cache.to(kv_dtype)
             ops.paged_attention(case.q_THD, k_cache, v_cache, meta, scale=0.1, sliding_window=None)
             ops.paged_attention(chunk.q_THD, k_cache, v_cache, chunk.meta, scale=0.1, sliding_window=None)
+
+
+def packed_attention(head_dim: int, dtype: torch.dtype, *, is_quick: bool) -> None:
+    """Of encoders, over long texts and short ones: plain, biased, with windows, and with heads that share keys."""
+    for num_heads, window, has_bias in ((2, None, False), (2, None, head_dim <= 128), (6, 257, False)):
+        bias = torch.zeros(num_heads, 1023) if has_bias else None
+        for lens in ([300, 200],) if is_quick else ([300, 200], [20] * 10):
+            states = torch.zeros(sum(lens), num_heads + 4, head_dim, dtype=dtype).split([num_heads, 2, 2], dim=1)
+            texts = ops.TextLens.of(lens)
+            ops.packed_attention(*states, texts, scale=0.1, sliding_window=window, distance_bias=bias)
 
 
 def fp8_experts(dtype: torch.dtype) -> None:

@@ -1,0 +1,54 @@
+"""An encoder of BERT's kind over packed texts: transformers' own embeddings, and the layers that were found in it.
+
+What was found is believed once it makes the same hidden states as transformers does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from bulkrun.models.embedding.encoder_modules import EncoderModules
+from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
+from bulkrun.models.embedding.two_texts import distance, hidden_states, tolerance, two_texts
+from bulkrun.models.general.in_float32 import in_float32
+from bulkrun.ops.encoder_layers import EncoderLayer, Norm, PlainMatrix, encode
+
+
+def embedded(embeddings: nn.Module, texts: PackedTexts, pair_separator: int | None = None) -> torch.Tensor:
+    """[T, E]: what goes into the first layer; `pair_separator` as in `TextEncoder`.
+
+    transformers' code is asked for one row of tokens with their positions.
+    """
+    text_T, ids = texts.text_of_token(), texts.token_ids_T
+    positions = texts.positions(text_T)
+    padding = getattr(embeddings, "padding_idx", None)
+    if padding is not None:  # RoBERTa counts from there on, and does not count it, also where a text contains it
+        counts = ids != padding
+        counted = counts.cumsum(0)
+        before_S = counted[texts.ends_S - texts.lens_S] - counts[texts.ends_S - texts.lens_S].long()
+        positions = (counted - before_S[text_T]) * counts + padding
+    types = {name: types_T[None] for name, types_T in typed(texts, pair_separator).items()}
+    out: torch.Tensor = embeddings(input_ids=ids[None], position_ids=positions[None], **types)
+    return out[0]
+
+
+@torch.inference_mode()
+def are_the_models(found: EncoderModules, encoder: PaddedEncoder) -> bool:
+    """Whether the layers make transformers' hidden states, in float32. What fails does not."""
+    texts, embeddings = PackedTexts.of(two_texts(encoder), encoder.device), encoder.model.get_submodule("embeddings")
+    with suppress(RuntimeError, TypeError, AttributeError), in_float32(encoder.model):
+        expected_TE, x_TE = hidden_states(encoder), embedded(embeddings, texts, encoder.pair_separator)
+        ours_TE = encode(x_TE, texts.layout(), map(_in_float32, found.layers), found.sizes)
+        return distance(ours_TE, expected_TE) < tolerance(torch.float32)
+    return False
+
+
+def _in_float32(layer: EncoderLayer[PlainMatrix]) -> EncoderLayer[PlainMatrix]:
+    wide = layer.map(lambda matrix: PlainMatrix(*(part.float() for part in matrix)))
+    norms = {name: Norm(*(part.float() for part in getattr(layer, name))) for name in ("attention_norm", "mlp_norm")}
+    return dataclasses.replace(wide, **norms)

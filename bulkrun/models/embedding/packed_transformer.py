@@ -1,0 +1,127 @@
+"""Any other encoder on a GPU: transformers' own code over packed texts as one row, its attention exchanged for ours.
+
+Nothing is padded, and no mask is made that somebody waits for. Ours is believed once it gives the hidden states that
+the model's own attention gives, of a text that is longer than its windows too. Knows no architecture.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from bulkrun import ops
+from bulkrun.errors import ModelError
+from bulkrun.models.embedding.packed_texts import PackedTexts
+from bulkrun.models.embedding.padded_encoder import PaddedEncoder, typed
+from bulkrun.models.embedding.text_encoder import TextEncoder
+from bulkrun.models.embedding.two_texts import distance, tolerance, two_texts
+from bulkrun.models.general.in_float32 import in_float32
+from bulkrun.ops.dispatch import uses_triton
+
+ATTENTION_NAME = "bulkrun_packed"
+_BEYOND_WINDOW = 20  # tokens of the text that shows where a window ends
+_LONGEST_CHECK = 8192  # tokens
+
+
+@dataclass(slots=True)
+class _Step:
+    """What attention layers must know of the texts that run; all of them hold this one object."""
+
+    texts: ops.TextLens | None = None
+    widest_window: int = 0
+
+
+class PackedTransformer:
+    """Implements `TextEncoder`."""
+
+    def __init__(self, encoder: PaddedEncoder) -> None:
+        self.model, self.config, self.pair_separator = encoder.model, encoder.config, encoder.pair_separator
+        self.dtype, self.device = encoder.dtype, encoder.device
+        self.step = _Step()
+        for module in self.model.modules():
+            module.bulkrun_step = self.step
+
+    def __call__(self, texts: PackedTexts, kept: torch.Tensor | None = None) -> torch.Tensor:
+        """Hidden states [T, E], or [S, E] of `kept`."""
+        inputs = {"input_ids": texts.token_ids_T, "position_ids": texts.positions(texts.text_of_token())}
+        as_rows = {name: of_T[None] for name, of_T in (inputs | typed(texts, self.pair_separator)).items()}
+        self.step.texts = texts.layout()
+        hidden_TE: torch.Tensor = self.model(**as_rows).last_hidden_state[0]
+        return hidden_TE if kept is None else hidden_TE[kept]
+
+    def free_scratch(self) -> None:
+        """Nothing is kept between steps."""
+
+
+def pack_transformer(encoder: PaddedEncoder) -> PackedTransformer | None:
+    """The same model over packed texts; None where its attention cannot be exchanged, or its device has no kernels.
+
+    The model given has this attention afterwards.
+    """
+    if not uses_triton(next(encoder.model.parameters())):
+        return None
+    AttentionInterface.register(ATTENTION_NAME, _packed_attention)
+    own = encoder.model.config._attn_implementation
+    with suppress(Exception):  # whatever its code does without a mask, it is then no model that runs so
+        packed = PackedTransformer(encoder)
+        if _is_same(packed, encoder):
+            return packed
+    encoder.model.set_attn_implementation(own)
+    return None
+
+
+@torch.inference_mode()
+def _is_same(packed: PackedTransformer, encoder: PaddedEncoder) -> bool:
+    texts, is_checked = _texts_to_check(encoder)
+    with in_float32(encoder.model):
+        expected_TE = _states(encoder, texts)
+        encoder.model.set_attn_implementation(ATTENTION_NAME)
+        ours_TE = _states(packed, texts)
+    has_shown = packed.step.widest_window < len(texts[-1])
+    return is_checked and has_shown and distance(ours_TE, expected_TE) < tolerance(torch.float32)
+
+
+def _texts_to_check(encoder: PaddedEncoder) -> tuple[list[list[int]], bool]:
+    """Two short texts, and one longer than the model's window if it has one and takes such texts; False: too long."""
+    texts, window = two_texts(encoder), getattr(encoder.model.config, "sliding_window", None) or 0
+    length = min(window + _BEYOND_WINDOW, encoder.config.max_position_embeddings)
+    if window:
+        texts.append([(3 + 11 * place) % min(encoder.config.vocab_size, 1000) for place in range(max(length, 12))])
+    return texts, length <= _LONGEST_CHECK
+
+
+def _states(encoder: TextEncoder, texts: list[list[int]]) -> torch.Tensor:
+    return encoder(PackedTexts.of(texts, encoder.device)).float()
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention contract: query [1, H, T, D], key and value [1, K, T, D]; returns [1, T, H, D].
+
+    A window is what its flash attention takes it for: keys less than so many tokens away. Raises ModelError for what
+    the op cannot do.
+    """
+    unknown = [name for name, given in others.items() if isinstance(given, torch.Tensor) and name != "position_ids"]
+    if attention_mask is not None or softcap is not None or unknown:
+        raise ModelError(f"its attention wants more than queries, keys and values: {unknown or 'a mask or a cap'}")
+    step: _Step = module.bulkrun_step
+    assert step.texts is not None, "`PackedTransformer` says which texts run"
+    step.widest_window = max(step.widest_window, sliding_window or 0)
+    q_THD, k_TKD, v_TKD = (states[0].transpose(0, 1) for states in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out_THD = ops.packed_attention(q_THD, k_TKD, v_TKD, step.texts, scale=scale, sliding_window=sliding_window)
+    return out_THD[None], None
