@@ -17,6 +17,7 @@ SMALL_SHARED_BYTES = 99 * 1024  # and on GPUs for inference, where weights of fo
 ALL = [pytest.param(dim, [], marks=pytest.mark.slow) for dim in (64, 80, 96, 128, 256)]
 
 
+@pytest.mark.timeout(900)  # a minute and a half of one core; beside other work more
 @pytest.mark.parametrize(("head_dim", "options"), [(128, ["--quick"]), *ALL])
 def test_every_kernel_compiles_for_hopper_and_fits(head_dim: int, options: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
