@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Function = Mapping[str, Any]  # name, parameters
+Texts = Mapping[str, Mapping[str, Collection[str]]]
 Mark = Callable[[str], str]  # a marker as Lark reads it, a special token or a text
 ToJson = Callable[[Any], Mapping[str, Any]]
 _DEFINITIONS = ("$defs", "definitions")  # which a parameter's schema may refer to
@@ -40,13 +41,14 @@ class _Tags(NamedTuple):
 def written_rules(
     form: str,
     functions: Sequence[Function],
-    texts: Mapping[str, Collection[str]],
+    texts: Texts,
     to_json: ToJson,
     mark: Mark,
 ) -> list[str]:
     """The rules of `call`: one call of one of the functions.
 
-    `texts`: by function, the parameters that are texts; `to_json`: a schema as grammars of JSON are made of it.
+    `texts`: by function, the parameters that may be texts, and the kinds of JSON that count beside; where none does, a
+    text stands there as it is. `to_json`: a schema as grammars of JSON are made of it.
 
     Raises ValueError for names that cannot stand between tags and parameters of which no grammar can be made.
     """
@@ -54,7 +56,8 @@ def written_rules(
     called = " | ".join(f"function{index}" for index in range(len(functions)))
     rules = [f"call: {tags.call} ({called}) {tags.end}"]
     for index, function in enumerate(functions):
-        rules += _function(f"function{index}", function, texts.get(function["name"], ()), to_json, tags)
+        bare = {key for key, kinds in texts.get(function["name"], {}).items() if not kinds}
+        rules += _function(f"function{index}", function, bare, to_json, tags)
     return rules
 
 

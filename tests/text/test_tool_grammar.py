@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 import tokenizers
 
+from bulkrun.job.jobfile.text_parameters import text_parameters
 from bulkrun.job.jobfile.tool_calls import bound_calls, needs_texts
-from bulkrun.job.jobfile.tools import text_parameters
 from bulkrun.job.outputs.bound_calls import BoundCallsParser
 from bulkrun.job.outputs.channels import split_channels
 from bulkrun.job.outputs.marker_decode import MarkerDecode

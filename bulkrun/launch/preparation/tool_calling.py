@@ -13,7 +13,7 @@ from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import ThinkingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
-from bulkrun.job.jobfile.tools import AUTO, NONE, offered, text_parameters
+from bulkrun.job.jobfile.tools import AUTO, NONE, offered
 from bulkrun.job.prompts.chat_source import named_template
 from bulkrun.request import ToolFormat
 from bulkrun.text.grammar import check_grammar
@@ -60,10 +60,9 @@ def check_calls(spec: JobSpec) -> None:
     except ValueError as problem:
         raise JobFileError([f"prompt.tool_choice: {problem}"]) from None
     assert spec.sampling.tool_calls is not None, "a job whose tools have to be called has a form for them"
-    texts = {"texts": text_parameters(tools)} if spec.sampling.tool_calls.needs_texts else {}
-    for function in offer.bound["functions"]:
-        wanted = {"functions": [function], "one": True, **texts}
-        bound = spec.sampling.to_params({"tool_calls": wanted}).structured_outputs
+    wanted = (offer.with_texts() if spec.sampling.tool_calls.needs_texts else offer).bound
+    for function in wanted["functions"]:
+        bound = spec.sampling.to_params({"tool_calls": {**wanted, "functions": [function]}}).structured_outputs
         assert bound is not None, "that is what has to be called"
         try:
             check_schema(function["parameters"])

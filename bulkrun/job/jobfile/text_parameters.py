@@ -1,0 +1,97 @@
+"""Which parameters of tools may be texts, and what else they may be, told from their schemas.
+
+Some models write texts without quotes (Qwen3-Coder, GLM): only the schema tells there whether 75001 is a number. Knows
+JSON schemas; knows no calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from bulkrun.data.results.schema_check import referenced
+
+_KIND_OF = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_ANY = frozenset({"null", *_KIND_OF.values()})
+_MOST_REFERENCES = 16  # that lead on to others
+_SAID = {"title", "description", "default", "examples", "deprecated"}  # which asks nothing of a value
+_SEVERAL = ("$ref", "allOf", "anyOf", "oneOf")
+
+
+def text_parameters(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """By function, the parameters that may be texts, each with the kinds of JSON that are read as such there.
+
+    No kinds: whatever is written is the text. Texts in quotes are a kind too, where a parameter may be something else.
+    What may be anything is not there, and neither is what cannot be a text.
+    """
+    texts = {}
+    for tool in tools:
+        parameters = in_place(tool["function"].get("parameters") or {})
+        kinds = {key: _kinds(schema, parameters) for key, schema in _declared(parameters).items()}
+        texts[tool["function"]["name"]] = {
+            key: [] if _is_plain(schema) and kinds[key] == {"string"} else sorted(kinds[key])
+            for key, schema in _declared(parameters).items()
+            if "string" in kinds[key] and kinds[key] != _ANY
+        }
+    return texts
+
+
+def in_place(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters, each with its schema where a reference to it stood."""
+    declared = _declared(parameters)
+    placed = {key: _followed(schema, parameters) for key, schema in declared.items()}
+    return parameters if placed == declared else {**parameters, "properties": placed}
+
+
+def _declared(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    declared = parameters.get("properties")
+    return declared if isinstance(declared, dict) else {}
+
+
+def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a schema refers to, or is all of, with what stands beside the reference."""
+    for _ in range(_MOST_REFERENCES):
+        key, inner = _one_inner(schema, root)
+        beside = {name: value for name, value in schema.items() if name != key} if key else {}
+        if not isinstance(inner, dict) or inner.keys() & beside.keys() - _SAID:
+            break
+        schema = {**inner, **beside}
+    return schema
+
+
+def _one_inner(schema: Any, root: Mapping[str, Any]) -> tuple[str, Any]:
+    """The one schema that a value of this one has to fit too, and the keyword that says so."""
+    if not isinstance(schema, dict):
+        return "", None
+    if isinstance(reference := schema.get("$ref"), str):
+        return "$ref", referenced(reference, root)
+    all_of = schema.get("allOf")
+    return ("allOf", all_of[0]) if isinstance(all_of, list) and len(all_of) == 1 else ("", None)
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether the schema says itself how its texts look."""
+    return isinstance(schema, dict) and not any(keyword in schema for keyword in _SEVERAL)
+
+
+def _kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The kinds of JSON values that may fit a schema."""
+    schema = _followed(schema, root)
+    if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
+        return frozenset() if schema is False else _ANY
+    kinds = _named(schema.get("type"))
+    if isinstance(given := [schema["const"]] if "const" in schema else schema.get("enum"), list):
+        kinds &= {_KIND_OF.get(type(value), "null") for value in given}
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(parts := schema.get(keyword), list):
+            kinds &= frozenset().union(*(_kinds(part, root, depth + 1) for part in parts))
+    parts = schema.get("allOf")
+    inner = [_kinds(part, root, depth + 1) for part in parts] if isinstance(parts, list) else []
+    return reduce(frozenset.intersection, inner, kinds)
+
+
+def _named(type_: Any) -> frozenset[str]:
+    """What `type` allows; a number may be a whole one."""
+    names = {type_} if isinstance(type_, str) else set(type_) if isinstance(type_, list) else _ANY
+    return frozenset(names | ({"integer"} if "number" in names else set()))
