@@ -62,7 +62,7 @@ def bound(form: ToolFormat, one: bool, functions: list[dict[str, Any]] = FUNCTIO
 
 def answer_of(text: str, form: ToolFormat) -> str:
     """What is read for calls."""
-    return split_channels(text).response or "" if form == "harmony" else text
+    return split_channels(text, is_ended=True).response or "" if form == "harmony" else text
 
 
 def with_special(folder: Path, *texts: str) -> Tokenizer:
