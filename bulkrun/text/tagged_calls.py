@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bulkrun.text.text_pattern import ANY, regex, regex_of_pattern
+
 Function = Mapping[str, Any]  # name, parameters
 Texts = Mapping[str, Mapping[str, Collection[str]]]
 Mark = Callable[[str], str]  # a marker as Lark reads it, a special token or a text
@@ -124,10 +126,18 @@ def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:
     if given is not None:
         texts = " | ".join(literal(text) for text in given if isinstance(text, str))
         return [f"{rule}_value: ({texts}) {tags.end_of_value}"]
-    pattern = f"(?s:.{_length(schema)}){tags.after_text}"
+    text = rule.upper()  # Lark's name for what is one regex
     if tags.end_of_text.startswith("<["):  # a special token, which no text holds
-        return [f'{rule}_value: {rule}_text {tags.end_of_text} "\\n"', f"{rule}_text: /{pattern}/"]
-    return [f'{rule}_value: {rule}_text "\\n"', f"{rule}_text[suffix={tags.end_of_text}]: /{pattern}/"]
+        return [f'{rule}_value: {text} {tags.end_of_text} "\\n"', f"{text}: {_shape(schema)}"]
+    end = json.loads(tags.end_of_text)  # where it comes too early, it would be text, and so all that follows
+    shape = f"({_shape(schema)} & ~{regex(ANY + end + ANY)}) /{tags.after_text}/"
+    return [f'{rule}_value: {rule}_text "\\n"', f"{rule}_text[suffix={tags.end_of_text}]: {text}", f"{text}: {shape}"]
+
+
+def _shape(schema: Mapping[str, Any]) -> str:
+    """How a text looks."""
+    pattern = schema.get("pattern")
+    return f"/(?s:.{_length(schema)})/{'' if pattern is None else f' & {regex_of_pattern(pattern)}'}"
 
 
 def _length(schema: Mapping[str, Any]) -> str:

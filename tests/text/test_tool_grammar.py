@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 import tokenizers
 
-from bulkrun.job.jobfile.text_parameters import text_parameters
 from bulkrun.job.jobfile.tool_calls import bound_calls, needs_texts
+from bulkrun.job.jobfile.tools import offered
 from bulkrun.job.outputs.bound_calls import BoundCallsParser
 from bulkrun.job.outputs.channels import split_channels
 from bulkrun.job.outputs.marker_decode import MarkerDecode
@@ -40,6 +40,20 @@ FUNCTIONS: list[dict[str, Any]] = [
         "name": "move-to_9",
         "parameters": {"$defs": {"point": POINT}, "type": "object", "properties": {"to": {"$ref": "#/$defs/point"}}},
     },
+    {
+        "name": "find",
+        "parameters": {
+            "$defs": {"Color": {"type": "string", "enum": ["red", "1"]}},
+            "type": "object",
+            "properties": {
+                "zip": {"type": "string", "pattern": "^[0-9]{5}$|[/.]$", "maxLength": 7},
+                "near": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 4}, {"type": "null"}]},
+                "color": {"$ref": "#/$defs/Color", "description": "Its color."},
+                "word": {"type": "string", "minLength": 3, "maxLength": 6},
+            },
+            "required": ["zip", "near", "color", "word"],
+        },
+    },
     {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 ]
 FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite", "qwen3_coder", "glm45", "harmony"]
@@ -56,8 +70,10 @@ CASES = [(None, form) for form in FORMS] + [(special, form) for special, forms i
 
 def bound(form: ToolFormat, one: bool, functions: list[dict[str, Any]] = FUNCTIONS) -> StructuredOutput:
     tools = [{"type": "function", "function": function} for function in functions]
-    calls = ToolCalls(form, texts=json.dumps(text_parameters(tools)) if needs_texts(form) else "")
-    return bound_calls(calls, {"functions": functions, "one": one})
+    offer = offered(tools, "required")
+    offer = offer.with_texts() if needs_texts(form) else offer
+    calls = ToolCalls(form, texts=json.dumps(offer.texts) if needs_texts(form) else "")
+    return bound_calls(calls, {**offer.bound, "one": one})
 
 
 def answer_of(text: str, form: ToolFormat) -> str:
