@@ -27,7 +27,8 @@ _MAX_LENGTH = 1000  # of a text whose length the grammar keeps to: each characte
 class _Tags(NamedTuple):
     """What stands around a call and its arguments, as Lark reads it.
 
-    A text ends with `end_of_text`, before which it may have what the pattern `after_text` fits.
+    A text ends with `end_of_text`, before which it may have what the pattern `after_text` fits. It never has `no_text`,
+    though that is only spelled where the tag is a special token: a reader could not tell.
     """
 
     call: str
@@ -37,6 +38,7 @@ class _Tags(NamedTuple):
     end_of_value: str
     after_text: str
     end_of_text: str
+    no_text: str
     end: str
 
 
@@ -72,6 +74,7 @@ def _coder(mark: Mark) -> _Tags:
         end_of_value='"\\n</parameter>\\n"',
         after_text="\\n?",
         end_of_text='"</parameter>"',
+        no_text="</parameter>",
         end=f'"</function>\\n" {mark("</tool_call>")}',
     )
 
@@ -85,6 +88,7 @@ def _glm(mark: Mark) -> _Tags:
         end_of_value=f'{mark("</arg_value>")} "\\n"',
         after_text="",
         end_of_text=mark("</arg_value>"),
+        no_text="</arg_value>",
         end=mark("</tool_call>"),
     )
 
@@ -127,17 +131,17 @@ def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:
         texts = " | ".join(literal(text) for text in given if isinstance(text, str))
         return [f"{rule}_value: ({texts}) {tags.end_of_value}"]
     text = rule.upper()  # Lark's name for what is one regex
-    if tags.end_of_text.startswith("<["):  # a special token, which no text holds
-        return [f'{rule}_value: {text} {tags.end_of_text} "\\n"', f"{text}: {_shape(schema)}"]
-    end = json.loads(tags.end_of_text)  # where it comes too early, it would be text, and so all that follows
-    shape = f"({_shape(schema)} & ~{regex(ANY + end + ANY)}) /{tags.after_text}/"
-    return [f'{rule}_value: {rule}_text "\\n"', f"{rule}_text[suffix={tags.end_of_text}]: {text}", f"{text}: {shape}"]
+    looks = f"{text}: {_shape(schema, tags)}"
+    if tags.end_of_text.startswith("<["):  # a special token
+        return [f'{rule}_value: {text} {tags.end_of_text} "\\n"', looks]
+    return [f'{rule}_value: {rule}_text "\\n"', f"{rule}_text[suffix={tags.end_of_text}]: {text}", looks]
 
 
-def _shape(schema: Mapping[str, Any]) -> str:
-    """How a text looks."""
-    pattern = schema.get("pattern")
-    return f"/(?s:.{_length(schema)})/{'' if pattern is None else f' & {regex_of_pattern(pattern)}'}"
+def _shape(schema: Mapping[str, Any], tags: _Tags) -> str:
+    """How a text looks, and what of its end is not part of it."""
+    pattern = "" if "pattern" not in schema else f" & {regex_of_pattern(schema['pattern'])}"
+    after = f" /{tags.after_text}/" if tags.after_text else ""
+    return f"(/(?s:.{_length(schema)})/ & ~{regex(f'{ANY}{tags.no_text}{ANY}')}{pattern}){after}"
 
 
 def _length(schema: Mapping[str, Any]) -> str:

@@ -212,6 +212,6 @@ def _no_answer(response: str | None, done: Completion) -> RowError | None:
         return None
     return RowError(
         "no_answer",
-        f"the output ended ({done.finish_reason}, {done.num_output_tokens} tokens) in its thoughts; raise "
+        f"the output ended ({done.finish_reason}, {done.num_output_tokens} tokens) before its answer began; raise "
         "sampling.max_tokens, or give the thoughts fewer with sampling.thinking.max_tokens",
     )
