@@ -51,8 +51,8 @@ def written_rules(
 ) -> list[str]:
     """The rules of `call`: one call of one of the functions.
 
-    `texts`: by function, the parameters that may be texts, and the kinds of JSON that count beside; where none does, a
-    text stands there as it is. `to_json`: a schema as grammars of JSON are made of it.
+    `texts`: by function, the parameters that may be texts, and the kinds of JSON that count there; where texts in
+    quotes do not, a text stands there as it is. `to_json`: a schema as grammars of JSON are made of it.
 
     Raises ValueError for names that cannot stand between tags and parameters of which no grammar can be made.
     """
@@ -60,7 +60,7 @@ def written_rules(
     called = " | ".join(f"function{index}" for index in range(len(functions)))
     rules = [f"call: {tags.call} ({called}) {tags.end}"]
     for index, function in enumerate(functions):
-        bare = {key for key, kinds in texts.get(function["name"], {}).items() if not kinds}
+        bare = {key for key, kinds in texts.get(function["name"], {}).items() if "string" not in kinds}
         rules += _function(f"function{index}", function, bare, to_json, tags)
     return rules
 
@@ -128,7 +128,7 @@ def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:
     """The rules of a text and what ends it."""
     given = [schema["const"]] if "const" in schema else schema.get("enum")
     if given is not None:
-        texts = " | ".join(literal(text) for text in given if isinstance(text, str))
+        texts = " | ".join(literal("null" if text is None else text) for text in given if isinstance(text, str | None))
         return [f"{rule}_value: ({texts}) {tags.end_of_value}"]
     text = rule.upper()  # Lark's name for what is one regex
     looks = f"{text}: {_shape(schema, tags)}"
@@ -140,8 +140,9 @@ def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:
 def _shape(schema: Mapping[str, Any], tags: _Tags) -> str:
     """How a text looks, and what of its end is not part of it."""
     pattern = "" if "pattern" not in schema else f" & {regex_of_pattern(schema['pattern'])}"
+    null = " | /null/" if "null" in schema.get("type", ()) else ""
     after = f" /{tags.after_text}/" if tags.after_text else ""
-    return f"(/(?s:.{_length(schema)})/ & ~{regex(f'{ANY}{tags.no_text}{ANY}')}{pattern}){after}"
+    return f"((/(?s:.{_length(schema)})/ & ~{regex(f'{ANY}{tags.no_text}{ANY}')}{pattern}){null}){after}"
 
 
 def _length(schema: Mapping[str, Any]) -> str:

@@ -16,31 +16,35 @@ _KIND_OF = {bool: "boolean", int: "integer", float: "number", str: "string", lis
 _ANY = frozenset({"null", *_KIND_OF.values()})
 _MOST_REFERENCES = 16  # that lead on to others
 _SAID = {"title", "description", "default", "examples", "deprecated"}  # which asks nothing of a value
+_NULL = {"type": "null"}
 _SEVERAL = ("$ref", "allOf", "anyOf", "oneOf")
 
 
 def text_parameters(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
     """By function, the parameters that may be texts, each with the kinds of JSON that are read as such there.
 
-    No kinds: whatever is written is the text. Texts in quotes are a kind too, where a parameter may be something else.
-    What may be anything is not there, and neither is what cannot be a text.
+    No kinds: whatever is written is the text; null alone: but for that word. Where a parameter may be something else,
+    texts in quotes are a kind too. What may be anything is not there, and neither is what cannot be a text.
     """
     texts = {}
     for tool in tools:
         parameters = in_place(tool["function"].get("parameters") or {})
-        kinds = {key: _kinds(schema, parameters) for key, schema in _declared(parameters).items()}
-        texts[tool["function"]["name"]] = {
-            key: [] if _is_plain(schema) and kinds[key] == {"string"} else sorted(kinds[key])
-            for key, schema in _declared(parameters).items()
-            if "string" in kinds[key] and kinds[key] != _ANY
-        }
+        kinds = {key: _read_kinds(schema, parameters) for key, schema in _declared(parameters).items()}
+        texts[tool["function"]["name"]] = {key: sorted(these) for key, these in kinds.items() if these is not None}
     return texts
 
 
+def _read_kinds(schema: Any, root: Mapping[str, Any]) -> frozenset[str] | None:
+    kinds = _kinds(schema, root)
+    if "string" not in kinds or kinds == _ANY:
+        return None
+    return kinds - {"string"} if kinds <= {"string", "null"} and _is_plain(schema) else kinds
+
+
 def in_place(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters, each with its schema where a reference to it stood."""
+    """The parameters, each with its schema where a reference to it stood, and that of a text or null as one."""
     declared = _declared(parameters)
-    placed = {key: _followed(schema, parameters) for key, schema in declared.items()}
+    placed = {key: _with_null(_followed(schema, parameters), parameters) for key, schema in declared.items()}
     return parameters if placed == declared else {**parameters, "properties": placed}
 
 
@@ -58,6 +62,20 @@ def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
             break
         schema = {**inner, **beside}
     return schema
+
+
+def _with_null(schema: Any, root: Mapping[str, Any]) -> Any:
+    """The one schema of two, of which one is for null and the other for texts (pydantic's Optional[str])."""
+    parts = schema.get("anyOf") if isinstance(schema, dict) else None
+    if not isinstance(parts, list) or len(parts) != 2 or _NULL not in parts:
+        return schema
+    text = _followed(parts[parts[0] == _NULL], root)
+    beside = {name: value for name, value in schema.items() if name != "anyOf"}
+    if _kinds(text, root) != {"string"} or not _is_plain(text) or text.keys() & beside.keys() - _SAID:
+        return schema
+    given = [text["const"]] if "const" in text else text.get("enum")
+    either = {"type": ["string", "null"], **({} if given is None else {"enum": [*given, None]})}
+    return {**{name: value for name, value in text.items() if name != "const"}, **beside, **either}
 
 
 def _one_inner(schema: Any, root: Mapping[str, Any]) -> tuple[str, Any]:

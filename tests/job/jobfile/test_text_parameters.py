@@ -42,10 +42,24 @@ def test_texts_and_nothing_else(schema: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["string", "null"]},
+        {"enum": ["x", None]},
+        {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}], "default": None},
+        {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/Color"}]},
+    ],
+)
+def test_texts_or_null(schema: Any) -> None:
+    assert kinds(schema) == ["null"]
+
+
+@pytest.mark.parametrize(
     ("schema", "wanted"),
     [
-        ({"type": ["string", "null"]}, ["null", "string"]),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, ["null", "string"]),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "maxLength": 5}, ["null"]),
+        ({"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}], "maxLength": 5}, ["null", "string"]),
+        ({"anyOf": [{"anyOf": [{"type": "string"}]}, {"type": "null"}]}, ["null", "string"]),
         ({"oneOf": [{"$ref": "#/$defs/Color"}, {"type": "number"}]}, ["integer", "number", "string"]),
         ({"enum": ["x", 1, None]}, ["integer", "null", "string"]),
         ({"anyOf": [{"type": "string", "minLength": 1}, {"const": ""}]}, ["string"]),
@@ -86,3 +100,14 @@ def test_what_is_referred_to_stands_in_place() -> None:
     placed = in_place({"properties": {"x": color, "y": narrow, "z": [1]}, "$defs": DEFS, "required": ["x"]})
     wanted = {"x": {**DEFS["Color"], "title": "Its color"}, "y": narrow, "z": [1]}
     assert placed == {"properties": wanted, "$defs": DEFS, "required": ["x"]}
+
+
+def test_a_text_or_null_has_one_schema() -> None:
+    def placed(text: dict[str, Any], **beside: Any) -> Any:
+        parameters = {"properties": {"x": {"anyOf": [text, {"type": "null"}], **beside}}, "$defs": DEFS}
+        return in_place(parameters)["properties"]["x"]
+
+    kind = {"type": ["string", "null"]}
+    assert placed({"type": "string", "maxLength": 5}, title="X") == {**kind, "maxLength": 5, "title": "X"}
+    assert placed({"$ref": "#/$defs/Color"}) == {**kind, "enum": ["red", "1", None], "title": "Color"}
+    assert placed({"const": "a"}, default=None) == {**kind, "enum": ["a", None], "default": None}

@@ -88,6 +88,9 @@ def test_a_number_is_a_text_where_the_tool_says_so() -> None:
 @pytest.mark.parametrize(
     ("kinds", "written", "wanted"),
     [
+        (["null"], "75001", "75001"),
+        (["null"], '"so"', '"so"'),
+        (["null"], "null", None),
         (["null", "string"], "75001", "75001"),
         (["null", "string"], "True", "True"),
         (["null", "string"], "null", None),
