@@ -27,8 +27,8 @@ _MAX_LENGTH = 1000  # of a text whose length the grammar keeps to: each characte
 class _Tags(NamedTuple):
     """What stands around a call and its arguments, as Lark reads it.
 
-    A text ends with `end_of_text`, before which it may have what the pattern `after_text` fits. It never has `no_text`,
-    though that is only spelled where the tag is a special token: a reader could not tell.
+    A text ends with `end_of_text` and `line`, before which it may have what the pattern `after_text` fits. It never has
+    `no_text`, though that is only spelled where the tag is a special token: a reader could not tell.
     """
 
     call: str
@@ -38,6 +38,7 @@ class _Tags(NamedTuple):
     end_of_value: str
     after_text: str
     end_of_text: str
+    line: str
     no_text: str
     end: str
 
@@ -74,20 +75,23 @@ def _coder(mark: Mark) -> _Tags:
         end_of_value='"\\n</parameter>\\n"',
         after_text="\\n?",
         end_of_text='"</parameter>"',
+        line='"\\n"',
         no_text="</parameter>",
         end=f'"</function>\\n" {mark("</tool_call>")}',
     )
 
 
 def _glm(mark: Mark) -> _Tags:
+    """Since 4.7 there are no line breaks between tags."""
     return _Tags(
         call=mark("<tool_call>"),
-        name='"\\n"',
+        name='"\\n"?',
         key=mark("<arg_key>"),
-        value=f'{mark("</arg_key>")} "\\n" {mark("<arg_value>")}',
-        end_of_value=f'{mark("</arg_value>")} "\\n"',
+        value=f'{mark("</arg_key>")} "\\n"? {mark("<arg_value>")}',
+        end_of_value=f'{mark("</arg_value>")} "\\n"?',
         after_text="",
         end_of_text=mark("</arg_value>"),
+        line='"\\n"?',
         no_text="</arg_value>",
         end=mark("</tool_call>"),
     )
@@ -133,8 +137,8 @@ def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:
     text = rule.upper()  # Lark's name for what is one regex
     looks = f"{text}: {_shape(schema, tags)}"
     if tags.end_of_text.startswith("<["):  # a special token
-        return [f'{rule}_value: {text} {tags.end_of_text} "\\n"', looks]
-    return [f'{rule}_value: {rule}_text "\\n"', f"{rule}_text[suffix={tags.end_of_text}]: {text}", looks]
+        return [f"{rule}_value: {text} {tags.end_of_text} {tags.line}", looks]
+    return [f"{rule}_value: {rule}_text {tags.line}", f"{rule}_text[suffix={tags.end_of_text}]: {text}", looks]
 
 
 def _shape(schema: Mapping[str, Any], tags: _Tags) -> str:

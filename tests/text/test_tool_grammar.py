@@ -177,6 +177,18 @@ def test_any_name_is_called_but_those_that_could_not_be_read_back(tmp_path: Path
             calls_grammar(bound("mistral", True, [{"name": name, "parameters": plain}]).value, tokenizer.special_id)
 
 
+@pytest.mark.parametrize("special", [(), MARKERS["glm45"]])
+def test_calls_of_glm_may_do_without_line_breaks(special: tuple[str, ...], tmp_path: Path) -> None:
+    """As its templates since 4.7 write them."""
+    tokenizer = with_special(tmp_path, *special)
+    pairs = "<arg_key>city</arg_key><arg_value>Rome</arg_value><arg_key>unit</arg_key><arg_value>C</arg_value>"
+    call = f"<tool_call>weather{pairs}</tool_call>"
+    for between in ("", "\n"):
+        [token_ids] = tokenizer.encode_batch([between.join([call, call.replace("><", ">\n<"), call])], False)
+        constraint = Grammars(tokenizer).constraint(bound("glm45", False))
+        assert all(constraint.accept(token) is None for token in token_ids) and constraint.progress() == "whole"
+
+
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
 def test_what_cannot_stand_between_tags_is_refused(form: ToolFormat) -> None:
     def said(name: str, parameters: dict[str, Any]) -> str:
