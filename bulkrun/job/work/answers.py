@@ -161,8 +161,9 @@ class AnswerReader:
         if prompt_end.rstrip().endswith(thinking.end):
             return Thoughts(None, text)  # the template has ended the thoughts before they began
         opens = raw.lstrip().startswith(thinking.start)
-        unseen = thinking.start not in text and opens  # the markers hold special tokens of this model
-        if unseen or (thinking.end in raw and thinking.end not in text):
+        # Markers that hold special tokens are not seen in the text, which may spell others.
+        start_is_unseen, end_is_unseen = (raw.count(marker) > text.count(marker) for marker in thinking[:2])
+        if (opens and start_is_unseen) or end_is_unseen:
             return self._split_at_tokens(answer, text, thinking if opens else thinking._replace(start=""))
         return split_thoughts(text, thinking, began_before=prompt_end.rstrip().endswith(thinking.start))
 

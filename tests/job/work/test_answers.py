@@ -161,6 +161,8 @@ def test_a_model_that_does_not_think_has_an_answer_and_no_reasoning() -> None:
 def test_markers_that_are_special_tokens_separate_too() -> None:
     made = thinking((901, *ids("hm"), 902, *ids("\nyes")))
     assert (made.extra["reasoning"], made.response) == ("hm", "yes")
+    told = thinking((901, *ids("hm"), 902, *ids("<think> begins, </think> ends")))
+    assert (told.extra["reasoning"], told.response) == ("hm", "<think> begins, </think> ends")
     cut = thinking((901, *ids("hm")), "length")
     assert (cut.extra["reasoning"], cut.response, cut.error_code) == ("hm", None, "no_answer")
     begun = thinking(ids("hm"), "length", prompt=(1, 901, 10))
