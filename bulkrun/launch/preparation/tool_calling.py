@@ -6,6 +6,7 @@ Knows how a job says it and what the text side knows of templates; knows no engi
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import get_args
 
 from bulkrun.data.results.schema_check import check_schema
@@ -15,6 +16,7 @@ from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
 from bulkrun.job.jobfile.tools import AUTO, NONE, offered
 from bulkrun.job.prompts.chat_source import named_template
+from bulkrun.job.prompts.detect import detected_job
 from bulkrun.request import ToolFormat
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.tokenizer import Tokenizer
@@ -78,6 +80,15 @@ def warn_of_hidden_tools(spec: JobSpec, tokenizer: Tokenizer) -> None:
         logging.getLogger(__name__).warning(
             "prompt.tools: the chat template does not show tools to the model, so that it cannot know of them; name "
             "one that does in prompt.chat_template, or tell of them in the messages"
+        )
+
+
+def warn_of_unoffered_tools(spec: JobSpec, columns: Sequence[str]) -> None:
+    """Say so where the input has tools beside its conversations, as datasets for tuning do, and nobody offers them."""
+    has_tools = spec.generates and spec.prompt.tools is None and "tools" in columns
+    if has_tools and detected_job(spec, columns).prompt.messages is not None:
+        logging.getLogger(__name__).warning(
+            "the input has a column 'tools', which no prompt shows; prompt.tools: tools offers them to the model"
         )
 
 
