@@ -21,6 +21,8 @@ _DEFINITIONS = ("$defs", "definitions")  # which a parameter's schema may refer 
 _TOGETHER = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 _NAME = re.compile(r"[^\s<>{}\"]+")
 _KEY = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
+_REFERENCE = re.compile(r'"\$ref": "#')
+_REFERS_ELSEWHERE = re.compile(_REFERENCE.pattern + r"(?!/(?:\$defs|definitions)/)")
 _MAX_LENGTH = 1000  # of a text whose length the grammar keeps to: each character more is a state
 
 
@@ -123,9 +125,22 @@ def _schemas(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the parameters of {name!r} have {together[0]} for properties; this form needs them one by one"
         )
-    shared = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
     schemas = {**declared, **{key: {} for key in parameters.get("required", ()) if key not in declared}}
-    return {key: {**schema, **shared} if isinstance(schema, dict) else {} for key, schema in schemas.items()}
+    return {key: _alone(schema, parameters) if isinstance(schema, dict) else {} for key, schema in schemas.items()}
+
+
+def _alone(schema: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's schema with what it refers to.
+
+    Definitions that it has no use for could keep its objects from being closed (`closed_schema`).
+    """
+    if '"$ref"' not in json.dumps(schema):
+        return schema
+    shared = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
+    if not _REFERS_ELSEWHERE.search(json.dumps([schema, shared])):
+        return {**schema, **shared}
+    moved, whole = json.loads(_REFERENCE.sub(r"\g<0>/$defs/all", json.dumps([schema, parameters])))
+    return {**moved, "$defs": {"all": whole}}
 
 
 def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:

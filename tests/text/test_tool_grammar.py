@@ -190,6 +190,47 @@ def test_calls_of_glm_may_do_without_line_breaks(special: tuple[str, ...], tmp_p
 
 
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+def test_a_parameter_has_the_definitions_that_it_refers_to(form: ToolFormat) -> None:
+    """Others may join objects, and where objects are joined none is closed (`closed_schema`)."""
+    definitions = {"Both": {"allOf": [{"type": "object"}, {"type": "object"}]}, "One": {"type": "integer"}}
+    properties = {"a": POINT, "b": {"type": "array", "items": {"$ref": "#/$defs/One"}}}
+    parameters = {"type": "object", "properties": properties, "$defs": definitions}
+    rules = calls_grammar(bound(form, True, [{"name": "f", "parameters": parameters}]).value).split("\n")
+    [a, b] = [json.loads(rule.partition("%json ")[2]) for rule in rules if "%json" in rule]
+    assert a["additionalProperties"] is False and "$defs" not in a and b["$defs"] == definitions
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+def test_a_parameter_may_refer_to_any_place(form: ToolFormat) -> None:
+    """As schemas made of TypeScript do, and trees."""
+    tokenizer = Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
+    name = {"type": "string", "enum": ["a", "b"]}
+    whole = {"$ref": "#/properties/point", "description": "the same"}
+    properties = {
+        "point": {**POINT, "additionalProperties": False},
+        "others": {"type": "array", "items": {"$ref": "#/properties/point"}, "minItems": 1, "maxItems": 2},
+        "below": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1},
+        "kind": {"anyOf": [{"$ref": "#/$defs/Name"}, {"$ref": "#/$defs/Names/items"}]},
+        "last": whole,
+    }
+    definitions = {"Name": name, "Names": {"type": "array", "items": name}, "Tree": {"$ref": "#/properties/below"}}
+    required = ["others", "below", "kind", "last"]
+    parameters = {"type": "object", "properties": properties, "required": required, "$defs": definitions}
+    structured, eos = bound(form, True, [{"name": "f", "parameters": parameters}]), tokenizer.eos_token_id
+    assert eos is not None
+    texts = json.dumps(json.loads(structured.value)["texts"])
+    read = 0
+    for seed in range(8):
+        token_ids, is_whole = walk(Grammars(tokenizer).constraint(structured), tokenizer, eos, ending(eos, seed), 600)
+        [text] = tokenizer.decode_batch([token_ids])
+        if is_whole:
+            [call] = split_calls(text, form, texts).calls
+            jsonschema.validate(json.loads(call.arguments), parameters)
+            read += 1
+    assert read
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
 def test_what_cannot_stand_between_tags_is_refused(form: ToolFormat) -> None:
     def said(name: str, parameters: dict[str, Any]) -> str:
         with pytest.raises(ValueError, match=r".") as error:
