@@ -18,6 +18,7 @@ _MOST_REFERENCES = 16  # that lead on to others
 _SAID = {"title", "description", "default", "examples", "deprecated"}  # which asks nothing of a value
 _NULL = {"type": "null"}
 _SEVERAL = ("$ref", "allOf", "anyOf", "oneOf")
+_GIVEN = ("const", "enum")
 
 
 def text_parameters(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
@@ -44,13 +45,17 @@ def _read_kinds(schema: Any, root: Mapping[str, Any]) -> frozenset[str] | None:
 def in_place(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters, each with its schema where a reference to it stood, and that of a text or null as one."""
     declared = _declared(parameters)
-    placed = {key: _with_null(_followed(schema, parameters), parameters) for key, schema in declared.items()}
+    placed = {key: schema if _is_plain(schema) else _placed(schema, parameters) for key, schema in declared.items()}
     return parameters if placed == declared else {**parameters, "properties": placed}
 
 
 def _declared(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     declared = parameters.get("properties")
     return declared if isinstance(declared, dict) else {}
+
+
+def _placed(schema: Any, root: Mapping[str, Any]) -> Any:
+    return _with_null(_followed(schema, root), root)
 
 
 def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
@@ -90,11 +95,13 @@ def _one_inner(schema: Any, root: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _is_plain(schema: Any) -> bool:
     """Whether the schema says itself how its texts look."""
-    return isinstance(schema, dict) and not any(keyword in schema for keyword in _SEVERAL)
+    return isinstance(schema, dict) and schema.keys().isdisjoint(_SEVERAL)
 
 
 def _kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
     """The kinds of JSON values that may fit a schema."""
+    if _is_plain(schema) and schema.keys().isdisjoint(_GIVEN):  # nearly always; each row may bring its own tools
+        return _named(schema.get("type"))
     schema = _followed(schema, root)
     if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
         return frozenset() if schema is False else _ANY
