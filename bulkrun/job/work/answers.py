@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bulkrun.data.types.json_types import as_unicode
-from bulkrun.job.jobfile.tool_calls import ANALYSIS
+from bulkrun.job.jobfile.tool_calls import CHANNELS
 from bulkrun.job.outputs.channels import begun_head, split_channels
 from bulkrun.job.outputs.logprobs import TokenTexts, column_value
 from bulkrun.job.outputs.marker_decode import MarkerDecode
@@ -197,7 +197,7 @@ def _calls_of(answer: Answer) -> ToolCalls | None:
 def _form_of(answer: Answer) -> ToolFormat | None:
     """The form in which the answer is written, where it is read for one: that of its calls, or gpt-oss's channels."""
     thinking, calls = answer.generation.request.sampling.thinking, _calls_of(answer)
-    if thinking is not None and thinking.start == ANALYSIS[0]:
+    if thinking is not None and thinking[:2] == CHANNELS:
         return "harmony"
     return None if calls is None else calls.format
 
