@@ -11,20 +11,26 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bulkrun.text.text_pattern import ANY, regex, regex_of_pattern
+
 Function = Mapping[str, Any]  # name, parameters
+Texts = Mapping[str, Mapping[str, Collection[str]]]
 Mark = Callable[[str], str]  # a marker as Lark reads it, a special token or a text
 ToJson = Callable[[Any], Mapping[str, Any]]
 _DEFINITIONS = ("$defs", "definitions")  # which a parameter's schema may refer to
 _TOGETHER = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 _NAME = re.compile(r"[^\s<>{}\"]+")
 _KEY = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
+_REFERENCE = re.compile(r'"\$ref": "#')
+_REFERS_ELSEWHERE = re.compile(_REFERENCE.pattern + r"(?!/(?:\$defs|definitions)/)")
 _MAX_LENGTH = 1000  # of a text whose length the grammar keeps to: each character more is a state
 
 
 class _Tags(NamedTuple):
     """What stands around a call and its arguments, as Lark reads it.
 
-    A text ends with `end_of_text`, before which it may have what the pattern `after_text` fits.
+    A text ends with `end_of_text` and `line`, before which it may have what the pattern `after_text` fits. It never has
+    `no_text`, though that is only spelled where the tag is a special token: a reader could not tell.
     """
 
     call: str
@@ -34,19 +40,22 @@ class _Tags(NamedTuple):
     end_of_value: str
     after_text: str
     end_of_text: str
+    line: str
+    no_text: str
     end: str
 
 
 def written_rules(
     form: str,
     functions: Sequence[Function],
-    texts: Mapping[str, Collection[str]],
+    texts: Texts,
     to_json: ToJson,
     mark: Mark,
 ) -> list[str]:
     """The rules of `call`: one call of one of the functions.
 
-    `texts`: by function, the parameters that are texts; `to_json`: a schema as grammars of JSON are made of it.
+    `texts`: by function, the parameters that may be texts, and the kinds of JSON that count there; where texts in
+    quotes do not, a text stands there as it is. `to_json`: a schema as grammars of JSON are made of it.
 
     Raises ValueError for names that cannot stand between tags and parameters of which no grammar can be made.
     """
@@ -54,7 +63,8 @@ def written_rules(
     called = " | ".join(f"function{index}" for index in range(len(functions)))
     rules = [f"call: {tags.call} ({called}) {tags.end}"]
     for index, function in enumerate(functions):
-        rules += _function(f"function{index}", function, texts.get(function["name"], ()), to_json, tags)
+        bare = {key for key, kinds in texts.get(function["name"], {}).items() if "string" not in kinds}
+        rules += _function(f"function{index}", function, bare, to_json, tags)
     return rules
 
 
@@ -67,19 +77,24 @@ def _coder(mark: Mark) -> _Tags:
         end_of_value='"\\n</parameter>\\n"',
         after_text="\\n?",
         end_of_text='"</parameter>"',
+        line='"\\n"',
+        no_text="</parameter>",
         end=f'"</function>\\n" {mark("</tool_call>")}',
     )
 
 
 def _glm(mark: Mark) -> _Tags:
+    """Since 4.7 there are no line breaks between tags."""
     return _Tags(
         call=mark("<tool_call>"),
-        name='"\\n"',
+        name='"\\n"?',
         key=mark("<arg_key>"),
-        value=f'{mark("</arg_key>")} "\\n" {mark("<arg_value>")}',
-        end_of_value=f'{mark("</arg_value>")} "\\n"',
+        value=f'{mark("</arg_key>")} "\\n"? {mark("<arg_value>")}',
+        end_of_value=f'{mark("</arg_value>")} "\\n"?',
         after_text="",
         end_of_text=mark("</arg_value>"),
+        line='"\\n"?',
+        no_text="</arg_value>",
         end=mark("</tool_call>"),
     )
 
@@ -110,21 +125,43 @@ def _schemas(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the parameters of {name!r} have {together[0]} for properties; this form needs them one by one"
         )
-    shared = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
     schemas = {**declared, **{key: {} for key in parameters.get("required", ()) if key not in declared}}
-    return {key: {**schema, **shared} if isinstance(schema, dict) else {} for key, schema in schemas.items()}
+    return {key: _alone(schema, parameters) if isinstance(schema, dict) else {} for key, schema in schemas.items()}
+
+
+def _alone(schema: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's schema with what it refers to.
+
+    Definitions that it has no use for could keep its objects from being closed (`closed_schema`).
+    """
+    if '"$ref"' not in json.dumps(schema):
+        return schema
+    shared = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
+    if not _REFERS_ELSEWHERE.search(json.dumps([schema, shared])):
+        return {**schema, **shared}
+    moved, whole = json.loads(_REFERENCE.sub(r"\g<0>/$defs/all", json.dumps([schema, parameters])))
+    return {**moved, "$defs": {"all": whole}}
 
 
 def _text(rule: str, schema: Mapping[str, Any], tags: _Tags) -> list[str]:
     """The rules of a text and what ends it."""
     given = [schema["const"]] if "const" in schema else schema.get("enum")
     if given is not None:
-        texts = " | ".join(literal(text) for text in given if isinstance(text, str))
+        texts = " | ".join(literal("null" if text is None else text) for text in given if isinstance(text, str | None))
         return [f"{rule}_value: ({texts}) {tags.end_of_value}"]
-    pattern = f"(?s:.{_length(schema)}){tags.after_text}"
-    if tags.end_of_text.startswith("<["):  # a special token, which no text holds
-        return [f'{rule}_value: {rule}_text {tags.end_of_text} "\\n"', f"{rule}_text: /{pattern}/"]
-    return [f'{rule}_value: {rule}_text "\\n"', f"{rule}_text[suffix={tags.end_of_text}]: /{pattern}/"]
+    text = rule.upper()  # Lark's name for what is one regex
+    looks = f"{text}: {_shape(schema, tags)}"
+    if tags.end_of_text.startswith("<["):  # a special token
+        return [f"{rule}_value: {text} {tags.end_of_text} {tags.line}", looks]
+    return [f"{rule}_value: {rule}_text {tags.line}", f"{rule}_text[suffix={tags.end_of_text}]: {text}", looks]
+
+
+def _shape(schema: Mapping[str, Any], tags: _Tags) -> str:
+    """How a text looks, and what of its end is not part of it."""
+    pattern = "" if "pattern" not in schema else f" & {regex_of_pattern(schema['pattern'])}"
+    null = " | /null/" if "null" in schema.get("type", ()) else ""
+    after = f" /{tags.after_text}/" if tags.after_text else ""
+    return f"((/(?s:.{_length(schema)})/ & ~{regex(f'{ANY}{tags.no_text}{ANY}')}{pattern}){null}){after}"
 
 
 def _length(schema: Mapping[str, Any]) -> str:

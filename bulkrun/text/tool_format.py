@@ -11,6 +11,7 @@ import re
 from bulkrun.request import ToolFormat
 
 _OTHERS = ("<function", "<arg_", "<parameter", "<invoke")  # within <tool_call>
+_AFTER_NAME = "<tool_sep>"  # of Hunyuan, whose calls are else as GLM's
 _PARAMETERS = re.compile(r"""["']parameters\\?["']\s*:""")  # before the arguments, as Llama's templates have it
 
 
@@ -32,6 +33,6 @@ def form_of_calls(source: str) -> ToolFormat | None:
 def _within_tool_call(source: str) -> ToolFormat | None:
     if "<function=" in source and "<parameter=" in source:
         return "qwen3_coder"
-    if "<arg_key>" in source and "<arg_value>" in source:
+    if "<arg_key>" in source and "<arg_value>" in source and _AFTER_NAME not in source:
         return "glm45"
     return None if any(other in source for other in _OTHERS) else "hermes"

@@ -41,7 +41,7 @@ def calls_grammar(value: str, special_id: SpecialId = lambda _text: None) -> str
 def _written(bound: Mapping[str, Any], special_id: SpecialId) -> list[str]:
     """Of a form that has no JSON around the arguments."""
     mark = partial(_marker, special_id=special_id)
-    more = "" if bound["one"] else ' ("\\n" call)*'
+    more = "" if bound["one"] else ' ("\\n"? call)*'
     return [f"start: call{more}", *written_rules(bound["format"], bound["functions"], bound["texts"], _schema, mark)]
 
 

@@ -82,7 +82,9 @@ def test_rows_of_one_prompt_call_each_its_own_tools(form: str, tmp_path: Path) -
 @pytest.mark.parametrize("of_job", [True, False])
 def test_the_other_forms_call_with_the_types_of_the_tools(form: str, of_job: bool, tmp_path: Path) -> None:
     """Digits are a text where the schema says so, in forms that write texts without quotes."""
-    zips = tool("zips", code={"type": "string", "enum": ["123", "true"]}, days={"type": "integer", "maximum": 9})
+    zips = tool(
+        "zips", code={"type": "string", "enum": ["123", "true"]}, days={"type": "integer", "minimum": 0, "maximum": 9}
+    )
     rows: Any = [{"text": text, "tools": [zips]} for text in ("def f(x):", "class A:")]
     thinking = {"thinking": {"max_tokens": 4}} if form == "harmony" else {}
     job = job_over(
@@ -120,6 +122,23 @@ def test_a_bad_list_of_tools_is_its_rows_error(tmp_path: Path) -> None:
     for row, said in zip(made[1:], words, strict=True):
         assert (row["error_code"], row["response"], row["tool_calls"]) == ("bad_input", None, None)
         assert said in row["error_message"] and "tools" in row["error_message"]
+
+
+def test_tools_beside_conversations_that_nobody_offers_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As datasets for tuning have them."""
+    job = job_over(tmp_path, [{"messages": HISTORY[:1], "tools": [COLOR]}], prompt={}, sampling={"max_tokens": 1})
+    rows_of(job)
+    [said] = [record.message for record in caplog.records if "column 'tools'" in record.message]
+    assert "prompt.tools: tools" in said
+    caplog.clear()
+    cases: list[Any] = [({"tools": "tools"}, "tools"), ({"column": "text"}, "tools"), ({}, "others")]
+    for number, (prompt, column) in enumerate(cases):
+        sampling = {"max_tokens": 1, "tool_calls": {"format": "hermes"}}
+        row = {"messages": HISTORY[:1], column: [COLOR], "text": "a"}
+        rows_of(job_over(tmp_path, [row], prompt=prompt, sampling=sampling, output={"path": f"{tmp_path}/{number}"}))
+    assert "no prompt shows" not in caplog.text
 
 
 def test_tools_and_histories_reach_the_model_through_the_jobs_template(tmp_path: Path) -> None:

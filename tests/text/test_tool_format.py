@@ -59,6 +59,7 @@ def test_the_form_of_granite_is_told_by_its_words() -> None:
 OTHERS = [
     "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}",
     "{% for c in m.tool_calls %}<tool_call>\n<invoke name={{ c.name }}>\n{% endfor %}",  # as MiniMax
+    "<tool_call>{{ c.name }}<tool_sep><arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>",  # as Hunyuan
     "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}{% endfor %}",  # no tools
     "<|start_header_id|>{{ message.role }}<|end_header_id|>",  # Llama 3.0
 ]

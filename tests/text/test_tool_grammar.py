@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from bulkrun.job.jobfile.tool_calls import bound_calls, needs_texts
-from bulkrun.job.jobfile.tools import text_parameters
+from bulkrun.job.jobfile.tools import offered
 from bulkrun.job.outputs.bound_calls import BoundCallsParser
 from bulkrun.job.outputs.channels import split_channels
 from bulkrun.job.outputs.marker_decode import MarkerDecode
@@ -40,6 +40,20 @@ FUNCTIONS: list[dict[str, Any]] = [
         "name": "move-to_9",
         "parameters": {"$defs": {"point": POINT}, "type": "object", "properties": {"to": {"$ref": "#/$defs/point"}}},
     },
+    {
+        "name": "find",
+        "parameters": {
+            "$defs": {"Color": {"type": "string", "enum": ["red", "1"]}},
+            "type": "object",
+            "properties": {
+                "zip": {"type": "string", "pattern": "^[0-9]{5}$|[/.]$", "maxLength": 7},
+                "near": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 4}, {"type": "null"}]},
+                "color": {"$ref": "#/$defs/Color", "description": "Its color."},
+                "word": {"type": "string", "minLength": 3, "maxLength": 6},
+            },
+            "required": ["zip", "near", "color", "word"],
+        },
+    },
     {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 ]
 FORMS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "granite", "qwen3_coder", "glm45", "harmony"]
@@ -56,13 +70,15 @@ CASES = [(None, form) for form in FORMS] + [(special, form) for special, forms i
 
 def bound(form: ToolFormat, one: bool, functions: list[dict[str, Any]] = FUNCTIONS) -> StructuredOutput:
     tools = [{"type": "function", "function": function} for function in functions]
-    calls = ToolCalls(form, texts=json.dumps(text_parameters(tools)) if needs_texts(form) else "")
-    return bound_calls(calls, {"functions": functions, "one": one})
+    offer = offered(tools, "required")
+    offer = offer.with_texts() if needs_texts(form) else offer
+    calls = ToolCalls(form, texts=json.dumps(offer.texts) if needs_texts(form) else "")
+    return bound_calls(calls, {**offer.bound, "one": one})
 
 
 def answer_of(text: str, form: ToolFormat) -> str:
     """What is read for calls."""
-    return split_channels(text).response or "" if form == "harmony" else text
+    return split_channels(text, is_ended=True).response or "" if form == "harmony" else text
 
 
 def with_special(folder: Path, *texts: str) -> Tokenizer:
@@ -127,6 +143,7 @@ def test_the_form_is_that_which_models_are_shown(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("no call", "ends before its calls are complete"),
+        ('<tool_call>{"name": "now"}</tool_call> or so', "'or so' stands beside its calls"),
         ('<tool_call>{"name": "then"}</tool_call>', "calls 'then', which it may not"),
         ('<tool_call>{"name": "now", "arguments": {"x": 1}}</tool_call>', "now: the arguments do not fit"),
         ('<tool_call>{"name": "move-to_9", "arguments": {"to": {"x": "1"}}}</tool_call>', "at $.to.x: '1' is not of"),
@@ -158,6 +175,59 @@ def test_any_name_is_called_but_those_that_could_not_be_read_back(tmp_path: Path
     for name in ("a b", "a[b", "{"):
         with pytest.raises(ValueError, match="white space or brackets in its name"):
             calls_grammar(bound("mistral", True, [{"name": name, "parameters": plain}]).value, tokenizer.special_id)
+
+
+@pytest.mark.parametrize("special", [(), MARKERS["glm45"]])
+def test_calls_of_glm_may_do_without_line_breaks(special: tuple[str, ...], tmp_path: Path) -> None:
+    """As its templates since 4.7 write them."""
+    tokenizer = with_special(tmp_path, *special)
+    pairs = "<arg_key>city</arg_key><arg_value>Rome</arg_value><arg_key>unit</arg_key><arg_value>C</arg_value>"
+    call = f"<tool_call>weather{pairs}</tool_call>"
+    for between in ("", "\n"):
+        [token_ids] = tokenizer.encode_batch([between.join([call, call.replace("><", ">\n<"), call])], False)
+        constraint = Grammars(tokenizer).constraint(bound("glm45", False))
+        assert all(constraint.accept(token) is None for token in token_ids) and constraint.progress() == "whole"
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+def test_a_parameter_has_the_definitions_that_it_refers_to(form: ToolFormat) -> None:
+    """Others may join objects, and where objects are joined none is closed (`closed_schema`)."""
+    definitions = {"Both": {"allOf": [{"type": "object"}, {"type": "object"}]}, "One": {"type": "integer"}}
+    properties = {"a": POINT, "b": {"type": "array", "items": {"$ref": "#/$defs/One"}}}
+    parameters = {"type": "object", "properties": properties, "$defs": definitions}
+    rules = calls_grammar(bound(form, True, [{"name": "f", "parameters": parameters}]).value).split("\n")
+    [a, b] = [json.loads(rule.partition("%json ")[2]) for rule in rules if "%json" in rule]
+    assert a["additionalProperties"] is False and "$defs" not in a and b["$defs"] == definitions
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+def test_a_parameter_may_refer_to_any_place(form: ToolFormat) -> None:
+    """As schemas made of TypeScript do, and trees."""
+    tokenizer = Tokenizer.from_dir(BUNDLED_ROOT / "tiny")
+    name = {"type": "string", "enum": ["a", "b"]}
+    whole = {"$ref": "#/properties/point", "description": "the same"}
+    properties = {
+        "point": {**POINT, "additionalProperties": False},
+        "others": {"type": "array", "items": {"$ref": "#/properties/point"}, "minItems": 1, "maxItems": 2},
+        "below": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1},
+        "kind": {"anyOf": [{"$ref": "#/$defs/Name"}, {"$ref": "#/$defs/Names/items"}]},
+        "last": whole,
+    }
+    definitions = {"Name": name, "Names": {"type": "array", "items": name}, "Tree": {"$ref": "#/properties/below"}}
+    required = ["others", "below", "kind", "last"]
+    parameters = {"type": "object", "properties": properties, "required": required, "$defs": definitions}
+    structured, eos = bound(form, True, [{"name": "f", "parameters": parameters}]), tokenizer.eos_token_id
+    assert eos is not None
+    texts = json.dumps(json.loads(structured.value)["texts"])
+    read = 0
+    for seed in range(8):
+        token_ids, is_whole = walk(Grammars(tokenizer).constraint(structured), tokenizer, eos, ending(eos, seed), 600)
+        [text] = tokenizer.decode_batch([token_ids])
+        if is_whole:
+            [call] = split_calls(text, form, texts).calls
+            jsonschema.validate(json.loads(call.arguments), parameters)
+            read += 1
+    assert read
 
 
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])

@@ -247,7 +247,9 @@ class SamplingSpec(Section):
         """The engine's parameters; `overrides` (a row's own values) win over the job's. Raises ValueError."""
         values = self._plain_params(overrides or {})
         of_row, calls_of_row = values.pop("structured_outputs", None), values.pop("tool_calls", None)
-        structures = self._structured_params(of_row) | self._tool_params(calls_of_row)
+        structures = self._structured_params(of_row)
+        if of_row is None:  # else the answer has no room for calls
+            structures |= self._tool_params(calls_of_row)
         return SamplingParams(**structures, **values)
 
     def _plain_params(self, overrides: dict[str, Any]) -> dict[str, Any]:

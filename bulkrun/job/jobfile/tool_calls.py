@@ -13,6 +13,8 @@ from bulkrun.request import StructuredOutput, ToolCalls, ToolFormat
 
 # Between which gpt-oss thinks (OpenAI's harmony format) where a call may follow as well as the answer.
 ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
+# And where only the answer may: its prompts end with `<|end|><|start|>assistant`.
+CHANNELS = (ANALYSIS[0], "<|end|><|start|>assistant<|channel|>final<|message|>")
 
 
 class ToolCallsSpec(Section):

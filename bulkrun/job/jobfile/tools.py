@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import shown_value
 from bulkrun.job.jobfile.template_kwargs import is_json
+from bulkrun.job.jobfile.text_parameters import in_place, text_parameters
 
 Tool = Mapping[str, Any]
 AUTO, NONE, REQUIRED = "auto", "none", "required"
@@ -26,8 +27,8 @@ class Offer(NamedTuple):
     """What a row is offered: tools that its prompt shows, and its own value of `sampling.tool_calls`, where it has one.
 
     That is "none", or a mapping: what has to be called (functions: [{name, parameters}], one: whether it is exactly one
-    call), whether several calls may be made at all (parallel), where the row says so, and which parameters are texts
-    (texts, by function), for forms that write texts as they write numbers.
+    call), whether several calls may be made at all (parallel), where the row says so, and which parameters may be texts
+    (texts: `text_parameters`), for forms that write texts as they write numbers.
     """
 
     tools: Sequence[Tool] = ()
@@ -43,11 +44,18 @@ class Offer(NamedTuple):
         """What has to be called, empty where nothing has."""
         return self.tool_calls if isinstance(self.tool_calls, dict) and "functions" in self.tool_calls else {}
 
+    @property
+    def texts(self) -> dict[str, Any]:
+        """Which parameters may be texts, empty where nobody asked (`with_texts`)."""
+        return self.tool_calls.get("texts", {}) if isinstance(self.tool_calls, dict) else {}
+
     def with_texts(self) -> Offer:
-        """The offer with the parameters that are texts."""
+        """The offer with the parameters that may be texts; of what has to be called, each has its schema in place."""
         if not self.tools:
             return self
-        own = self.tool_calls if isinstance(self.tool_calls, dict) else {}
+        own = dict(self.tool_calls) if isinstance(self.tool_calls, dict) else {}
+        if "functions" in own:
+            own["functions"] = [{**one, "parameters": in_place(one["parameters"])} for one in own["functions"]]
         return self._replace(tool_calls={**own, "texts": text_parameters(self.tools)})
 
     @property
@@ -124,22 +132,3 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
             f"the parameters of {function['name']!r} are of type {shown_value(kind)}; arguments are an object"
         )
     return {"type": "object", **given}
-
-
-def text_parameters(tools: Sequence[Tool]) -> dict[str, list[str]]:
-    """By function, the parameters of which the schema says that they are texts and nothing else."""
-    texts = {}
-    for tool in tools:
-        declared = (tool["function"].get("parameters") or {}).get("properties")
-        given = declared if isinstance(declared, dict) else {}
-        texts[tool["function"]["name"]] = [key for key, schema in given.items() if _is_text(schema)]
-    return texts
-
-
-def _is_text(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return False
-    if "type" in schema:
-        return schema["type"] in ("string", ["string"])
-    given = [schema["const"]] if "const" in schema else schema.get("enum")
-    return isinstance(given, list) and bool(given) and all(isinstance(value, str) for value in given)

@@ -30,10 +30,12 @@ class BoundCallsParser:
 
     def parse(self, text: str, finish_reason: str, progress: Progress | None = None) -> tuple[None, RowError | None]:
         """Why the answer is not what has to be called, or None; never a value for the column `parsed`."""
-        calls = split_calls(text, self._form, self._texts).calls
+        response, calls = split_calls(text, self._form, self._texts)
         try:
             if not calls:  # of several the last may be cut: its text stays in the response
                 raise ValueError("the output ends before its calls are complete")
+            if response is not None and (finish_reason, progress) == ("stop", None):  # which no grammar allows
+                raise ValueError(f"{shortened(repr(response), MAX_SHOWN)} stands beside its calls")
             for call in calls:
                 self._check(call)
         except ValueError as problem:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from math import isinf
+from typing import Any, NamedTuple, NoReturn
 
 from bulkrun.data.types.json_types import is_unicode
 
@@ -28,16 +29,16 @@ def call_of(name: Any, arguments: Any) -> Call:
     if not isinstance(name, str) or not name or not is_unicode(name) or not isinstance(arguments, dict):
         raise NoCall
     try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(arguments, ensure_ascii=False)
         return Call(name, text if is_unicode(text) else json.dumps(arguments))
-    except (ValueError, RecursionError):  # a number too large for a double
+    except RecursionError:
         raise NoCall from None
 
 
 def json_at(text: str, at: int) -> tuple[Any, int]:
     """The JSON value that stands at a position, after white space, and where it ends. Raises NoCall."""
     try:
-        return json.JSONDecoder().raw_decode(text, after_space(text, at))
+        return _DECODER.raw_decode(text, after_space(text, at))
     except (ValueError, RecursionError):
         raise NoCall from None
 
@@ -47,3 +48,17 @@ def after_space(text: str, at: int) -> int:
     space = _SPACE.match(text, at)
     assert space is not None, "it matches nothing too"
     return space.end()
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(number: str) -> float:
+    """Raise ValueError for what is too large for a double: it would come back as no number."""
+    if isinf(value := float(number)):
+        raise ValueError(f"{number} is too large")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)

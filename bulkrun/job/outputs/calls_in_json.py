@@ -11,17 +11,18 @@ from typing import Any
 
 from bulkrun.job.outputs.call import Call, NoCall, after_space, call_of, json_at
 
+_HERMES_END = "</tool_call>"
 _NAMED = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*")
 _CUT = re.compile(r";\s*(\{.*)?", re.DOTALL)  # what follows a whole call where the next is not
 
 
 def read_hermes(text: str, at: int) -> tuple[list[Call], int]:
-    """One call. The end of the answer may stand for that of the call."""
+    """One call. The end of the answer may stand for that of the call, and for what is missing of its marker."""
     value, at = json_at(text, at)
     at = after_space(text, at)
-    if not text.startswith("</tool_call>", at) and at < len(text):
+    if not _HERMES_END.startswith(text[at : at + len(_HERMES_END)]):
         raise NoCall
-    return [_call(value, "arguments")], min(len(text), at + len("</tool_call>"))
+    return [_call(value, "arguments")], min(len(text), at + len(_HERMES_END))
 
 
 def read_llama(text: str, at: int) -> tuple[list[Call], int]:

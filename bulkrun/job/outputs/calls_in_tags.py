@@ -13,57 +13,98 @@ Texts have no quotes there, all other values are JSON. So whether 75001 is a num
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
-from bulkrun.job.outputs.call import Call, NoCall, call_of
+from bulkrun.job.outputs.call import Call, NoCall, call_of, json_at
 
-Texts = Mapping[str, Collection[str]]  # by function, the parameters that are texts
+Texts = Mapping[str, Mapping[str, Collection[str]]]  # see `text_parameters`
 
-_CODER_NAME = re.compile(r"\s*(?:<function=)?([^\s<>{}\"]+)>")
-_CODER_ARGUMENT = re.compile(
-    r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>))", re.DOTALL
+
+class _Tags(NamedTuple):
+    """What stands around a call and its arguments. `text`: a text, up to the end of its value."""
+
+    name: re.Pattern[str]
+    key: re.Pattern[str]
+    end_of_value: re.Pattern[str]
+    text: re.Pattern[str]
+    end: re.Pattern[str]
+
+
+def _tags(name: str, key: str, line: str, end_of_value: str, end: str) -> _Tags:
+    """`line`: the break around a text that is not part of it."""
+    patterns = name, key + line, r"\s*" + end_of_value, f"(.*?){line}{end_of_value}", end
+    return _Tags(*(re.compile(pattern, re.DOTALL) for pattern in patterns))
+
+
+_CODER = _tags(
+    name=r"\s*(?:<function=)?([^\s<>{}\"]+)>",
+    key=r"\s*<parameter=([^<>\n]+)>",
+    line=r"\n?",
+    end_of_value=r"</parameter>(?=\s*(?:<parameter=|</function>))",
+    end=r"\s*</function>(?:\s*</tool_call>)?",
 )
-_CODER_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
-_GLM_NAME = re.compile(r"\s*([^\s<>{}\"]+)")
-_GLM_ARGUMENT = re.compile(
-    r"\s*<arg_key>([^<>\n]+)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|</tool_call>))", re.DOTALL
+_GLM = _tags(
+    name=r"\s*([^\s<>{}\"]+)",
+    key=r"\s*<arg_key>([^<>\n]+)</arg_key>\s*<arg_value>",
+    line="",
+    end_of_value=r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))",
+    end=r"\s*</tool_call>",
 )
-_GLM_END = re.compile(r"\s*</tool_call>")
 _PYTHONS: Mapping[str, Any] = {"True": True, "False": False, "None": None}  # as templates show them to the model
+_KINDS = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    NoneType: "null",
+}
 
 
 def read_coder(text: str, at: int, texts: Texts) -> tuple[list[Call], int]:
     """One call of Qwen3-Coder's. Raises NoCall for one that is not whole."""
-    return _read(text, at, texts, (_CODER_NAME, _CODER_ARGUMENT, _CODER_END))
+    return _read(text, at, texts, _CODER)
 
 
 def read_glm(text: str, at: int, texts: Texts) -> tuple[list[Call], int]:
     """One call of GLM's. Raises NoCall for one that is not whole."""
-    return _read(text, at, texts, (_GLM_NAME, _GLM_ARGUMENT, _GLM_END))
+    return _read(text, at, texts, _GLM)
 
 
-def _read(text: str, at: int, texts: Texts, tags: tuple[re.Pattern[str], ...]) -> tuple[list[Call], int]:
-    of_name, of_argument, of_end = tags
-    named = of_name.match(text, at)
-    if named is None:
+def _read(text: str, at: int, texts: Texts, tags: _Tags) -> tuple[list[Call], int]:
+    if (named := tags.name.match(text, at)) is None:
         raise NoCall
     name, at, arguments = named[1], named.end(), dict[str, Any]()
-    while argument := of_argument.match(text, at):
-        key, at = argument[1].strip(), argument.end()
-        arguments[key] = _value(argument[2], is_text=key in texts.get(name, ()))
-    if (end := of_end.match(text, at)) is None:
+    while argument := tags.key.match(text, at):
+        key = argument[1].strip()
+        arguments[key], at = _value(text, argument.end(), texts.get(name, {}).get(key), tags)
+    if (end := tags.end.match(text, at)) is None:
         raise NoCall
     return [call_of(name, arguments)], end.end()
 
 
-def _value(written: str, *, is_text: bool) -> Any:
-    """What is no JSON is a text, whatever the schema wants."""
-    if is_text:
-        return written
+def _value(text: str, at: int, kinds: Collection[str] | None, tags: _Tags) -> tuple[Any, int]:
+    """The value that stands at a position, and where its tag ends.
+
+    What is no JSON is a text, whatever the schema wants; so is JSON of another kind than `kinds` (None: any).
+    """
     try:
-        return _PYTHONS[written.strip()] if written.strip() in _PYTHONS else json.loads(written)
-    except (ValueError, RecursionError):
-        return written
+        value, after = json_at(text, at)
+        if (end := tags.end_of_value.match(text, after)) and _is_one_of(value, kinds):
+            return value, end.end()  # whatever tags stand within
+    except NoCall:
+        pass
+    if (written := tags.text.match(text, at)) is None:
+        raise NoCall
+    python = _PYTHONS.get(word := written[1].strip(), word)
+    return python if python is not word and _is_one_of(python, kinds) else written[1], written.end()
+
+
+def _is_one_of(value: Any, kinds: Collection[str] | None) -> bool:
+    """To a schema 5.0 is a whole number."""
+    kind = "integer" if isinstance(value, float) and value.is_integer() else _KINDS[type(value)]
+    return kinds is None or kind in kinds

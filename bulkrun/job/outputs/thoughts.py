@@ -41,9 +41,3 @@ def span_of(marker: str, pieces: Sequence[str]) -> slice | None:
         return None
     ends = [*accumulate(map(len, pieces))]
     return slice(bisect_right(ends, at), bisect_left(ends, at + len(marker)) + 1)
-
-
-def rest_of(marker: str, before: str, after: str) -> str | None:
-    """What of a marker a text begins with, where the text before it ends with the marker's beginning; else None."""
-    parts = ((marker[:k], marker[k:]) for k in range(len(marker) - 1, 0, -1))
-    return next((rest for held, rest in parts if before.endswith(held) and after.startswith(rest)), None)

@@ -107,7 +107,8 @@ def _form(form: ToolFormat, texts: str) -> tuple[str, _Read]:
 
 @lru_cache(256)  # of a job whose rows bring their own tools, the latest
 def _texts(texts: str) -> Texts:
-    return {name: frozenset(parameters) for name, parameters in json.loads(texts or "{}").items()}
+    of_functions: Texts = json.loads(texts or "{}")
+    return of_functions
 
 
 _FORMS: dict[ToolFormat, tuple[str, _Read]] = {

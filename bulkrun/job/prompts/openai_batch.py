@@ -15,6 +15,7 @@ from typing import Any
 from bulkrun.data.inputs.python_rows import without_nulls
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
+from bulkrun.job.jobfile.tools import NONE
 from bulkrun.job.prompts.body_keys import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, BadBody, as_object
 from bulkrun.job.prompts.body_params import BodyParams, template_kwargs
 from bulkrun.job.prompts.body_text import one_text
@@ -47,9 +48,9 @@ def _endpoints(spec: JobSpec) -> dict[str, _Read]:
     """What the job serves: path -> how a body is read."""
     if spec.task == "embed":
         return {EMBEDDINGS_URL: partial(read_embedding, embedding=spec.embedding)}
-    params = BodyParams(spec.sampling)
-    chat = partial(_chat, params=params, calls=spec.sampling.tool_calls)
-    return {CHAT_URL: chat, COMPLETIONS_URL: partial(_completion, params=params)}
+    params, calls = BodyParams(spec.sampling), spec.sampling.tool_calls
+    chat, completion = (partial(read, params=params, calls=calls) for read in (_chat, _completion))
+    return {CHAT_URL: chat, COMPLETIONS_URL: completion}
 
 
 def _endpoint(method: Any, url: Any, served: Mapping[str, _Read]) -> _Read:
@@ -91,8 +92,11 @@ def _with_known_roles(messages: Conversation) -> Conversation:
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
 
-def _completion(body: dict[str, Any], params: BodyParams) -> Ask:
+def _completion(body: dict[str, Any], params: BodyParams, calls: ToolCallsSpec | None) -> Ask:
+    """Without calls, for which its answers have no place: they are text."""
     if "prompt" not in body:
         raise BadBody(f"body.prompt: missing; {COMPLETIONS_URL} needs a text")
     prompt = one_text("prompt", body["prompt"])
-    return Ask([{"role": "user", "content": prompt}], raw=True, sampling=params.of_completion(body))
+    no_calls = {} if calls is None else {"tool_calls": NONE}
+    sampling = {**params.of_completion(body), **no_calls}
+    return Ask([{"role": "user", "content": prompt}], raw=True, sampling=sampling)

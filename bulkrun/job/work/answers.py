@@ -16,16 +16,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bulkrun.data.types.json_types import as_unicode
-from bulkrun.job.outputs.channels import split_channels
+from bulkrun.job.jobfile.tool_calls import CHANNELS
+from bulkrun.job.outputs.channels import begun_head, split_channels
 from bulkrun.job.outputs.logprobs import TokenTexts, column_value
 from bulkrun.job.outputs.marker_decode import MarkerDecode
 from bulkrun.job.outputs.output_text import Decode, added_texts, output_texts, shared_length
-from bulkrun.job.outputs.thoughts import Thoughts, rest_of, span_of, split_thoughts
+from bulkrun.job.outputs.thoughts import Thoughts, span_of, split_thoughts
 from bulkrun.job.outputs.tool_calls import MARKERS, split_calls
 from bulkrun.job.store.journal import JournalRecord
 from bulkrun.job.work.isolation import reason_of
 from bulkrun.job.work.shard_work import Generation
-from bulkrun.request import Completion, FinishReason, RowError, SamplingParams, StructuredOutput, Thinking, ToolCalls
+from bulkrun.request import (
+    Completion,
+    FinishReason,
+    RowError,
+    SamplingParams,
+    StructuredOutput,
+    Thinking,
+    ToolCalls,
+    ToolFormat,
+)
 
 if TYPE_CHECKING:
     from bulkrun.job.outputs.bound_calls import BoundCallsParser
@@ -70,21 +80,21 @@ class AnswerReader:
 
     def records(self, answers: Sequence[Answer]) -> list[JournalRecord]:
         """One record per answer, in their order."""
-        alike: dict[ToolCalls | None, list[int]] = {}
+        alike: dict[ToolFormat | None, list[int]] = {}
         for index, answer in enumerate(answers):
-            alike.setdefault(_calls_of(answer), []).append(index)
+            alike.setdefault(_form_of(answer), []).append(index)
         texts: dict[int, str] = {}
-        for calls, indexes in alike.items():
-            texts |= zip(indexes, self._texts([answers[index] for index in indexes], calls), strict=True)
+        for form, indexes in alike.items():
+            texts |= zip(indexes, self._texts([answers[index] for index in indexes], form), strict=True)
         return [self._record(answer, as_unicode(texts[index])) for index, answer in enumerate(answers)]
 
-    def _texts(self, answers: Sequence[Answer], calls: ToolCalls | None) -> list[str]:
+    def _texts(self, answers: Sequence[Answer], form: ToolFormat | None) -> list[str]:
         prompts = [answer.generation.request.prompt_token_ids for answer in answers]
-        return output_texts(self._decode_of(calls), prompts, [answer.completion for answer in answers])
+        return output_texts(self._decode_of(form), prompts, [answer.completion for answer in answers])
 
-    def _decode_of(self, calls: ToolCalls | None) -> Decode:
-        """Texts in which calls are looked for show the markers of their form."""
-        return self._decode if calls is None else self._decoders[calls.format]
+    def _decode_of(self, form: ToolFormat | None) -> Decode:
+        """Texts in which a form is looked for show its markers."""
+        return self._decode if form is None else self._decoders[form]
 
     def _record(self, answer: Answer, text: str) -> JournalRecord:
         done, generation = answer.completion, answer.generation
@@ -116,8 +126,9 @@ class AnswerReader:
         response: str | None = text
         error = done.error
         calls = _calls_of(answer)
-        if calls is not None and calls.format == "harmony":
-            extra["reasoning"], response = split_channels(text)
+        if _form_of(answer) == "harmony":
+            is_ended = done.finish_reason == "stop" and not isinstance(done.stop_reason, str)
+            extra["reasoning"], response = split_channels(self._begun(answer) + text, is_ended=is_ended)
             error = error or _no_answer(response, done)
         elif sampling.thinking is not None:
             extra["reasoning"], response = self._split(answer, text, sampling.thinking)
@@ -138,17 +149,21 @@ class AnswerReader:
             values["prompt_logprobs"] = column_value(done.prompt_logprobs, self._tokens)
         return values
 
+    def _begun(self, answer: Answer) -> str:
+        """The head of the first message of channels, where it is in the prompt."""
+        prompt = answer.generation.request.prompt_token_ids
+        [prompt_end] = self._decode([prompt[-_PROMPT_END_TOKENS:]], skip_special_tokens=False)
+        return begun_head(prompt_end)
+
     def _split(self, answer: Answer, text: str, thinking: Thinking) -> Thoughts:
         token_ids, prompt = answer.completion.token_ids, answer.generation.request.prompt_token_ids
         [raw, prompt_end] = self._decode([token_ids, prompt[-_PROMPT_END_TOKENS:]], skip_special_tokens=False)
         if prompt_end.rstrip().endswith(thinking.end):
             return Thoughts(None, text)  # the template has ended the thoughts before they began
-        rest = rest_of(thinking.end, prompt_end.rstrip(), raw)
-        if rest is not None:  # gpt-oss, whose prompts end within the marker of an answer, has answered at once
-            return self._split_at_tokens(answer, text, thinking._replace(start="", end=rest))._replace(reasoning=None)
         opens = raw.lstrip().startswith(thinking.start)
-        unseen = thinking.start not in text and opens  # the markers hold special tokens of this model
-        if unseen or (thinking.end in raw and thinking.end not in text):
+        # Markers that hold special tokens are not seen in the text, which may spell others.
+        start_is_unseen, end_is_unseen = (raw.count(marker) > text.count(marker) for marker in thinking[:2])
+        if (opens and start_is_unseen) or end_is_unseen:
             return self._split_at_tokens(answer, text, thinking if opens else thinking._replace(start=""))
         return split_thoughts(text, thinking, began_before=prompt_end.rstrip().endswith(thinking.start))
 
@@ -167,7 +182,7 @@ class AnswerReader:
     def _length(self, answer: Answer, text: str, num_tokens: int) -> int:
         """How much of an output's text its first tokens are."""
         token_ids = answer.completion.token_ids[:num_tokens]
-        decode = self._decode_of(_calls_of(answer))
+        decode = self._decode_of(_form_of(answer))
         [read] = added_texts(decode, [answer.generation.request.prompt_token_ids], [token_ids])
         return shared_length(text, as_unicode(read))
 
@@ -177,6 +192,14 @@ def _calls_of(answer: Answer) -> ToolCalls | None:
     sampling: SamplingParams = answer.generation.request.sampling
     structured = sampling.structured_outputs
     return sampling.tool_calls if structured is None or structured.kind == "tool_calls" else None
+
+
+def _form_of(answer: Answer) -> ToolFormat | None:
+    """The form in which the answer is written, where it is read for one: that of its calls, or gpt-oss's channels."""
+    thinking, calls = answer.generation.request.sampling.thinking, _calls_of(answer)
+    if thinking is not None and thinking[:2] == CHANNELS:
+        return "harmony"
+    return None if calls is None else calls.format
 
 
 def _finish_reason(done: Completion, extra: Mapping[str, Any]) -> FinishReason:
@@ -190,6 +213,6 @@ def _no_answer(response: str | None, done: Completion) -> RowError | None:
         return None
     return RowError(
         "no_answer",
-        f"the output ended ({done.finish_reason}, {done.num_output_tokens} tokens) in its thoughts; raise "
+        f"the output ended ({done.finish_reason}, {done.num_output_tokens} tokens) before its answer began; raise "
         "sampling.max_tokens, or give the thoughts fewer with sampling.thinking.max_tokens",
     )

@@ -15,15 +15,13 @@ from bulkrun.data.storage.paths import user_path
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import StructuredOutputsSpec
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.jobfile.tool_calls import ANALYSIS
+from bulkrun.job.jobfile.tool_calls import CHANNELS
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.thinking import ThinkingMarkers
 from bulkrun.text.tokenizer import Tokenizer
 
 _KEY = "sampling.structured_outputs"
-# gpt-oss's channels (OpenAI's harmony format): a prompt ends with `<|end|><|start|>assistant`
-_CHANNELS = (ANALYSIS[0], "<|end|><|start|>assistant<|channel|>final<|message|>")
-_MARKERS = {"GptOssForCausalLM": _CHANNELS}
+_MARKERS = {"GptOssForCausalLM": CHANNELS}
 
 
 def with_schema(spec: JobSpec) -> JobSpec:
@@ -48,7 +46,7 @@ def with_markers(spec: JobSpec, architecture: str) -> JobSpec:
     """
     thinking, calls = spec.sampling.thinking, spec.sampling.tool_calls
     has_channels = calls is not None and calls.format == "harmony"
-    markers = _CHANNELS if has_channels else _MARKERS.get(architecture)
+    markers = CHANNELS if has_channels else _MARKERS.get(architecture)
     if thinking is None or markers is None or thinking.start is not None or thinking.end is not None:
         return spec
     named = thinking.model_copy(update={"start": markers[0], "end": markers[1]})

@@ -6,6 +6,7 @@ Knows how a job says it and what the text side knows of templates; knows no engi
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import get_args
 
 from bulkrun.data.results.schema_check import check_schema
@@ -13,8 +14,9 @@ from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.sampling import ThinkingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.jobfile.tool_calls import ToolCallsSpec
-from bulkrun.job.jobfile.tools import AUTO, NONE, offered, text_parameters
+from bulkrun.job.jobfile.tools import AUTO, NONE, offered
 from bulkrun.job.prompts.chat_source import named_template
+from bulkrun.job.prompts.detect import detected_job
 from bulkrun.request import ToolFormat
 from bulkrun.text.grammar import check_grammar
 from bulkrun.text.tokenizer import Tokenizer
@@ -60,10 +62,9 @@ def check_calls(spec: JobSpec) -> None:
     except ValueError as problem:
         raise JobFileError([f"prompt.tool_choice: {problem}"]) from None
     assert spec.sampling.tool_calls is not None, "a job whose tools have to be called has a form for them"
-    texts = {"texts": text_parameters(tools)} if spec.sampling.tool_calls.needs_texts else {}
-    for function in offer.bound["functions"]:
-        wanted = {"functions": [function], "one": True, **texts}
-        bound = spec.sampling.to_params({"tool_calls": wanted}).structured_outputs
+    wanted = (offer.with_texts() if spec.sampling.tool_calls.needs_texts else offer).bound
+    for function in wanted["functions"]:
+        bound = spec.sampling.to_params({"tool_calls": {**wanted, "functions": [function]}}).structured_outputs
         assert bound is not None, "that is what has to be called"
         try:
             check_schema(function["parameters"])
@@ -79,6 +80,15 @@ def warn_of_hidden_tools(spec: JobSpec, tokenizer: Tokenizer) -> None:
         logging.getLogger(__name__).warning(
             "prompt.tools: the chat template does not show tools to the model, so that it cannot know of them; name "
             "one that does in prompt.chat_template, or tell of them in the messages"
+        )
+
+
+def warn_of_unoffered_tools(spec: JobSpec, columns: Sequence[str]) -> None:
+    """Say so where the input has tools beside its conversations, as datasets for tuning do, and nobody offers them."""
+    has_tools = spec.generates and spec.prompt.tools is None and "tools" in columns
+    if has_tools and detected_job(spec, columns).prompt.messages is not None:
+        logging.getLogger(__name__).warning(
+            "the input has a column 'tools', which no prompt shows; prompt.tools: tools offers them to the model"
         )
 
 

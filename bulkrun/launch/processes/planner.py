@@ -27,6 +27,7 @@ from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_own_record
 from bulkrun.job.store.workers import LifeWatch, Worker
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare_as_of
+from bulkrun.launch.preparation.tool_calling import warn_of_unoffered_tools
 from bulkrun.launch.processes.signals import drain_on_signal
 from bulkrun.launch.processes.supervisor import Supervisor
 
@@ -86,6 +87,7 @@ def plan_run(
             started()
             spec = JobSpec.model_validate(record.job)
             source = PlanInput(spec, dataset, prepared.tokenizer, prepared.max_model_len, should_stop)
+            warn_of_unoffered_tools(spec, dataset.schema.names)
             Planner(
                 run,
                 source,

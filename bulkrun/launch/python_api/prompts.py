@@ -12,7 +12,7 @@ from bulkrun.data.types.json_types import is_unicode
 from bulkrun.errors import UsageError, shown_value
 from bulkrun.job.jobfile.template_kwargs import check_template_kwargs
 from bulkrun.job.jobfile.tool_calls import bound_calls, needs_texts
-from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered, text_parameters
+from bulkrun.job.jobfile.tools import NO_OFFER, NONE, Offer, Tool, check_choice, check_tools, offered
 from bulkrun.job.prompts.conversations import BadMessages, asks_nothing, read_messages
 from bulkrun.launch.python_api.prompt_stream import Asked
 from bulkrun.request import RowError, SamplingParams, ToolFormat
@@ -45,7 +45,8 @@ def sampling_with(offer: Offer, sampling: SamplingParams) -> SamplingParams:
     if not offer.tools:
         return replace(sampling, tool_calls=None) if offer.tool_calls == NONE else sampling
     if calls is not None and needs_texts(calls.format):
-        calls = calls._replace(texts=json.dumps(text_parameters(offer.tools)))
+        offer = offer.with_texts()
+        calls = calls._replace(texts=json.dumps(offer.texts))
         sampling = replace(sampling, tool_calls=calls)
     if not offer.bound:
         return sampling

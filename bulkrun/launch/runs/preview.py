@@ -21,6 +21,7 @@ from bulkrun.job.work.shard_work import Generation, row_sampling, row_seed
 from bulkrun.job.work.vectors import VectorReader, reader_of, vector_of
 from bulkrun.launch.engine import check_device, engine_factory
 from bulkrun.launch.preparation.prepare import PreparedJob, prepare
+from bulkrun.launch.preparation.tool_calling import warn_of_unoffered_tools
 from bulkrun.launch.runs.night_plan import plan_night
 from bulkrun.request import Completion, Request
 
@@ -81,6 +82,7 @@ def check_prepared(prepared: PreparedJob, *, anew: bool = False) -> PlanInput:
         check_device(spec.engine)
     reading = replace(prepared, spec=spec.with_keys(run={"incremental": False})) if anew else prepared
     with reading.open_dataset() as dataset:
+        warn_of_unoffered_tools(spec, dataset.schema.names)
         return PlanInput(spec, dataset, prepared.tokenizer, prepared.max_model_len)
 
 

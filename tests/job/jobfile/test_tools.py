@@ -10,7 +10,9 @@ import pytest
 
 from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.load import load_job
+from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.jobfile.tool_calls import CHANNELS
 from bulkrun.job.jobfile.tools import check_tools, offered
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.request import ToolCalls
@@ -129,3 +131,12 @@ def test_arguments_that_have_to_fit_are_an_object() -> None:
     for wrong in ("array", ["object", "null"], 5):
         with pytest.raises(ValueError, match=r"the parameters of 'f' are of type .*; arguments are an object"):
             offer({"type": wrong})
+
+
+def test_gpt_oss_thinks_up_to_its_answer_where_that_is_no_call() -> None:
+    """A grammar binds what comes behind the end of the thoughts: the head of an answer would not fit it."""
+    job = {"thinking": {"start": CHANNELS[0], "end": CHANNELS[1]}, "tool_calls": {"format": "harmony"}}
+    sampling = SamplingSpec.model_validate(job)
+    own: list[dict[str, Any]] = [{}, {"tool_calls": "none"}, {"structured_outputs": "{}"}]
+    ends = [params.thinking and params.thinking.end for params in map(sampling.to_params, own)]
+    assert ends == ["<|end|>", CHANNELS[1], CHANNELS[1]]

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulkrun.job.jobfile.tools import text_parameters
 from bulkrun.job.outputs.tool_calls import Split, split_calls
 from bulkrun.request import ToolFormat
 
 _FORMS: list[ToolFormat] = ["qwen3_coder", "glm45"]
-TEXTS = json.dumps({"f": ["text"], "g-1": []})
+TEXTS = json.dumps({"f": {"text": []}, "g-1": {}})
 _names = st.sampled_from(["f", "g-1"])
+_tags = st.sampled_from(["</parameter></function>", "</parameter> <parameter=b>", "</arg_value></tool_call>", "True"])
 _json = st.integers() | st.booleans() | st.none() | st.lists(st.integers() | st.text("ab\n<é"), max_size=3)
 # A text keeps its line breaks and its tags, but for the one that ends it.
 _texts = st.text(st.sampled_from('a1 \n"<é{[') | st.characters(codec="utf-8"), max_size=12)
 _arguments = st.fixed_dictionaries({}, optional={"number": _json, "text": _texts})
 _calls = st.lists(st.tuples(_names, _arguments), min_size=1, max_size=3)
+_tagged = st.lists(st.tuples(_names, st.fixed_dictionaries({"number": st.lists(_json | _tags)})), max_size=2)
 
 
 def _written(value: Any, *, quotes: bool) -> str:
@@ -44,11 +45,12 @@ _WRITE = {"qwen3_coder": _coder, "glm45": _glm}
 
 
 @pytest.mark.parametrize("form", _FORMS)
-@given(calls=_calls, before=st.text("ab \n", max_size=5))
-def test_what_is_written_reads_back(form: ToolFormat, calls: list[tuple[str, dict[str, Any]]], before: str) -> None:
-    texts: dict[str, list[str]] = json.loads(TEXTS)
-    wanted = [(n, a if n == "f" else {k: v for k, v in a.items() if k != "text"}) for n, a in calls]
-    text = before + "\n".join(_WRITE[form](name, arguments, texts[name]) for name, arguments in wanted)
+@given(calls=_calls, tagged=_tagged, before=st.text("ab \n", max_size=5))
+def test_what_is_written_reads_back(form: ToolFormat, calls: list[Any], tagged: list[Any], before: str) -> None:
+    """What stands in the quotes of JSON ends nothing."""
+    texts: dict[str, dict[str, list[str]]] = json.loads(TEXTS)
+    wanted = [(n, a if n == "f" else {k: v for k, v in a.items() if k != "text"}) for n, a in calls + tagged]
+    text = before + "\n".join(_WRITE[form](name, arguments, [*texts[name]]) for name, arguments in wanted)
     split = split_calls(text, form, TEXTS)
     assert [(call.name, json.loads(call.arguments)) for call in split.calls] == wanted
     assert split.response == (before.strip() or None)
@@ -59,7 +61,8 @@ def test_what_is_written_reads_back(form: ToolFormat, calls: list[tuple[str, dic
 def test_what_is_cut_loses_nothing(form: ToolFormat, data: st.DataObject, calls: Any) -> None:
     pieces = [_WRITE[form](name, arguments, ["number", "text"]) for name, arguments in _as_texts(calls)]
     cut = "".join(pieces)[: data.draw(st.integers(0, sum(map(len, pieces))))]
-    split = split_calls(cut, form, json.dumps({"f": ["number", "text"], "g-1": ["number", "text"]}))
+    both: dict[str, list[str]] = {"number": [], "text": []}
+    split = split_calls(cut, form, json.dumps({"f": both, "g-1": both}))
     found = split.calls
     assert [(call.name, json.loads(call.arguments)) for call in found] == _as_texts(calls)[: len(found)]
     end = sum(map(len, pieces[: len(found)]))
@@ -75,10 +78,40 @@ def _as_texts(calls: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[s
 
 def test_a_number_is_a_text_where_the_tool_says_so() -> None:
     written = _coder("f", {"zip": "75001", "days": "3", "note": "true", "odd": "x: 1"}, ["zip", "days", "note", "odd"])
-    [call] = split_calls(written, "qwen3_coder", '{"f": ["zip"]}').calls
+    [call] = split_calls(written, "qwen3_coder", '{"f": {"zip": []}}').calls
     assert json.loads(call.arguments) == {"zip": "75001", "days": 3, "note": True, "odd": "x: 1"}
     [call] = split_calls(written, "qwen3_coder").calls
     assert json.loads(call.arguments)["zip"] == 75001, "nobody said that it is a text"
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize(
+    ("kinds", "written", "wanted"),
+    [
+        (["null"], "75001", "75001"),
+        (["null"], '"so"', '"so"'),
+        (["null"], "null", None),
+        (["null", "string"], "75001", "75001"),
+        (["null", "string"], "True", "True"),
+        (["null", "string"], "null", None),
+        (["null", "string"], "None", None),
+        (["null", "string"], '"75001"', "75001"),  # as a grammar has it written
+        (["null", "string"], '{"a": 1}', '{"a": 1}'),
+        (["integer", "string"], "75001", 75001),
+        (["integer", "string"], "5.0", 5.0),
+        (["integer", "string"], "5.10", "5.10"),
+        (["string"], "[1]", "[1]"),
+        (["array", "string"], "[1]", [1]),
+        (None, "NaN", "NaN"),  # no number that JSON could give back
+        (None, "[1e999]", "[1e999]"),
+    ],
+)
+def test_json_of_another_kind_than_the_tool_says_is_a_text(
+    form: ToolFormat, kinds: list[str] | None, written: str, wanted: Any
+) -> None:
+    texts = {} if kinds is None else {"f": {"x": kinds}}
+    [call] = split_calls(_WRITE[form]("f", {"x": written}, ["x"]), form, json.dumps(texts)).calls
+    assert json.loads(call.arguments) == {"x": wanted}
 
 
 @pytest.mark.parametrize(
@@ -109,22 +142,3 @@ def test_what_models_leave_out_is_no_matter(form: ToolFormat, text: str) -> None
 )
 def test_what_is_no_call_stays_in_the_text(form: ToolFormat, text: str) -> None:
     assert split_calls(text, form) == Split(text, [])
-
-
-def test_the_schema_says_what_is_a_text() -> None:
-    properties = {
-        "a": {"type": "string"},
-        "b": {"enum": ["x", "y"]},
-        "c": {"const": "x"},
-        "d": {"type": ["string", "null"]},
-        "e": {"enum": ["x", 1]},
-        "f": {},
-        "g": True,
-        "h": {"type": "integer", "enum": [1]},
-    }
-    tools = [
-        {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}},
-        {"type": "function", "function": {"name": "g"}},
-        {"type": "function", "function": {"name": "h", "parameters": {"properties": 5}}},
-    ]
-    assert text_parameters(tools) == {"f": ["a", "b", "c"], "g": [], "h": []}

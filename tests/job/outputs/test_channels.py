@@ -33,7 +33,7 @@ NEXT = "<|start|>assistant"
 )
 @pytest.mark.parametrize("thought", [THOUGHT, ""])
 def test_a_call_is_found_however_its_head_is_written(call: str, thought: str) -> None:
-    reasoning, response = split_channels(f"{thought}{NEXT}{call}" if thought else call)
+    reasoning, response = split_channels(f"{thought}{NEXT}{call}" if thought else call, is_ended=True)
     assert reasoning == ("I need the weather." if thought else None)
     split = split_calls(response or "", "harmony")
     assert split.response is None and [tuple(one) for one in split.calls] == [("weather", '{"city": "Bern"}')]
@@ -58,25 +58,40 @@ def test_a_call_is_found_however_its_head_is_written(call: str, thought: str) ->
 )
 def test_thoughts_and_answer_come_apart(text: str, wanted: Thoughts) -> None:
     reasoning = None if wanted.reasoning is None else wanted.reasoning.rstrip("\n")
-    assert split_channels(text) == (reasoning, wanted.response)
+    assert split_channels(text, is_ended=False) == (reasoning, wanted.response)
+
+
+@pytest.mark.parametrize(
+    "spelled", ["<|end|>", "a <|end|> b", "<|call|>, <|start|>user", "<|return|>\n<|message|> <|channel|>"]
+)
+def test_markers_that_are_only_spelled_stay_where_they_are(spelled: str) -> None:
+    assert split_channels(f"<|channel|>final<|message|>{spelled}.", is_ended=True) == (None, f"{spelled}.")
+    call = CALL.replace("Bern", json.dumps(spelled)[1:-1])
+    _, response = split_channels(call, is_ended=True)
+    [called] = split_calls(response or "", "harmony").calls
+    assert json.loads(called.arguments) == {"city": spelled}
 
 
 def test_what_is_said_before_a_call_stays_in_the_response() -> None:
-    _, response = split_channels(f"{THOUGHT}{NEXT}<|channel|>commentary<|message|>Let me see.<|end|>{NEXT}{CALL}")
+    _, response = split_channels(
+        f"{THOUGHT}{NEXT}<|channel|>commentary<|message|>Let me see.<|end|>{NEXT}{CALL}", is_ended=True
+    )
     split = split_calls(response or "", "harmony")
     assert (split.response, [call.name for call in split.calls]) == ("Let me see.", ["weather"])
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "B', "[1]", "Bern", '{"a": 1e999}', "{} and more"])
 def test_what_is_no_call_stays_in_the_text(arguments: str) -> None:
-    _, response = split_channels(CALL.replace('{"city": "Bern"}', arguments))
+    _, response = split_channels(CALL.replace('{"city": "Bern"}', arguments), is_ended=True)
     split = split_calls(response or "", "harmony")
     assert not split.calls and arguments in (split.response or "")
 
 
 def test_no_arguments_are_none() -> None:
-    _, response = split_channels(CALL.replace('{"city": "Bern"}', ""))
+    _, response = split_channels(CALL.replace('{"city": "Bern"}', ""), is_ended=True)
     assert [tuple(call) for call in split_calls(response or "", "harmony").calls] == [("weather", "{}")]
+    _, cut = split_channels(CALL.replace('{"city": "Bern"}', ""), is_ended=False)
+    assert split_calls(cut or "", "harmony").calls == []
 
 
 _TOKEN = re.compile(r"<\|\w+\|>|.", re.DOTALL)  # a marker is one
@@ -90,7 +105,7 @@ def test_what_is_cut_loses_no_text(cut: int, thought: str, city: str) -> None:
         _TOKEN.findall(f"<|end|>{NEXT}{CALL[: CALL.index('{')]}"),
     ]
     tokens = [*heads[0], *thought, *heads[1], *arguments]
-    reasoning, response = split_channels("".join(tokens[:cut]))
+    reasoning, response = split_channels("".join(tokens[:cut]), is_ended=False)
     assert (reasoning or "") == thought[: max(0, cut - len(heads[0]))].strip()
     begin = len(tokens) - len(arguments)
     assert (response or "").partition("<|message|>")[2] == arguments[: max(0, cut - begin)]

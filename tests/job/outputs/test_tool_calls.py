@@ -165,6 +165,7 @@ def test_a_good_call_beside_a_malformed_one_is_a_call_and_the_other_stays() -> N
 
 def test_a_function_without_parameters_is_called_without_arguments() -> None:
     assert split_calls('<tool_call>\n{"name": "now"}\n</tool_call>', "hermes").calls == [Call("now", "{}")]
+    assert split_calls('<tool_call>\n{"name": "now"}\n</tool', "hermes") == Split(None, [Call("now", "{}")])
     assert split_calls("[TOOL_CALLS]now[CALL_ID]abc[ARGS]{}", "mistral").calls == [Call("now", "{}")]
 
 

@@ -454,6 +454,11 @@ def test_a_line_says_whether_several_calls_may_be_made(choice: str, own: dict[st
     assert "body.parallel_tool_calls: 'no' is not true or false" in message
 
 
+def test_a_completion_is_text_whatever_stands_in_it() -> None:
+    assert overrides(completion(), sampling=CALLS) == {"tool_calls": "none"}
+    assert overrides(completion()) == {}
+
+
 def test_a_line_that_binds_its_text_may_have_tools_that_it_does_not_want() -> None:
     values = overrides(chat(tools=[TOOL], tool_choice="none", guided_regex="a"), sampling=CALLS)
     assert values == {"structured_outputs": {"regex": "a"}, "tool_calls": "none"}

@@ -161,6 +161,8 @@ def test_a_model_that_does_not_think_has_an_answer_and_no_reasoning() -> None:
 def test_markers_that_are_special_tokens_separate_too() -> None:
     made = thinking((901, *ids("hm"), 902, *ids("\nyes")))
     assert (made.extra["reasoning"], made.response) == ("hm", "yes")
+    told = thinking((901, *ids("hm"), 902, *ids("<think> begins, </think> ends")))
+    assert (told.extra["reasoning"], told.response) == ("hm", "<think> begins, </think> ends")
     cut = thinking((901, *ids("hm")), "length")
     assert (cut.extra["reasoning"], cut.response, cut.error_code) == ("hm", None, "no_answer")
     begun = thinking(ids("hm"), "length", prompt=(1, 901, 10))
@@ -178,10 +180,13 @@ CHANNEL_PROMPT = (906, *ids("user"), 904, *ids("hi"), 905, 906, *ids("assistant"
         ((*ANALYSIS, *ids("hm\n"), *FINAL, *ids("yes final"), 900), "hm", "yes final", None),
         ((*ANALYSIS, *ids("analysis"), *FINAL, *ids("yes")), "analysis", "yes", None),
         ((*ANALYSIS, *ids("hm"), 905, 906, *ids("assistant"), *ANALYSIS, *ids("more"), *FINAL, *ids("yes")),
-         "hmassistantanalysismore", "yes", None),
+         "hm\nmore", "yes", None),
+        ((*ANALYSIS, *ids("hm"), *FINAL[:12], *ids("commentary"), 904, *ids("So."), *FINAL, *ids("yes")),
+         "hm", "So.\nyes", None),
         ((*FINAL[11:], *ids("at once")), None, "at once", None),
         ((*ANALYSIS, *ids("hm")), "hm", None, "no_answer"),
-        ((*ANALYSIS, *ids("hm"), 905, 906, *ids("assist")), "hmassist", None, "no_answer"),
+        ((*ANALYSIS, *ids("hm"), 905, 906, *ids("assist")), "hm", None, "no_answer"),
+        ((*FINAL[11:], *ids("Say <|end|>, not <|start|>.\n")), None, "Say <|end|>, not <|start|>.\n", None),
         (ids("plain"), None, "plain", None),
     ],
 )  # fmt: skip
@@ -191,6 +196,25 @@ def test_channels_whose_markers_are_special_and_other_tokens(
     """As gpt-oss marks them, whose prompts end within the marker of an answer."""
     made = thinking(output, "length" if error else "stop", prompt=CHANNEL_PROMPT, thinking=CHANNELS)
     assert (made.extra.get("reasoning"), made.response, made.error_code) == (reasoning, response, error)
+
+
+def test_a_prompt_may_begin_a_channel() -> None:
+    begun = thinking((*ids("hm"), *FINAL, *ids("yes")), prompt=(*CHANNEL_PROMPT, *ANALYSIS), thinking=CHANNELS)
+    assert (begun.extra["reasoning"], begun.response) == ("hm", "yes")
+    answer = (903, *ids("final"), 904, *ids("So: "))
+    told = thinking(ids("yes"), prompt=(*CHANNEL_PROMPT, *answer), thinking=CHANNELS)
+    assert (told.extra, told.response) == ({}, "yes")
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop", "calls"), [("stop", None, [("f", "{}")]), ("length", None, None), ("stop", "x", None)]
+)
+def test_a_call_of_gpt_oss_that_is_cut_before_its_arguments_is_none(reason: str, stop: Any, calls: Any) -> None:
+    output = (903, *ids("commentary to=functions.f "), *ids("json"), 904, *ids("x" if stop else ""))
+    sampling = SamplingParams(tool_calls=ToolCalls("harmony"), stop=("x",))
+    made = record(output, reason, stop_reason=stop, columns=["tool_calls"], sampling=sampling)
+    found = made.extra.get("tool_calls")
+    assert (found and list(map(tuple, found))) == calls, made
 
 
 def test_a_stop_string_ends_the_answer_after_special_markers_too() -> None:
