@@ -54,9 +54,8 @@ class Answer:
 
 
 def _parser_of(column: pa.DataType | None, structured: StructuredOutput) -> OutputParser | BoundCallsParser:
-    from bulkrun.job.outputs.bound_calls import (
-        BoundCallsParser,
-    )  # jsonschema is slow to import, and few jobs have schemas
+    # jsonschema is slow to import, and few jobs have schemas
+    from bulkrun.job.outputs.bound_calls import BoundCallsParser
     from bulkrun.job.outputs.parsing import OutputParser
 
     if structured.kind == "tool_calls":
