@@ -160,12 +160,14 @@ class PackedWeights(NamedTuple):
 
     def _check_zeros(self, packed: PackedWeight, zeros: torch.Tensor | None) -> None:
         """Raise ModelError for zero points, stored around zero, that are none of the weight's numbers."""
+        if zeros is None or zeros.dtype != torch.int8:
+            return
         middle = 2 ** (self.packing.num_bits - 1)
-        if zeros is not None and zeros.dtype == torch.int8 and not -middle <= zeros.min() <= zeros.max() < middle:
+        low, high = int(zeros.min()), int(zeros.max())  # compared as int8, 128 would be -128
+        if not -middle <= low <= high < middle:
             raise ModelError(
-                f"{packed.words.file}: tensor {packed.zeros and packed.zeros.name} holds zero points "
-                f"{int(zeros.min())} to {int(zeros.max())}, but numbers of {self.packing.num_bits} bits are {-middle} "
-                f"to {middle - 1}; {FIX}"
+                f"{packed.words.file}: tensor {packed.zeros and packed.zeros.name} holds zero points {low} to {high}, "
+                f"but numbers of {self.packing.num_bits} bits are {-middle} to {middle - 1}; {FIX}"
             )
 
 
