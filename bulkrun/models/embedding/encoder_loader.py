@@ -25,7 +25,7 @@ from bulkrun.models.embedding.text_encoder import TextEncoder
 from bulkrun.models.embedding.two_texts import moved_by_padding
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.files.weight_files import weight_files
-from bulkrun.models.loading.adapter import Adapter
+from bulkrun.models.loading.adapter import Adapter, AdapterError
 from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 from bulkrun.settings import Quantization
@@ -137,7 +137,7 @@ def errors_named(what: str, device: torch.device) -> Iterator[None]:
     """transformers has no errors of its own: each is a ModelError, and those of memory say so."""
     try:
         yield
-    except UsageError:
+    except (UsageError, AdapterError):
         raise
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from None

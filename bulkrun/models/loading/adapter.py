@@ -37,6 +37,10 @@ _PARTS = {  # of a module, by the ends of tensors' names
 }
 
 
+class AdapterError(ModelError):
+    """An adapter does not fit the model, which is not to blame: the message begins with the adapter's path."""
+
+
 class LowRank(NamedTuple):
     """What is added to a weight [O, I], or whatever its rows and columns are."""
 
@@ -87,15 +91,15 @@ class Adapter(NamedTuple):
         return {*self.whole, *self.added}
 
     def named(self, name_of: Callable[[str], str | None]) -> Adapter:
-        """The same with each name as `name_of` has it, without what has none. Raises ModelError for two of one name."""
+        """The same with each name as `name_of` has it, without what has none. Raises AdapterError for two of a name."""
         names = {name: new for name in self.names if (new := name_of(name)) is not None}
         if twice := sorted(name for name, count in Counter(names.values()).items() if count > 1):
-            raise ModelError(f"{self.path}: it changes {_shown(twice[0])} twice; download the adapter again")
+            raise AdapterError(f"{self.path}: it changes {_shown(twice[0])} twice; download the adapter again")
         whole = {names[name]: one._replace(name=names[name]) for name, one in self.whole.items() if name in names}
         return self._replace(whole=whole, added={names[name]: one for name, one in self.added.items() if name in names})
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ModelError unless the base has every tensor that becomes another, in these shapes."""
+        """Raise AdapterError unless the base has every tensor that becomes another, in these shapes."""
         for name, one in (*self.whole.items(), *self.added.items()):
             shape = one.shape
             if name not in shapes:
@@ -104,7 +108,7 @@ class Adapter(NamedTuple):
                 what = f"its {_shown(name)} is {list(shape)}, the model's {list(shapes[name])}"
             else:
                 continue
-            raise ModelError(
+            raise AdapterError(
                 f"{self.path}: {what}; it was trained on {self.base}: make that the model, or merge the two with PEFT"
             )
 
@@ -164,10 +168,12 @@ def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterCon
     read = {names[one.name]: tensor.float() for one, tensor in read_tensors([*parts.values()], lambda _: None)}
     magnitude = read.pop("magnitude", None)
     is_embedding = read.keys() == {"embedding A", "embedding B"}
+    if is_embedding and config.has_magnitudes:
+        raise _magnitudes_of_embedding(module, config)
     if not (is_embedding or read.keys() == {"A", "B"}) or (magnitude is not None) != config.has_magnitudes:
         raise _misfit(module, parts, config)
     a_RI, b_OR = (read[f"embedding {part}" if is_embedding else part] for part in "AB")
-    rows = magnitude is None or (magnitude.shape == b_OR.shape[:1] and not is_embedding)
+    rows = magnitude is None or magnitude.shape == b_OR.shape[:1]
     if not (a_RI.ndim == b_OR.ndim == 2 and len(a_RI) == b_OR.shape[1] > 0 and rows):
         raise _misfit(module, parts, config)
     if not config.has_rank(module, len(a_RI)):
@@ -177,6 +183,13 @@ def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterCon
         )
     added = LowRank(b_OR, a_RI, config.scale(module, len(a_RI)), magnitude)
     return added.transposed if is_embedding else added  # a weight of one row for each input
+
+
+def _magnitudes_of_embedding(module: str, config: AdapterConfig) -> ModelError:
+    return ModelError(
+        f"{config.weights}: use_dora on {_shown(module)}, an embedding, is not supported; merge the adapter into its "
+        "base model with PEFT"
+    )
 
 
 def _misfit(module: str, parts: Mapping[str, StoredTensor], config: AdapterConfig) -> ModelError:

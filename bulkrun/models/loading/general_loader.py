@@ -14,7 +14,7 @@ from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
 from bulkrun.models.general.general_model import ATTENTION_NAME, GeneralModel, register_attention
-from bulkrun.models.loading.adapter import Adapter
+from bulkrun.models.loading.adapter import Adapter, AdapterError
 from bulkrun.models.loading.from_transformers import first_line, random_model, stored_model
 from bulkrun.models.loading.weights_fit import refuse_beyond_ram
 
@@ -46,6 +46,8 @@ def load_general_model(
         else:
             model = random_model(AutoModelForCausalLM, path, dtype, device, **attention)
         general = GeneralModel(model.to(device).eval().requires_grad_(False), config)
+    except AdapterError:
+        raise
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"{path}: the weights do not fit on {device} ({first_line(error)}); free what other processes hold, or "
