@@ -230,7 +230,7 @@ def _shape(
 ) -> tuple[int, int]:
     """[O, I] of a weight, given its words; `size`: what a tensor says of it."""
     per_word = WORD_BITS // packing.num_bits
-    if words.dtype != torch.int32 or len(words.shape) != 2:
+    if words.dtype != torch.int32 or len(words.shape) != 2 or 0 in words.shape:
         raise ModelError(f"{path}: tensor {words.name} is {words.dtype} {list(words.shape)}, not words of int32; {FIX}")
     if size is not None and words.shape != (size[0], -(-size[1] // per_word)):
         raise ModelError(
