@@ -127,15 +127,15 @@ class Adapter(NamedTuple):
         config = AdapterConfig.from_dir(path)
         modules: dict[str, dict[str, StoredTensor]] = {}
         whole = {}
-        for one in stored_tensors([config.weights]):
+        for one in _of_numbers(config.weights):
             name = one.name.removeprefix(_BEFORE_NAMES)
             ending = next((ending for ending in _PARTS if name.endswith(ending)), None)
             if ending is not None:
                 modules.setdefault(name.removesuffix(ending), {})[_PARTS[ending]] = one
-            elif _BEFORE_TRAINING not in name:
-                own = _whole_name(name, config.weights)
-                if own not in whole or _SAVED not in name:
-                    whole[own] = one._replace(name=own)
+                continue
+            own = _whole_name(name, config.weights)
+            if own not in whole or _SAVED not in name:
+                whole[own] = one._replace(name=own)
         if not modules and not whole:
             raise ModelError(f"{config.weights}: holds no tensors, so it would change nothing; save the adapter again")
         added = {f"{module}.weight": _low_rank(module, parts, config) for module, parts in modules.items()}
@@ -149,6 +149,19 @@ def base_name(name: str, known: Collection[str], body: str) -> str:
     """
     others = (other for other in (name, f"{body}{name}", name.removeprefix(body)) if other in known)
     return next(others, name)
+
+
+def _of_numbers(file: Path) -> Iterator[StoredTensor]:
+    """A file's tensors but those of before training. Raises ModelError for whole numbers, of which nobody says more."""
+    for one in stored_tensors([file]):
+        if _BEFORE_TRAINING in one.name:
+            continue
+        if not one.dtype.is_floating_point:
+            raise ModelError(
+                f"{file}: tensor {_shown(one.name)} holds {one.dtype}; adapters in bfloat16, float16 or float32 are "
+                "added: save it so with PEFT, or download it again"
+            )
+        yield one
 
 
 def _shown(name: str) -> str:

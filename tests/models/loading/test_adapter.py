@@ -323,6 +323,16 @@ def test_matrices_without_a_rank_are_refused(tmp_path: Path) -> None:
         logits(path, adapter)
 
 
+def test_whole_numbers_are_refused(tmp_path: Path) -> None:
+    """Of a quantized adapter: what they stand for nobody says."""
+    path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
+    write_adapter(adapter, "lm_head", torch.ones(2, 48, dtype=torch.int8), torch.ones(VOCAB_SIZE, 2))
+    with pytest.raises(
+        ModelError, match=r"tensor base_model\.model\.lm_head\.lora_A\.weight holds torch\.int8; adapters"
+    ):
+        logits(path, adapter)
+
+
 def test_two_changes_of_one_weight_are_refused(tmp_path: Path) -> None:
     path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
     a, b = torch.ones(2, 48), torch.ones(48, 2)
