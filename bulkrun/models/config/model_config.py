@@ -233,6 +233,7 @@ def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> Rop
     config = RopeConfig.from_dict(rope, theta=theta, max_position_embeddings=keys["max_position_embeddings"])
     if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
         raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
+    config.check_fits(_heads(keys)[2])
     return config
 
 
