@@ -71,8 +71,8 @@ class RopeConfig:
         turning = int(head_dim * self.partial_rotary_factor)
         if not 0 < turning <= head_dim or turning % 2:
             raise ModelError(
-                f"partial_rotary_factor {self.partial_rotary_factor} turns {turning} of a head's {head_dim} dimensions; "
-                "they turn in pairs: fix it"
+                f"partial_rotary_factor {self.partial_rotary_factor} turns {turning} of a head's {head_dim} "
+                "dimensions, and they turn in pairs; fix it"
             )
         if self.rope_type == "longrope" and len(self.short_factor) != turning // 2:
             raise ModelError(
