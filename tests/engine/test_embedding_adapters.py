@@ -61,6 +61,15 @@ def test_a_decoder_that_embeds_takes_one_with_or_without_a_head(tmp_path: Path) 
     torch.testing.assert_close(embed(load(path, tmp_path / "adapter", made), texts()), theirs, **TOLERANCE)
 
 
+def test_an_encoder_is_not_blamed_for_the_adapter_of_another(tmp_path: Path) -> None:
+    path, adapter = save_tiny_encoder(tmp_path / "base", "bert"), tmp_path / "adapter"
+    last_states(save_tiny_encoder(tmp_path / "other", "modernbert"), adapter, ENCODERS["modernbert"])
+    with pytest.raises(
+        ModelError, match=rf"^{adapter}: it changes layers\.0\.attn\.W\w+\.weight, which the model does not"
+    ):
+        load(path, adapter, EmbeddingArgs(pooling="last"))
+
+
 def test_how_vectors_are_made_is_the_adapters_to_say(tmp_path: Path) -> None:
     """As sentence-transformers saves one: its modules, Dense included, are those it was trained with."""
     path, dense = save_tiny_encoder(tmp_path / "base", "bert_in_panels"), torch.nn.Linear(64, 10)

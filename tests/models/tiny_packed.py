@@ -44,6 +44,7 @@ PACKED = {
     "ct_old_zeros": Packed("ct", old_zeros=True),
     "ct_8_bits": Packed("ct", 8, -1, symmetric=True),
     "ct_8_bits_zeros": Packed("ct", 8, -1),
+    "ct_8_bits_old_zeros": Packed("ct", 8, -1, old_zeros=True),
     "ct_one_scale": Packed("ct", group_size=-1, symmetric=True, one_scale=True),
     "ct_act_order": Packed("ct", group_size=16, symmetric=True, shuffled=True),
     "ct_2_bits": Packed("ct", 2, 24),

@@ -24,8 +24,12 @@ _NUMBER = re.compile(r"\.\d+\.")
 _SHOWN_CHARS = 200  # of a name
 
 
+class AdapterError(ModelError):
+    """An adapter does not fit the model, which is not to blame: the message begins with the adapter's path."""
+
+
 def check_adapter(adapter: Path | None, model_dir: Path) -> None:
-    """Raise ModelError for a model whose weights are stored quantized, and for an adapter that has other sizes.
+    """Raise ModelError for a model whose weights are stored quantized, AdapterError for an adapter of other sizes.
 
     `adapter`: None where there is none.
     """
@@ -53,9 +57,9 @@ def refuse_quantized_base(stored: Quantized | None) -> None:
         )
 
 
-def misfit(adapter: Path, base: str, what: str) -> ModelError:
+def misfit(adapter: Path, base: str, what: str) -> AdapterError:
     """The error of an adapter that is of another model than this one."""
-    return ModelError(f"{adapter}: {what}; it was trained on {base}: make that the model, or merge the two with PEFT")
+    return AdapterError(f"{adapter}: {what}; it was trained on {base}: make that the model, or merge the two with PEFT")
 
 
 def shown_name(name: str) -> str:

@@ -49,5 +49,5 @@ def parsed(file: Path, raw: Mapping[str, Any], parse: Callable[[Mapping[str, Any
         raise ModelError(f"{file}: key {error} is missing; download it again") from None
     except ModelError as error:
         raise ModelError(f"{file}: {error}") from None
-    except (AttributeError, TypeError, ValueError) as error:  # such as a text where an object is read
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:  # such as a text where an object is read
         raise ModelError(f"{file}: a value is of another kind than its key's ({error}); fix it") from None

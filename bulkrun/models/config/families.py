@@ -46,6 +46,10 @@ _COMMON_KEYS: Mapping[str, Any] = {
 }
 _MAX_LAYERS = 10_000  # a hundred times those of any model: a damaged file says more
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_FACTORS = (
+    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "embedding_multiplier",
+    "residual_multiplier", "attention_multiplier", "logits_scaling",
+)  # fmt: skip
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOW = {"sliding_window": 4096, "layer_types": None}
 _MISTRAL = _WINDOW | {"max_position_embeddings": 131_072, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -279,9 +283,9 @@ def read_keys(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
         check_number(name, keys[name], float if name in ("rms_norm_eps", "rope_theta") else int)
     if keys["num_hidden_layers"] > _MAX_LAYERS:
         raise ModelError(f"key 'num_hidden_layers' is {keys['num_hidden_layers']}, not a number of layers")
-    for name in ("num_key_value_heads", "head_dim"):
-        if keys[name] is not None:
-            check_number(name, keys[name], int)
+    for name in ("num_key_value_heads", "head_dim", *_FACTORS):
+        if keys.get(name) is not None:
+            check_number(name, keys[name], float if name in _FACTORS else int)
     return keys
 
 

@@ -100,6 +100,7 @@ _SIZE_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
 }
 _KV_HEAD_NAMES = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads")
+_MULTI_QUERY = "GPTBigCodeForCausalLM"  # one key head, unless the file says otherwise
 _INTERMEDIATE_NAMES = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _STATE_SPACE_KEYS = ("ssm_cfg", "state_size", "mamba_d_state", "mamba_n_heads", "ssm_state_size", "lru_width")
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
@@ -197,7 +198,8 @@ def _key_heads(raw: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """The heads of keys and their dimensions, None for those of queries and for hidden_size over heads."""
     if raw.get("kv_lora_rank"):  # latent attention: transformers makes whole keys and values of the latents
         return None, raw.get("qk_nope_head_dim", 0) + raw.get("qk_rope_head_dim", 0)
-    heads = 1 if raw.get("multi_query") else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
+    is_multi_query = raw.get("multi_query", raw["architectures"][0] == _MULTI_QUERY)
+    heads = 1 if is_multi_query else _first({**(raw.get("attn_config") or {}), **raw}, _KV_HEAD_NAMES)
     return heads, raw.get("head_dim")
 
 

@@ -233,6 +233,7 @@ def _rope(rope: Mapping[str, Any], keys: Mapping[str, Any], theta: float) -> Rop
     config = RopeConfig.from_dict(rope, theta=theta, max_position_embeddings=keys["max_position_embeddings"])
     if config.partial_rotary_factor != 1.0 and "partial_rotary_factor" not in keys:
         raise ModelError(f"partial_rotary_factor {config.partial_rotary_factor} is not supported; 1.0 is")
+    config.check_fits(_heads(keys)[2])
     return config
 
 
@@ -256,16 +257,16 @@ def _embedding_multiplier(keys: Mapping[str, Any], family: Family) -> float:
 
 
 def _moe(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
-    num_experts = keys.get("num_experts")
-    if not num_experts:
+    if not keys.get("num_experts"):
         return None
+    num_experts, num_chosen = _num_experts(keys)
     size, step = keys.get("moe_intermediate_size", keys["intermediate_size"]), keys.get("decoder_sparse_step", 1)
     if size % 8 or keys["hidden_size"] % 8:
         raise ModelError(f"experts of {keys['hidden_size']} by {size} are not supported; multiples of 8 are")
     dense = keys.get("mlp_only_layers") or ()
     return MoEConfig(
         num_experts=num_experts,
-        num_experts_per_tok=keys["num_experts_per_tok"],
+        num_experts_per_tok=num_chosen,
         intermediate_size=size,
         renormalize=bool(keys.get("norm_topk_prob", True)),
         sparse_layers=tuple(
@@ -274,6 +275,18 @@ def _moe(keys: Mapping[str, Any], family: Family) -> MoEConfig | None:
         has_biases=family.has_expert_biases,
         swiglu=_swiglu(keys),
     )
+
+
+def _num_experts(keys: Mapping[str, Any]) -> tuple[int, int]:
+    """Experts of a layer, and those of a token."""
+    for name in ("num_experts", "num_experts_per_tok"):
+        check_number(name, keys[name], int)
+    num_experts, num_chosen = keys["num_experts"], keys["num_experts_per_tok"]
+    if num_chosen > num_experts:
+        raise ModelError(
+            f"key 'num_experts_per_tok' is {num_chosen}, and there are {num_experts} experts; download the model again"
+        )
+    return num_experts, num_chosen
 
 
 def _swiglu(keys: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -66,6 +66,20 @@ class RopeConfig:
             short_factor=tuple(rope.get("short_factor", ())),
         )
 
+    def check_fits(self, head_dim: int) -> None:
+        """Raise ModelError unless whole pairs of a head's dimensions turn, with longrope's factors one for each."""
+        turning = int(head_dim * self.partial_rotary_factor)
+        if not 0 < turning <= head_dim or turning % 2:
+            raise ModelError(
+                f"partial_rotary_factor {self.partial_rotary_factor} turns {turning} of a head's {head_dim} "
+                "dimensions, and they turn in pairs; fix it"
+            )
+        if self.rope_type == "longrope" and len(self.short_factor) != turning // 2:
+            raise ModelError(
+                f"longrope's short_factor has {len(self.short_factor)} numbers, and {turning // 2} pairs of a head's "
+                "dimensions turn; take the list of the model's own config.json"
+            )
+
     @property
     def stretched_positions(self) -> int:
         """The original context times the factor; 0 for rope types other than linear and yarn."""

@@ -16,6 +16,7 @@ from transformers import AutoModel, PreTrainedModel
 from transformers.utils import logging
 
 from bulkrun.errors import ModelError, UsageError
+from bulkrun.models.config.adapter_fit import AdapterError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.embedding.compiled_encoder import compile_encoder
 from bulkrun.models.embedding.compiled_modernbert import compile_modernbert
@@ -142,7 +143,7 @@ def errors_named(what: str, device: torch.device) -> Iterator[None]:
     """transformers has no errors of its own: each is a ModelError, and those of memory say so."""
     try:
         yield
-    except UsageError:
+    except (UsageError, AdapterError):
         raise
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from None

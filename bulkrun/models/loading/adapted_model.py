@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_fit import AdapterError
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.adapter import Adapter, LowRank, base_name
 from bulkrun.models.loading.tensor_names import Target
@@ -17,7 +17,7 @@ from bulkrun.models.loading.tensor_names import Target
 
 @torch.no_grad()
 def add_to_model(model: PreTrainedModel, adapter: Adapter) -> None:
-    """Change the model's parameters where they lie, rounding each sum once. Raises ModelError where they do not fit."""
+    """Change parameters where they lie, rounding each sum once. Raises AdapterError where that does not fit."""
     body, own = f"{model.base_model_prefix}.", dict(model.named_parameters(remove_duplicate=False))
     adapter = adapter.named(lambda name: base_name(name, own, body))
     adapter = adapter._replace(added=dict(_as_they_lie(adapter, model)))
@@ -33,11 +33,11 @@ def add_to_model(model: PreTrainedModel, adapter: Adapter) -> None:
 
 def _as_they_lie(adapter: Adapter, model: PreTrainedModel) -> Iterator[tuple[str, LowRank]]:
     """What is added to each weight, as the weight lies: PEFT looks at the module, not at `fan_in_fan_out`, which is
-    one for all. Raises ModelError for magnitudes of such a weight."""
+    one for all. Raises AdapterError for magnitudes of such a weight."""
     transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     for name, added in adapter.added.items():
         if name in transposed and added.magnitude_O is not None:
-            raise ModelError(
+            raise AdapterError(
                 f"{adapter.path}: use_dora on {name}, which lies transposed, is not supported; merge the adapter into "
                 "its base model with PEFT"
             )

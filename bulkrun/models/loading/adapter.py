@@ -16,7 +16,7 @@ import torch
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.adapter_config import BEFORE_NAMES, AdapterConfig
-from bulkrun.models.config.adapter_fit import misfit, shown_name
+from bulkrun.models.config.adapter_fit import AdapterError, misfit, shown_name
 from bulkrun.models.files.checkpoint import StoredTensor, stored_tensors
 from bulkrun.models.files.read_ahead import read_tensors
 from bulkrun.models.loading.stored_quantized import store_dequantized
@@ -86,15 +86,15 @@ class Adapter(NamedTuple):
         return {*self.whole, *self.added}
 
     def named(self, name_of: Callable[[str], str | None]) -> Adapter:
-        """The same with each name as `name_of` has it, without what has none. Raises ModelError for two of one name."""
+        """The same with each name as `name_of` has it, without what has none. Raises AdapterError for two of a name."""
         names = {name: new for name in self.names if (new := name_of(name)) is not None}
         if twice := sorted(name for name, count in Counter(names.values()).items() if count > 1):
-            raise ModelError(f"{self.path}: it changes {shown_name(twice[0])} twice; download the adapter again")
+            raise AdapterError(f"{self.path}: it changes {shown_name(twice[0])} twice; download the adapter again")
         whole = {names[name]: one._replace(name=names[name]) for name, one in self.whole.items() if name in names}
         return self._replace(whole=whole, added={names[name]: one for name, one in self.added.items() if name in names})
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ModelError unless the base has every tensor that becomes another, in these shapes."""
+        """Raise AdapterError unless the base has every tensor that becomes another, in these shapes."""
         for name, one in (*self.whole.items(), *self.added.items()):
             shape = one.shape
             if name not in shapes:
@@ -120,15 +120,15 @@ class Adapter(NamedTuple):
         config = AdapterConfig.from_dir(path)
         modules: dict[str, dict[str, StoredTensor]] = {}
         whole = {}
-        for one in stored_tensors([config.weights]):
+        for one in _of_numbers(config.weights):
             name = one.name.removeprefix(BEFORE_NAMES)
             ending = next((ending for ending in _PARTS if name.endswith(ending)), None)
             if ending is not None:
                 modules.setdefault(name.removesuffix(ending), {})[_PARTS[ending]] = one
-            elif _BEFORE_TRAINING not in name:
-                own = _whole_name(name, config.weights)
-                if own not in whole or _SAVED not in name:
-                    whole[own] = one._replace(name=own)
+                continue
+            own = _whole_name(name, config.weights)
+            if own not in whole or _SAVED not in name:
+                whole[own] = one._replace(name=own)
         if not modules and not whole:
             raise ModelError(f"{config.weights}: holds no tensors, so it would change nothing; save the adapter again")
         added = {f"{module}.weight": _low_rank(module, parts, config) for module, parts in modules.items()}
@@ -142,6 +142,19 @@ def base_name(name: str, known: Collection[str], body: str) -> str:
     """
     others = (other for other in (name, f"{body}{name}", name.removeprefix(body)) if other in known)
     return next(others, name)
+
+
+def _of_numbers(file: Path) -> Iterator[StoredTensor]:
+    """A file's tensors but those of before training. Raises ModelError for whole numbers, of which nobody says more."""
+    for one in stored_tensors([file]):
+        if _BEFORE_TRAINING in one.name:
+            continue
+        if not one.dtype.is_floating_point:
+            raise ModelError(
+                f"{file}: tensor {shown_name(one.name)} holds {one.dtype}; adapters in bfloat16, float16 or float32 "
+                "are added: save it so with PEFT, or download it again"
+            )
+        yield one
 
 
 def _whole_name(name: str, file: Path) -> str:
@@ -159,10 +172,12 @@ def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterCon
     read = {names[one.name]: tensor.float() for one, tensor in read_tensors([*parts.values()], lambda _: None)}
     magnitude = read.pop("magnitude", None)
     is_embedding = read.keys() == {"embedding A", "embedding B"}
+    if is_embedding and config.has_magnitudes:
+        raise _magnitudes_of_embedding(module, config)
     if not (is_embedding or read.keys() == {"A", "B"}) or (magnitude is not None) != config.has_magnitudes:
         raise _misfit(module, parts, config)
     a_RI, b_OR = (read[f"embedding {part}" if is_embedding else part] for part in "AB")
-    rows = magnitude is None or (magnitude.shape == b_OR.shape[:1] and not is_embedding)
+    rows = magnitude is None or magnitude.shape == b_OR.shape[:1]
     if not (a_RI.ndim == b_OR.ndim == 2 and len(a_RI) == b_OR.shape[1] > 0 and rows):
         raise _misfit(module, parts, config)
     if not config.has_rank(module, len(a_RI)):
@@ -172,6 +187,13 @@ def _low_rank(module: str, parts: Mapping[str, StoredTensor], config: AdapterCon
         )
     added = LowRank(b_OR, a_RI, config.scale(module, len(a_RI)), magnitude)
     return added.transposed if is_embedding else added  # a weight of one row for each input
+
+
+def _magnitudes_of_embedding(module: str, config: AdapterConfig) -> ModelError:
+    return ModelError(
+        f"{config.weights}: use_dora on {shown_name(module)}, an embedding, is not supported; merge the adapter into "
+        "its base model with PEFT"
+    )
 
 
 def _misfit(module: str, parts: Mapping[str, StoredTensor], config: AdapterConfig) -> ModelError:

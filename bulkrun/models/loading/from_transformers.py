@@ -29,7 +29,7 @@ def stored_model(
 ) -> PreTrainedModel:
     """The model of the directory's files, by one of transformers' Auto classes; no code that comes with it is run.
 
-    `adapter`: what is added to its weights. Raises ModelError where it does not fit, ValueError for tensors that are
+    `adapter`: what is added to its weights. Raises AdapterError where it does not fit, ValueError for tensors that are
     missing, except those that `may_miss`, or mis-shaped, and whatever transformers raises, which has no errors of its
     own. Tensors without a place are left alone.
     """

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from bulkrun.errors import ModelError
+from bulkrun.models.config.adapter_fit import AdapterError
 from bulkrun.models.config.model_config import ModelConfig
 from bulkrun.models.files.checkpoint import stored_tensors
 from bulkrun.models.general.general_check import check_against_own_attention
@@ -46,6 +47,8 @@ def load_general_model(
         else:
             model = random_model(AutoModelForCausalLM, path, dtype, device, **attention)
         general = GeneralModel(model.to(device).eval().requires_grad_(False), config)
+    except AdapterError:
+        raise
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"{path}: the weights do not fit on {device} ({first_line(error)}); free what other processes hold, or "

@@ -160,12 +160,14 @@ class PackedWeights(NamedTuple):
 
     def _check_zeros(self, packed: PackedWeight, zeros: torch.Tensor | None) -> None:
         """Raise ModelError for zero points, stored around zero, that are none of the weight's numbers."""
+        if zeros is None or zeros.dtype != torch.int8:
+            return
         middle = 2 ** (self.packing.num_bits - 1)
-        if zeros is not None and zeros.dtype == torch.int8 and not -middle <= zeros.min() <= zeros.max() < middle:
+        low, high = int(zeros.min()), int(zeros.max())  # compared as int8, 128 would be -128
+        if not -middle <= low <= high < middle:
             raise ModelError(
-                f"{packed.words.file}: tensor {packed.zeros and packed.zeros.name} holds zero points "
-                f"{int(zeros.min())} to {int(zeros.max())}, but numbers of {self.packing.num_bits} bits are {-middle} "
-                f"to {middle - 1}; {FIX}"
+                f"{packed.words.file}: tensor {packed.zeros and packed.zeros.name} holds zero points {low} to {high}, "
+                f"but numbers of {self.packing.num_bits} bits are {-middle} to {middle - 1}; {FIX}"
             )
 
 
@@ -228,7 +230,7 @@ def _shape(
 ) -> tuple[int, int]:
     """[O, I] of a weight, given its words; `size`: what a tensor says of it."""
     per_word = WORD_BITS // packing.num_bits
-    if words.dtype != torch.int32 or len(words.shape) != 2:
+    if words.dtype != torch.int32 or len(words.shape) != 2 or 0 in words.shape:
         raise ModelError(f"{path}: tensor {words.name} is {words.dtype} {list(words.shape)}, not words of int32; {FIX}")
     if size is not None and words.shape != (size[0], -(-size[1] // per_word)):
         raise ModelError(

@@ -301,8 +301,10 @@ def test_sizes_under_the_names_of_older_architectures() -> None:
     assert not isinstance(config, DecoderConfig)
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (5, 6, 6, 16)
     assert (config.hidden_size, config.intermediate_size, config.max_position_embeddings) == (96, 384, 77)
-    multi_query = gpt2 | {"architectures": ["GPTBigCodeForCausalLM"], "multi_query": True}
-    assert ModelConfig.from_dict(multi_query).num_kv_heads == 1
+    bigcode = gpt2 | {"architectures": ["GPTBigCodeForCausalLM"]}
+    assert ModelConfig.from_dict(bigcode | {"multi_query": True}).num_kv_heads == 1
+    assert ModelConfig.from_dict(bigcode).num_kv_heads == 1, "what transformers takes it for"
+    assert ModelConfig.from_dict(bigcode | {"multi_query": False}).num_kv_heads == 6
     with pytest.raises(ModelError, match="none of num_hidden_layers, n_layer"):
         ModelConfig.from_dict({key: value for key, value in gpt2.items() if key != "n_layer"})
 

@@ -198,6 +198,13 @@ def test_models_of_the_general_path_are_changed_too(tmp_path: Path) -> None:
         assert_close(logits(path, tmp_path / f"{variant}_adapter"), theirs)
 
 
+def test_a_model_of_the_general_path_is_not_blamed_for_another_ones_adapter(tmp_path: Path) -> None:
+    path, adapter = save_tiny_model(tmp_path / "base", "gpt_neox"), tmp_path / "adapter"
+    write_adapter(adapter, "model.layers.0.self_attn.q_proj", torch.ones(2, 48), torch.ones(48, 2))
+    with pytest.raises(ModelError, match=rf"^{adapter}: it changes model\.layers\.0\.self_attn\.q_proj\.weight, which"):
+        logits(path, adapter)
+
+
 def test_how_a_weight_lies_is_told_by_the_module(tmp_path: Path) -> None:
     """PEFT writes one `fan_in_fan_out` for all modules, that of the last: of a square one no shape would tell."""
     for variant, lora, written in (
@@ -325,6 +332,16 @@ def test_matrices_without_a_rank_are_refused(tmp_path: Path) -> None:
         logits(path, adapter)
 
 
+def test_whole_numbers_are_refused(tmp_path: Path) -> None:
+    """Of a quantized adapter: what they stand for nobody says."""
+    path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
+    write_adapter(adapter, "lm_head", torch.ones(2, 48, dtype=torch.int8), torch.ones(VOCAB_SIZE, 2))
+    with pytest.raises(
+        ModelError, match=r"tensor base_model\.model\.lm_head\.lora_A\.weight holds torch\.int8; adapters"
+    ):
+        logits(path, adapter)
+
+
 def test_two_changes_of_one_weight_are_refused(tmp_path: Path) -> None:
     path, adapter = save_tiny_model(tmp_path / "base", "llama"), tmp_path / "adapter"
     a, b = torch.ones(2, 48), torch.ones(48, 2)
@@ -339,7 +356,9 @@ def test_two_changes_of_one_weight_are_refused(tmp_path: Path) -> None:
 def test_magnitudes_of_an_embedding_are_refused(tmp_path: Path) -> None:
     path = save_tiny_model(tmp_path / "base", "llama")
     save_adapter(tmp_path / "adapter", make_tiny_model("llama"), use_dora=True, target_modules=["embed_tokens"])
-    with pytest.raises(ModelError, match=r"tensors of model\.embed_tokens do not go together .*use_dora true"):
+    with pytest.raises(
+        ModelError, match=r"use_dora on model\.embed_tokens, an embedding, is not .*; merge the adapter"
+    ):
         logits(path, tmp_path / "adapter")
 
 

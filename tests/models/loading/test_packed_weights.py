@@ -139,6 +139,7 @@ I32 = torch.int32
         ("gptq", {"g_idx": torch.full((72,), 3, dtype=I32)}, r"g_idx names group 3 to 3, but the groups are 0 to 2"),
         ("gptq", {"g_idx": torch.arange(72, dtype=I32) - 5}, r"g_idx names group -5 to 66"),
         ("gptq", {"qweight": torch.ones(9, 48)}, r"qweight is torch\.float32 \[9, 48\], not words of int32"),
+        ("gptq", {"qweight": torch.ones(0, 48, dtype=I32)}, r"qweight is torch\.int32 \[0, 48\], not words of int32"),
         ("gptq", {"weight": torch.ones(48, 72)}, r"both .*down_proj\.weight and .*down_proj\.qweight"),
         ("gptq", {"weight_scale": torch.ones(48, 1)}, r"weight_scale is of quantized weights"),
         ("awq", {"qweight": torch.ones(72, 6, 1, dtype=I32)}, r"qweight is torch\.int32 \[72, 6, 1\], not words"),
