@@ -18,12 +18,14 @@ from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.update.diff import Changes
 
 # The input of a night: which rows there are. What they say is in their keys.
 _TODAY = (
     *("input.files", "input.path", "input.sql", "input.limit", "input.on_duplicate", "input.max_row_bytes"),
     "input.delimiter",
 )
+_LABELS = "classification.labels"
 _NEVER = ("input.id", "sampling.n", "embedding.task", "embedding.dimensions", "classification.task")
 
 Changed = Mapping[str, tuple[Any, Any]]
@@ -53,6 +55,19 @@ def check_settings(run: RunDir, old: RunRecord, wanted: RunRecord, *, full_refre
     else:
         lines.append("--full-refresh runs every row with these and replaces the results row by row;")
         lines.append("--fresh moves the old results aside and starts over.")
+    raise ResumeError("\n".join(lines))
+
+
+def check_rows_that_stay(run: RunDir, old: RunRecord, wanted: RunRecord, changes: Changes) -> None:
+    """Raise ResumeError where scores of other labels would stay in the results: of rows that the input has no more."""
+    names = {key: values for key, values in differences(old.identity, wanted.identity).items() if key == _LABELS}
+    staying = changes.vanished + changes.beyond_limit - len(changes.dropped)
+    if not names or not staying:
+        return
+    unread = "run.limit leaves unread" if changes.beyond_limit else "the input has no more"
+    fix = "Run them all, without run.limit" if changes.beyond_limit else "--set run.on_vanished=drop drops them"
+    lines = [f"{run.root}: {staying:,} results are of rows that {unread}; they would keep scores of other labels:"]
+    lines += [*difference_lines(names), f"{fix}; --fresh moves the old results aside and starts over."]
     raise ResumeError("\n".join(lines))
 
 
