@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from bulkrun.data.storage.documents import from_document
@@ -12,13 +13,14 @@ from bulkrun.data.storage.durable import read_json
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import utc_now
-from bulkrun.job.store.fingerprint import Facts, fingerprint, identity_of, key_salt, task_of
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, Facts, fingerprint, identity_of, key_salt, task_of
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.settings import Task
 
 FORMAT = 2
+_NO_FACTS: Facts = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class RunRecord:
     def fingerprints(self) -> dict[str, str]:
         """A hash of each section of what decides the results: says where a job differs."""
         return {section: fingerprint(values) for section, values in self.identity.items()}
+
+    @property
+    def prompt_facts(self) -> Facts:
+        """What the files said that prompts are made with."""
+        prompt = self.identity["prompt"]
+        return {CHAT_TEMPLATE: prompt[CHAT_TEMPLATE]} if CHAT_TEMPLATE in prompt else {}
 
     @property
     def plan_hash(self) -> str:
@@ -85,12 +93,13 @@ def new_record(
     *,
     input_facts: Facts,
     model_facts: Facts,
+    prompt_facts: Facts = _NO_FACTS,
     versions: Mapping[str, str],
     job_file: str | None = None,
     overrides: Sequence[str] = (),
 ) -> RunRecord:
     """The record a new run of this resolved job (`JobSpec.model_dump()`) would get."""
-    identity = identity_of(job, input_facts, model_facts)
+    identity = identity_of(job, input_facts, model_facts, prompt_facts)
     made = RunRecord(secrets.token_hex(8), utc_now(), dict(job), identity, job_file, dict(versions))
     return replace(made, overrides=list(overrides))
 

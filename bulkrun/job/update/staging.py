@@ -76,8 +76,14 @@ def staged_record(
         pace["max_error_rate"] = max_error_rate
     output = {**job["output"], "path": str(run.staged.root), "state": None, "partition_by": []}
     staged = {**job, "output": output, "run": pace}
-    facts = {"model": record.identity["model"]}
-    made = new_record(staged, input_facts={}, model_facts=facts, versions=record.versions, job_file=record.job_file)
+    made = new_record(
+        staged,
+        input_facts={},
+        model_facts={"model": record.identity["model"]},
+        prompt_facts=record.prompt_facts,
+        versions=record.versions,
+        job_file=record.job_file,
+    )
     return replace(made, created=record.created)
 
 

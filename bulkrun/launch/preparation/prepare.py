@@ -26,10 +26,11 @@ from bulkrun.errors import JobFileError, ResumeError, UsageError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import result_fields
+from bulkrun.job.prompts.chat_source import named_template, names_file
 from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.difference_lines import difference_lines
-from bulkrun.job.store.fingerprint import differences
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, differences, fingerprint
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
@@ -114,8 +115,16 @@ class PreparedJob:
         return [field for field in read_part_schema(parts[min(parts)]) if field.name not in added]
 
     def check_input(self, record: RunRecord) -> None:
-        """Look at the files again. Raises ResumeError when they are no longer those that the run was entered with."""
+        """Look at the files again that rows and prompts are made of.
+
+        Raises ResumeError when they are no longer those that the run was entered with.
+        """
         check_unchanged(self.spec, self.files, known_files(record))
+        if record.prompt_facts and self._prompt_facts() != record.prompt_facts:
+            raise ResumeError(
+                f"prompt.chat_template: {self.spec.prompt.chat_template} changed since the run began; bring it back "
+                "and run the same command again, or start over with --fresh"
+            )
 
     def check_model(self, record: RunRecord) -> None:
         """Look at the model and its adapter: a worker may start, or load again, long after the run was entered.
@@ -153,12 +162,17 @@ class PreparedJob:
             self.spec.model_dump(mode="json"),
             input_facts={"files": facts_of(self.files)},
             model_facts=self._model_facts(),
+            prompt_facts=self._prompt_facts(),
             versions=versions(),
             job_file=str(job_file) if job_file else None,
             overrides=overrides,
         )
         _refuse_odd_names(made)
         return made
+
+    def _prompt_facts(self) -> dict[str, str]:
+        prompt = self.spec.prompt
+        return {CHAT_TEMPLATE: fingerprint(named_template(prompt))} if names_file(prompt) else {}
 
     def _model_facts(self) -> dict[str, Any]:
         """What the results come from: random or 8-bit numbers are another model, not another engine.

@@ -16,7 +16,7 @@ from bulkrun.errors import ResumeError, UsageError, did_you_mean
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_input import PlanInput
 from bulkrun.job.store.difference_lines import difference_lines
-from bulkrun.job.store.fingerprint import HARMLESS, differences
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
@@ -144,7 +144,7 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> b
                 run,
                 update,
                 partial(_write_input, again, dataset, picks),
-                partial(as_it_was.check_input, wanted),
+                partial(again.check_input, wanted),
             )
         else:
             discard(run)
@@ -190,6 +190,7 @@ def _refuse_other_facts(run: RunDir, record: RunRecord, prepared: PreparedJob) -
     found = differences(record.identity, prepared.record(None).identity)
     # With input.sql the rows are those of the snapshot; an incremental run compares keys.
     free = ("input.files",) if run.sql_snapshot.exists() or prepared.spec.run.incremental else ()
+    free = (*free, f"prompt.{CHAT_TEMPLATE}")  # a retry may have another prompt
     changed = {key: values for key, values in found.items() if key not in (*free, *HARMLESS)}
     if changed:
         lines = [f"{run.root}: the run was made of something else, so a retry would not answer the same rows:"]
