@@ -47,9 +47,7 @@ def test_the_rest_of_a_plan_is_not_made_with_another_template(nights: Nights) ->
     record = read_record(RunDir(nights.out))
     prepare(nights.spec()).check_input(record)
     write(nights.folder, "At length: ")
-    with pytest.raises(
-        ResumeError, match=r"prompt\.chat_template: .*jinja changed since the run began; bring it"
-    ):
+    with pytest.raises(ResumeError, match=r"prompt\.chat_template: .*jinja changed since the run began; bring it"):
         prepare(nights.spec()).check_input(record)
     known = {key: value for key, value in record.identity["prompt"].items() if key != "chat_template_file"}
     earlier = replace(record, identity={**record.identity, "prompt": known})

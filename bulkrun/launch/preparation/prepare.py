@@ -104,7 +104,8 @@ class PreparedJob:
     def _expected_schema(self, dataset: Dataset) -> pa.Schema:
         """The columns of an input that does not tell: those of the results that go on, then what the job names."""
         fields = [*dataset.schema, *self._carried_fields()]
-        fields += [pa.field(name, pa.string()) for name in named_columns(self.spec)]
+        named = named_columns(self.spec, [field.name for field in fields])
+        fields += [pa.field(name, pa.string()) for name in named]
         return pa.schema(list({field.name: field for field in reversed(fields)}.values())[::-1])
 
     def _carried_fields(self) -> list[pa.Field]:
