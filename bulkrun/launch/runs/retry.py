@@ -24,7 +24,7 @@ from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.diff import Reasons
 from bulkrun.job.update.failed import failed_rows, picks_of
 from bulkrun.job.update.merge import merge
-from bulkrun.job.update.retry_job import retry_job
+from bulkrun.job.update.retry_job import refuse_other_columns, retry_job
 from bulkrun.job.update.staging import (
     Update,
     close_staging,
@@ -125,6 +125,7 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> b
     as_it_was = prepare_as_of(record, JobSpec.model_validate(record.job), run.root)
     _refuse_other_facts(run, record, as_it_was)
     again = prepare_as_of(record, retry_job(record.job, asked.overrides), run.root)
+    refuse_other_columns(record.job, again.spec, asked.overrides)
     own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
     wanted = again.record(None)
     staged = open_staging(
