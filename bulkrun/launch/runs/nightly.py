@@ -115,7 +115,8 @@ def _stage(
 
 def _reasons(night: Night, *, renewed: bool) -> Reasons:
     """After a change of settings keys tell which rows a refresh has run that did not fit into one night."""
-    return Reasons(everything=night.full_refresh and not renewed, drop_vanished=night.on_vanished == "drop")
+    drop = night.on_vanished == "drop"
+    return Reasons(everything=night.full_refresh and not renewed, renewed=renewed, drop_vanished=drop)
 
 
 def _close(

@@ -31,7 +31,8 @@ def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:
     Raises ResumeError when the columns of today's results would not be those of the results there.
     """
     parts = prepared.run.parts()
-    source = PlanInput(prepared.spec, fit_results(prepared, dataset), prepared.tokenizer, prepared.max_model_len)
+    dataset = fit_results(prepared, dataset)
+    source = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len, whole=True)
     check_columns_fit(parts, output_schema(source.passthrough, result_fields(prepared.spec)))
     return source
 
