@@ -19,13 +19,18 @@ from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
 from bulkrun.job.update.diff import Changes
+from bulkrun.settings import Task
 
 # The input of a night: which rows there are. What they say is in their keys.
 _TODAY = (
     *("input.files", "input.path", "input.sql", "input.limit", "input.on_duplicate", "input.max_row_bytes"),
     "input.delimiter",
 )
-_LABELS = "classification.labels"
+# What makes results that cannot be compared with those of before, and what these are: of labels their names alone.
+_APART: Mapping[Task, tuple[tuple[str, ...], str]] = {
+    "embed": (("model.", "embedding."), "vectors"),
+    "classify": (("classification.labels",), "scores"),
+}
 _NEVER = ("input.id", "sampling.n", "embedding.task", "embedding.dimensions", "classification.task")
 
 Changed = Mapping[str, tuple[Any, Any]]
@@ -59,15 +64,18 @@ def check_settings(run: RunDir, old: RunRecord, wanted: RunRecord, *, full_refre
 
 
 def check_rows_that_stay(run: RunDir, old: RunRecord, wanted: RunRecord, changes: Changes) -> None:
-    """Raise ResumeError where scores of other labels would stay in the results: of rows that the input has no more."""
-    names = {key: values for key, values in differences(old.identity, wanted.identity).items() if key == _LABELS}
+    """Raise ResumeError where vectors of another model, or scores of other labels, would stay: of rows that do not run
+    tonight."""
+    keys, what = _APART.get(wanted.task, ((), ""))
+    changed = _settings(differences(old.identity, wanted.identity))
+    apart = {key: values for key, values in changed.items() if key.startswith(keys)}
     staying = changes.vanished + changes.beyond_limit - len(changes.dropped)
-    if not names or not staying:
+    if not apart or not staying:
         return
     unread = "run.limit leaves unread" if changes.beyond_limit else "the input has no more"
     fix = "Run them all, without run.limit" if changes.beyond_limit else "--set run.on_vanished=drop drops them"
-    lines = [f"{run.root}: {staying:,} results are of rows that {unread}; they would keep scores of other labels:"]
-    lines += [*difference_lines(names), f"{fix}; --fresh moves the old results aside and starts over."]
+    lines = [f"{run.root}: {staying:,} results are of rows that {unread}; their {what} cannot stand beside others:"]
+    lines += [*difference_lines(apart), f"{fix}; --fresh moves the old results aside and starts over."]
     raise ResumeError("\n".join(lines))
 
 
