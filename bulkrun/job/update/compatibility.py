@@ -5,7 +5,7 @@ Knows records and schemas; reads no rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,9 @@ def _settings(changed: Changed) -> dict[str, tuple[Any, Any]]:
     return {key: values for key, values in changed.items() if key not in _TODAY and key not in HARMLESS}
 
 
-def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema) -> None:
-    """Raise ResumeError when results in `declared` columns cannot stand beside those that are there."""
+def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema, carried: Collection[str]) -> None:
+    """Raise ResumeError when results in `declared` columns cannot stand beside those that are there. The `carried` ones
+    are the input's."""
     if not parts:
         return
     path = parts[min(parts)]
@@ -100,8 +101,10 @@ def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema) -> None:
     lines += [f"  {name}: {there.field(name).type} -> none" for name in lost]
     lines += [f"  {name}: none -> {declared.field(name).type}" for name in fresh]
     lines += [f"  {name}: {there.field(name).type} -> {declared.field(name).type}" for name in other]
+    is_own = not lost and not {*fresh, *other} & {*carried}
+    fix = "Name the columns to pass through in input.columns, cast them in input.sql, or start over with --fresh."
     lines.append(
-        "Name the columns to pass through in input.columns, cast them in input.sql, or start over with --fresh."
+        "--fresh moves the old results aside and starts over; another output.path keeps both." if is_own else fix
     )
     raise ResumeError("\n".join(lines))
 

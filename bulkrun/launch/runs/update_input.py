@@ -33,7 +33,8 @@ def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:
     parts = prepared.run.parts()
     dataset = fit_results(prepared, dataset)
     source = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len, whole=True)
-    check_columns_fit(parts, output_schema(source.passthrough, result_fields(prepared.spec)))
+    declared = output_schema(source.passthrough, result_fields(prepared.spec))
+    check_columns_fit(parts, declared, source.passthrough.names)
     return source
 
 
