@@ -15,6 +15,7 @@ from bulkrun.data.inputs.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError, did_you_mean
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_input import PlanInput
+from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
@@ -124,7 +125,8 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> b
     """Stage the failed rows; whether there are any."""
     as_it_was = prepare_as_of(record, JobSpec.model_validate(record.job), run.root)
     _refuse_other_facts(run, record, as_it_was)
-    again = prepare_as_of(record, retry_job(record.job, asked.overrides), run.root)
+    job = {**record.job, "input": {**record.job["input"], "id": _id_column(as_it_was)}}
+    again = prepare_as_of(record, retry_job(job, asked.overrides), run.root)
     refuse_other_columns(record.job, again.spec, asked.overrides)
     own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
     wanted = again.record(None)
@@ -150,6 +152,16 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> b
         else:
             discard(run)
     return bool(picks.rows)
+
+
+def _id_column(prepared: PreparedJob) -> str | None:
+    """The column that names rows, which an OpenAI batch's columns tell where the job does not: with a prompt of its own
+    a retry would not find it, and its rows would have other names."""
+    spec = prepared.spec
+    if spec.input.id is not None or has_mapping(spec.prompt):
+        return spec.input.id
+    with prepared.open_dataset(prepared.run.sql_snapshot) as dataset:
+        return detected_job(spec, dataset.schema.names).input.id
 
 
 class _Picks(NamedTuple):

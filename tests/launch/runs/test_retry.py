@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from bulkrun.errors import JobFileError, ResumeError, RunError, UsageError
@@ -392,6 +393,18 @@ def test_another_prompt_may_read_a_column_that_the_first_one_did_not(nights: Nig
     fail_requests(nights)
     assert nights.retry("prompt.template=Say {{ more }}").exit_code == 0
     assert nights.results()["r3"]["response"] == nights.expected("r3", "more 3")
+
+
+def test_rows_of_an_openai_batch_keep_their_ids_in_a_retry_with_another_prompt(nights: Nights) -> None:
+    nights.settings |= {"prompt": {}, "input__id": None, "input__columns": ["url"], "sampling__temperature": 1.0}
+    asked: list[list[Any]] = [[{"role": "user", "content": "Say c0"}], []]
+    lines = [{"url": "/v1/chat/completions", "body": {"messages": messages}} for messages in asked]
+    nights.write([{"custom_id": f"c{number}", **line} for number, line in enumerate(lines)])
+    assert nights.submit().totals.errors == {"empty_prompt": 1}
+    assert nights.retry("prompt.template='Say {{ custom_id }}'").exit_code == 0
+    rows = duckdb.sql(f"SELECT custom_id, response FROM '{nights.out}/*.parquet' ORDER BY row").fetchall()
+    assert rows == [(name, nights.expected(name, name)) for name in ("c0", "c1")]
+    whole(nights)
 
 
 def test_partition_folders_keep_their_rows(nights: Nights) -> None:
