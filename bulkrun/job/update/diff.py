@@ -215,7 +215,7 @@ def _kind(reasons: Reasons) -> str:
         return f"CASE WHEN failed AND {asked} THEN 'failed' ELSE 'unchanged' END"
     changed = "true" if reasons.everything else f"NOT {_SAME}"
     if reasons.renewed:
-        changed += " OR (today.code IS NOT NULL AND NOT failed)"
+        changed += " OR today.code IS NOT NULL"
     refused_alike = f"today.code = results.code AND today.message = results.message AND {_SAME}"
     return (
         "CASE WHEN row IS NULL THEN 'new' "
