@@ -181,5 +181,6 @@ def discard(run: RunDir) -> None:
 def remove_staged(run: RunDir) -> None:
     """Remove the staged run; first what it is for, so that after a kill nobody takes the rest of it for a whole one."""
     refuse_lost_hold(run)
-    run.staged.update.unlink(missing_ok=True)
+    with disk_errors("removing", run.staged.update):
+        run.staged.update.unlink(missing_ok=True)
     remove_tree(run.staged.root)
