@@ -19,9 +19,10 @@ Facts = Mapping[str, Any]
 # Keys whose change leaves every result as it was: --resume-anyway accepts them.
 HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.rows_per_file")
 
-# What the file of a chat template says, as a hash. A record of an earlier bulkrun, and of a job without one, has none.
-CHAT_TEMPLATE = "chat_template_file"
-_LATER = (f"prompt.{CHAT_TEMPLATE}",)
+# What the file of a chat template says, and what every tensor of a classifier begins with, as hashes. A record of an
+# earlier bulkrun, and of a job that has no such thing, has none.
+CHAT_TEMPLATE, TENSORS = "chat_template_file", "tensors"
+_LATER = (f"prompt.{CHAT_TEMPLATE}", f"model.{TENSORS}")
 
 # How jobs are that know nothing of a key that came later.
 _BEFORE = (("text_pair", None), ("tools", None), ("tool_choice", "auto"))

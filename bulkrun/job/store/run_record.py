@@ -13,7 +13,7 @@ from bulkrun.data.storage.durable import read_json
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import utc_now
-from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, Facts, fingerprint, identity_of, key_salt, task_of
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, TENSORS, Facts, fingerprint, identity_of, key_salt, task_of
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir
@@ -71,6 +71,12 @@ class RunRecord:
     def key_salt(self) -> str | None:
         """What the row keys of an incremental run have in common; None where rows have no keys."""
         return key_salt(self.identity) if self.job["run"].get("incremental") else None
+
+    def as_known_to(self, earlier: RunRecord) -> RunRecord:
+        """Without what an earlier bulkrun did not ask of the model: the keys of `earlier`'s rows were made without."""
+        model = self.identity["model"]
+        known = {name: fact for name, fact in model.items() if name != TENSORS or TENSORS in earlier.identity["model"]}
+        return replace(self, identity={**self.identity, "model": known})
 
     @property
     def bucket_url(self) -> str | None:

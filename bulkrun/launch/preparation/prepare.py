@@ -30,7 +30,7 @@ from bulkrun.job.prompts.chat_source import named_template, names_file
 from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.difference_lines import difference_lines
-from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, differences, fingerprint
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, TENSORS, differences, fingerprint
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
@@ -51,7 +51,7 @@ from bulkrun.launch.preparation.tool_calling import check_calls, warn_of_hidden_
 from bulkrun.launch.preparation.variables import refuse_variables
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.config.model_dir import adapter_fingerprint, model_fingerprint
+from bulkrun.models.config.model_dir import adapter_fingerprint, model_fingerprint, tensors_fingerprint
 from bulkrun.models.files.weight_files import refuse_missing_weights
 from bulkrun.text.tokenizer import Tokenizer
 
@@ -187,6 +187,8 @@ class PreparedJob:
         if engine.load_format != "dummy":
             refuse_missing_weights(self.model_dir)
         facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
+        if self.spec.task == "classify":
+            facts[TENSORS] = tensors_fingerprint(self.model_dir)
         if self.adapter_dir is not None:
             facts["adapter"] = adapter_fingerprint(self.adapter_dir)
         if engine.load_format == "dummy":

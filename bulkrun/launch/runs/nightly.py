@@ -50,7 +50,7 @@ def submit_again(prepared: PreparedJob, asked: Submission, view: View, drain: Dr
         return None
     record = read_record(run)
     prepared = prepare_as_of(record, prepared.spec)
-    wanted = prepared.record(asked.job_file, asked.overrides)
+    wanted = prepared.record(asked.job_file, asked.overrides).as_known_to(record)
     if read_totals(run) is None and not must_settle(run, record, wanted):
         return None
     with hold(run):

@@ -11,6 +11,8 @@ import pytest
 
 from bulkrun.data.results.schema import labels_of
 from bulkrun.errors import ResumeError
+from bulkrun.launch.preparation import prepare as prepare_module
+from bulkrun.launch.runs.preview import plan_job
 from bulkrun.request import Completion, Request
 from tests.job.fake_engine import FakeEmbedder
 from tests.launch.nights import Nights, rows_of, stop_at, whole
@@ -94,4 +96,29 @@ def test_scores_of_other_labels_do_not_stay_beside_tonights(nights: Nights, limi
     assert nights.results() == before and not list((nights.out / ".bulkrun").glob("next"))
     nights.submit(flags={"full_refresh": True}, run__on_vanished="drop", **OTHERS)
     assert len(nights.results()) == (12 if limit else 9) and names_told(nights)
+    whole(nights)
+
+
+def test_a_head_that_was_trained_anew_makes_another_run(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_module, "model_fingerprint", lambda path: "the same")
+    nights.write(rows_of(9))
+    nights.submit()
+    monkeypatch.setattr(prepare_module, "tensors_fingerprint", lambda path: "of another head")
+    with pytest.raises(ResumeError, match=r"model\.tensors: '\w{32}' -> 'of another head'(?s:.*)--full-refresh"):
+        nights.submit()
+    assert nights.submit(flags={"full_refresh": True}).changes == {
+        **{"new": 0, "changed": 9, "failed": 0, "unchanged": 0, "vanished": 0}
+    }
+
+
+def test_nights_of_an_earlier_bulkrun_go_on(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not look at every tensor, and the keys of its rows hold nothing of that."""
+    nights.write(rows_of(9))
+    with monkeypatch.context() as before:
+        before.setattr(prepare_module, "TENSORS", "none")
+        before.setattr(prepare_module, "tensors_fingerprint", lambda path: None)
+        nights.submit()
+    assert not nights.submit().worked
+    nights.write(rows_of(10))
+    assert plan_job(nights.spec())[1] == nights.submit().changes and nights.ran == 1
     whole(nights)
