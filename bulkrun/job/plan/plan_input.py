@@ -44,7 +44,7 @@ class PlanInput:
     """What planning needs of the input, ready to stream: the same for a real plan and a dry one.
 
     `dataset` has the columns alone that prompts, results, ids and priorities are made of. `max_model_len` is in tokens;
-    `should_stop` is asked between batches.
+    `should_stop` is asked between batches. `whole`: rows carry what prompts are made of, too, as a comparison needs it.
 
     Raises JobFileError or InputError for what is wrong before the first row (unknown columns, templates).
     """
@@ -56,6 +56,8 @@ class PlanInput:
         text: TextCodec,
         max_model_len: int,
         should_stop: Callable[[], bool] = lambda: False,
+        *,
+        whole: bool = False,
     ) -> None:
         self.input_schema = dataset.schema
         self.prompt = describe_prompt(spec, dataset.schema.names)
@@ -70,7 +72,9 @@ class PlanInput:
         used = {*self._prompts.reads, *self.passthrough.names, spec.input.id, spec.input.priority}
         self.dataset = dataset.select([name for name in dataset.schema.names if name in used])
         self._stream = InputStream(self.dataset, all_columns=spec.input.columns is None)
-        self._maker = RowMaker(spec, dataset.schema.names, self.passthrough, max_model_len)
+        more = [name for name in self._prompts.reads if whole and name not in self.passthrough.names]
+        carried = pa.schema([*self.passthrough, *(dataset.schema.field(name) for name in more)])
+        self._maker = RowMaker(spec, dataset.schema.names, carried, max_model_len)
         self._partitions = Partitions(spec.output.partition_by, self.passthrough)
         self._should_stop = should_stop
 

@@ -17,7 +17,7 @@ from bulkrun.job.prompts.templates import unknown_column
 from bulkrun.request import RowError
 
 _LARGEST = 2**31 - 1
-_INTEGER = re.compile(r"\s*[-+]?[0-9]{1,20}\s*", re.ASCII)
+_INTEGER = re.compile(r"\s*([-+]?[0-9]{1,20})(\.0*)?\s*", re.ASCII)
 
 
 class RowPriorities(NamedTuple):
@@ -36,7 +36,7 @@ class Priorities:
         self._column = column
 
     def of(self, rows: pa.RecordBatch) -> RowPriorities:
-        """The priority of each row; 0 where there is no column, for null, and for a value that is not an integer."""
+        """The priority of each row; 0 where there is no column or value, and for one that is not an integer."""
         values = np.zeros(rows.num_rows, np.int64)
         if self._column is None:
             return RowPriorities(values, {})
@@ -44,7 +44,7 @@ class Priorities:
         for row, value in enumerate(each[self._column] for each in read):
             if (priority := _priority(value)) is not None:
                 values[row] = priority
-            elif value is not None:
+            elif value not in (None, ""):  # CSV's cells are never null
                 errors[row] = RowError(
                     "bad_input", f"input.priority: column {self._column!r} is {value!r:.60}, not a 32-bit integer"
                 )
@@ -52,8 +52,10 @@ class Priorities:
 
 
 def _priority(value: Any) -> int | None:
-    """An integer of 32 bits; what DuckDB sums up is a decimal without places, and CSV columns are all text."""
-    whole = type(value) is int or (isinstance(value, Decimal) and value == value.to_integral_value())
-    if isinstance(value, str) and _INTEGER.fullmatch(value):
-        value, whole = int(value), True
+    """An integer of 32 bits. What DuckDB sums up is a decimal without places, CSV columns are text, and one null (in
+    pandas) or fraction (in JSON) makes doubles of all integers of a column."""
+    whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    whole = whole or (isinstance(value, Decimal) and value == value.to_integral_value())
+    if isinstance(value, str) and (found := _INTEGER.fullmatch(value)):
+        value, whole = int(found[1]), True
     return int(value) if whole and -_LARGEST <= value <= _LARGEST else None

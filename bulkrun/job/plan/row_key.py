@@ -2,12 +2,13 @@
 
 Made from the columns of a shard, so the key that a part keeps and the key that the next night computes from its
 input are one function of one thing. A row that the plan refuses has no prompt: its result is the error and the columns
-that pass through, and so is its key.
+that pass through, and so is its key. A comparison has what its prompt would be made of beside these (`told_by`): a
+retry may have answered such a row, and another text that is refused alike is another row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
@@ -26,6 +27,14 @@ def row_keys(rows: pa.Table | pa.RecordBatch, salt: str) -> list[str]:
     begin, overrides, refused = salt.encode(), rows["overrides"].to_pylist(), _refused_keys(rows)
     prompts = zip(rows["error_code"].is_null().to_pylist(), overrides, prompt_bytes(rows["token_ids"]), strict=True)
     return [_key(begin, own, tokens) if runs else next(refused) for runs, own, tokens in prompts]
+
+
+def told_by(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """The rows with these of their columns alone passing through."""
+    payload = rows["passthrough"]
+    fields = [payload.type.field(name) for name in names]
+    narrow = pa.StructArray.from_arrays([payload.field(name) for name in names], fields=fields)
+    return rows.set_column(rows.schema.get_field_index("passthrough"), "passthrough", narrow)
 
 
 def _key(salt: bytes, overrides: str | None, tokens: memoryview) -> str:

@@ -7,6 +7,11 @@ from bulkrun.errors import JobFileError
 from bulkrun.job.jobfile.prompt import PromptSpec
 
 
+def names_file(spec: PromptSpec) -> bool:
+    """Whether the job names a file of a chat template."""
+    return spec.chat_template not in ("auto", "none")
+
+
 def named_template(spec: PromptSpec) -> str:
     """The source of the template whose file `chat_template` is, which is neither auto nor none. Raises JobFileError."""
     try:

@@ -6,7 +6,7 @@ nothing `text`, then `prompt`. A mapping in the job file always wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from bulkrun.data.types.json_types import Shape
 from bulkrun.errors import JobFileError
@@ -83,7 +83,7 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
         return spec
     if is_openai_batch(spec.prompt, columns):
         return _as_batch(spec)
-    telling = _OF_PROMPTS if spec.generates else _OF_TEXTS
+    telling = _telling(spec)
     for name, key in telling.items():
         if name in columns:
             if key == "messages" and spec.prompt.chat_template == "none":
@@ -96,6 +96,15 @@ def detected_job(spec: JobSpec, columns: Sequence[str]) -> JobSpec:
             f". Set one of prompt.template, {'prompt.messages, ' if spec.generates else ''}prompt.column"
         ]
     )
+
+
+def _telling(spec: JobSpec) -> Mapping[str, str]:
+    return _OF_PROMPTS if spec.generates else _OF_TEXTS
+
+
+def is_told_by(spec: JobSpec, columns: Collection[str]) -> bool:
+    """Whether the columns tell how a row of a job without a mapping becomes a prompt."""
+    return is_openai_batch(spec.prompt, columns) or any(name in columns for name in _telling(spec))
 
 
 def _as_batch(spec: JobSpec) -> JobSpec:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from bulkrun.job.jobfile.prompt import PromptSpec
 from bulkrun.job.jobfile.spec import JobSpec
-from bulkrun.job.prompts.detect import has_mapping
+from bulkrun.job.prompts.detect import has_mapping, is_told_by
 from bulkrun.job.prompts.templates import columns_of
 
 
-def named_columns(spec: JobSpec) -> list[str]:
-    """Every column that the job cannot do without, each once; `text` stands for a prompt that columns would tell."""
+def named_columns(spec: JobSpec, known: Collection[str] = ()) -> list[str]:
+    """Every column that the job cannot do without, each once; `text` stands for a prompt that columns would tell, where
+    none of the `known` ones does."""
     given, output = spec.input, spec.output
     names = [given.id, given.priority, *(given.columns or []), *output.partition_by, *spec.sampling.per_row.values()]
-    names += _prompt_columns(spec.prompt) + ([] if has_mapping(spec.prompt) else ["text"])
+    is_told = has_mapping(spec.prompt) or is_told_by(spec, known)
+    names += _prompt_columns(spec.prompt) + ([] if is_told else ["text"])
     return list(dict.fromkeys(name for name in names if name is not None))
 
 

@@ -19,6 +19,11 @@ Facts = Mapping[str, Any]
 # Keys whose change leaves every result as it was: --resume-anyway accepts them.
 HARMLESS = ("model.name", "input.path", "input.on_duplicate", "plan.window_rows", "plan.rows_per_file")
 
+# What the file of a chat template says, and what every tensor of a classifier begins with, as hashes. A record of an
+# earlier bulkrun, and of a job that has no such thing, has none.
+CHAT_TEMPLATE, TENSORS = "chat_template_file", "tensors"
+_LATER = (f"prompt.{CHAT_TEMPLATE}", f"model.{TENSORS}")
+
 # How jobs are that know nothing of a key that came later.
 _BEFORE = (("text_pair", None), ("tools", None), ("tool_choice", "auto"))
 _BEFORE_CALLS = (("tool_calls", None), ("tool_call_id", None))
@@ -29,6 +34,7 @@ _OF_ENGINE = ("load_format", "adapter", "quantization", "kv_cache_dtype", "deter
 _KEYS = {
     "model.name": "model",
     "input.limit": "run.limit",
+    f"prompt.{CHAT_TEMPLATE}": "prompt.chat_template",
     "prompt.on_too_long": "run.on_too_long",
     "prompt.max_tokens_per_row": "run.max_tokens_per_row",
     "embedding.task": "task",
@@ -46,11 +52,13 @@ def job_key(key: str) -> str:
     return _KEYS.get(key, key)
 
 
-def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) -> dict[str, dict[str, Any]]:
+def identity_of(
+    job: Mapping[str, Any], input_facts: Facts, model_facts: Facts, prompt_facts: Facts
+) -> dict[str, dict[str, Any]]:
     """The part of a resolved job (as `JobSpec.model_dump()`) that results depend on, in sections.
 
-    `input_facts` and `model_facts` say what the files hold (sizes, hashes), so that an edited file under the same
-    name is noticed, and a moved one is not taken for a change.
+    The facts say what the files hold (sizes, hashes), so that an edited file under the same name is noticed, and a
+    moved one is not taken for a change.
     """
     given, run, output = job["input"], job["run"], job["output"]
     names = ("path", "sql", "id", "on_duplicate", "max_row_bytes", "delimiter")
@@ -58,7 +66,7 @@ def identity_of(job: Mapping[str, Any], input_facts: Facts, model_facts: Facts) 
         "model": {"name": job["model"], **model_facts},
         "input": {name: given[name] for name in names} | {"limit": run["limit"], **input_facts},
         "prompt": _prompt(job["prompt"])
-        | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"]},
+        | {"on_too_long": run["on_too_long"], "max_tokens_per_row": run["max_tokens_per_row"], **prompt_facts},
         "sampling": _sampling(job["sampling"]),
         **_of_task(job),
         "output": {"columns": _carried(given), "partition_by": output["partition_by"]}
@@ -134,7 +142,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     """Dotted keys whose values differ, with both values (None where there is none), in the order of `new`."""
     flat_old, flat_new = dict(_flatten(old)), dict(_flatten(new))
     keys = [*flat_new, *(key for key in flat_old if key not in flat_new)]
-    return {key: (flat_old.get(key), flat_new.get(key)) for key in keys if flat_old.get(key) != flat_new.get(key)}
+    both = {key: (flat_old.get(key), flat_new.get(key)) for key in keys if flat_old.get(key) != flat_new.get(key)}
+    return {key: values for key, values in both.items() if key not in _LATER or None not in values}
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

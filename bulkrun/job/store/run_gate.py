@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bulkrun.data.storage.durable import make_dirs, remove_tree, replace_json, write_new_json
+from bulkrun.data.storage.durable import disk_errors, make_dirs, remove_tree, replace_json, write_new_json
 from bulkrun.data.storage.remote import insist, is_remote
 from bulkrun.errors import BulkrunError, ResumeError, RunError, UsageError
 from bulkrun.job.store.aside import move_aside, refuse_live_workers
@@ -134,7 +134,8 @@ def _begin_again(run: RunDir, old: RunRecord, wanted: RunRecord) -> RunRecord:
     if wanted.bucket_url:
         wanted = replace(wanted, run_id=old.run_id)  # the bucket knows it as its owner
     for stale in (run.plan_complete, run.sql_snapshot):
-        stale.unlink(missing_ok=True)
+        with disk_errors("removing", stale):
+            stale.unlink(missing_ok=True)
     replace_json(run.run_json, record_document(wanted))
     return wanted
 

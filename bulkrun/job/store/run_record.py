@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from bulkrun.data.storage.documents import from_document
@@ -12,13 +13,14 @@ from bulkrun.data.storage.durable import read_json
 from bulkrun.data.storage.remote import is_remote
 from bulkrun.errors import RunError
 from bulkrun.job.store.events import utc_now
-from bulkrun.job.store.fingerprint import Facts, fingerprint, identity_of, key_salt, task_of
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, TENSORS, Facts, fingerprint, identity_of, key_salt, task_of
 from bulkrun.job.store.object_store import ObjectPrefix
 from bulkrun.job.store.replaced import replaced_error
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.settings import Task
 
 FORMAT = 2
+_NO_FACTS: Facts = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class RunRecord:
     def fingerprints(self) -> dict[str, str]:
         """A hash of each section of what decides the results: says where a job differs."""
         return {section: fingerprint(values) for section, values in self.identity.items()}
+
+    @property
+    def prompt_facts(self) -> Facts:
+        """What the files said that prompts are made with."""
+        prompt = self.identity["prompt"]
+        return {CHAT_TEMPLATE: prompt[CHAT_TEMPLATE]} if CHAT_TEMPLATE in prompt else {}
 
     @property
     def plan_hash(self) -> str:
@@ -64,6 +72,12 @@ class RunRecord:
         """What the row keys of an incremental run have in common; None where rows have no keys."""
         return key_salt(self.identity) if self.job["run"].get("incremental") else None
 
+    def as_known_to(self, earlier: RunRecord) -> RunRecord:
+        """Without what an earlier bulkrun did not ask of the model: the keys of `earlier`'s rows were made without."""
+        model = self.identity["model"]
+        known = {name: fact for name, fact in model.items() if name != TENSORS or TENSORS in earlier.identity["model"]}
+        return replace(self, identity={**self.identity, "model": known})
+
     @property
     def bucket_url(self) -> str | None:
         """Where the results go beside the run's directory; None for most runs."""
@@ -85,12 +99,13 @@ def new_record(
     *,
     input_facts: Facts,
     model_facts: Facts,
+    prompt_facts: Facts = _NO_FACTS,
     versions: Mapping[str, str],
     job_file: str | None = None,
     overrides: Sequence[str] = (),
 ) -> RunRecord:
     """The record a new run of this resolved job (`JobSpec.model_dump()`) would get."""
-    identity = identity_of(job, input_facts, model_facts)
+    identity = identity_of(job, input_facts, model_facts, prompt_facts)
     made = RunRecord(secrets.token_hex(8), utc_now(), dict(job), identity, job_file, dict(versions))
     return replace(made, overrides=list(overrides))
 

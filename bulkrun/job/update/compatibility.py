@@ -5,7 +5,7 @@ Knows records and schemas; reads no rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,19 @@ from bulkrun.job.store.difference_lines import difference_lines
 from bulkrun.job.store.fingerprint import HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord
+from bulkrun.job.update.diff import Changes
+from bulkrun.settings import Task
 
 # The input of a night: which rows there are. What they say is in their keys.
 _TODAY = (
     *("input.files", "input.path", "input.sql", "input.limit", "input.on_duplicate", "input.max_row_bytes"),
     "input.delimiter",
 )
+# What makes results that cannot be compared with those of before, and what these are: of labels their names alone.
+_APART: Mapping[Task, tuple[tuple[str, ...], str]] = {
+    "embed": (("model.", "embedding."), "vectors"),
+    "classify": (("classification.labels",), "scores"),
+}
 _NEVER = ("input.id", "sampling.n", "embedding.task", "embedding.dimensions", "classification.task")
 
 Changed = Mapping[str, tuple[Any, Any]]
@@ -56,12 +63,29 @@ def check_settings(run: RunDir, old: RunRecord, wanted: RunRecord, *, full_refre
     raise ResumeError("\n".join(lines))
 
 
+def check_rows_that_stay(run: RunDir, old: RunRecord, wanted: RunRecord, changes: Changes) -> None:
+    """Raise ResumeError where vectors of another model, or scores of other labels, would stay: of rows that do not run
+    tonight."""
+    keys, what = _APART.get(wanted.task, ((), ""))
+    changed = _settings(differences(old.identity, wanted.identity))
+    apart = {key: values for key, values in changed.items() if key.startswith(keys)}
+    staying = changes.vanished + changes.beyond_limit - len(changes.dropped)
+    if not apart or not staying:
+        return
+    unread = "run.limit leaves unread" if changes.beyond_limit else "the input has no more"
+    fix = "Run them all, without run.limit" if changes.beyond_limit else "--set run.on_vanished=drop drops them"
+    lines = [f"{run.root}: {staying:,} results are of rows that {unread}; their {what} cannot stand beside others:"]
+    lines += [*difference_lines(apart), f"{fix}; --fresh moves the old results aside and starts over."]
+    raise ResumeError("\n".join(lines))
+
+
 def _settings(changed: Changed) -> dict[str, tuple[Any, Any]]:
     return {key: values for key, values in changed.items() if key not in _TODAY and key not in HARMLESS}
 
 
-def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema) -> None:
-    """Raise ResumeError when results in `declared` columns cannot stand beside those that are there."""
+def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema, carried: Collection[str]) -> None:
+    """Raise ResumeError when results in `declared` columns cannot stand beside those that are there. The `carried` ones
+    are the input's."""
     if not parts:
         return
     path = parts[min(parts)]
@@ -77,8 +101,10 @@ def check_columns_fit(parts: Mapping[int, Path], declared: pa.Schema) -> None:
     lines += [f"  {name}: {there.field(name).type} -> none" for name in lost]
     lines += [f"  {name}: none -> {declared.field(name).type}" for name in fresh]
     lines += [f"  {name}: {there.field(name).type} -> {declared.field(name).type}" for name in other]
+    is_own = not lost and not {*fresh, *other} & {*carried}
+    fix = "Name the columns to pass through in input.columns, cast them in input.sql, or start over with --fresh."
     lines.append(
-        "Name the columns to pass through in input.columns, cast them in input.sql, or start over with --fresh."
+        "--fresh moves the old results aside and starts over; another output.path keeps both." if is_own else fix
     )
     raise ResumeError("\n".join(lines))
 

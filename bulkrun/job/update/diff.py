@@ -23,15 +23,17 @@ from bulkrun.data.tables.row_groups import RowGroupWriter
 from bulkrun.errors import InputError
 from bulkrun.job.plan.duplicates import places_of
 from bulkrun.job.plan.plan_input import PlanInput
-from bulkrun.job.plan.row_key import ROW_KEY, row_keys
+from bulkrun.job.plan.row_key import ROW_KEY, row_keys, told_by
 from bulkrun.job.plan.rows import id_texts
 from bulkrun.scratch import Scratch
 
 _SAID = [("id", pa.string()), ("key", pa.string()), ("code", pa.string()), ("message", pa.string())]
-_TODAY = pa.schema([("position", pa.int64()), *_SAID])
+_TODAY = pa.schema([("position", pa.int64()), *_SAID, ("key_of_plan", pa.string())])
 _RESULTS = pa.schema([("row", pa.int64()), *_SAID])
 _ROWS_PER_GROUP = 131_072
 
+# A refused row that a plan made has a key of what passes through alone (so have those of earlier versions).
+_SAME = "coalesce(results.key IN (today.key, today.key_of_plan), false)"
 # Who a row is: its id, or its place among the rows that have none.
 _WHO = (
     "CASE WHEN id IS NULL THEN 'n' || row_number() OVER (PARTITION BY id IS NULL ORDER BY {order}) ELSE 'i' || id END"
@@ -43,10 +45,12 @@ class Reasons:
     """What counts as a reason to run a row again.
 
     `everything`: each row of the input runs. `failed_only`: only rows that hold an error (one of `codes`, if given),
-    whatever else changed. `drop_vanished`: results whose row is gone are removed.
+    whatever else changed. `drop_vanished`: results whose row is gone are removed. `renewed`: the results are of other
+    settings, which the keys of refused rows do not tell: what a retry made of such a row is not kept.
     """
 
     everything: bool = False
+    renewed: bool = False
     failed_only: bool = False
     codes: tuple[str, ...] = ()
     drop_vanished: bool = False
@@ -131,13 +135,24 @@ def _write_today(source: PlanInput, id_column: str, like: pa.DataType | None, sa
     def keep(rows: pa.RecordBatch) -> None:
         values = rows["passthrough"].field(id_column)
         ids = id_texts(values if like is None else values.cast(like), id_column)
-        columns = [rows["row"], pa.array(ids, pa.string()), pa.array(row_keys(rows, salt), pa.string())]
+        keys = row_keys(rows, salt)
+        columns = [rows["row"], pa.array(ids, pa.string()), pa.array(keys, pa.string())]
         columns += [rows["error_code"], rows["error_message"]]
+        columns += [pa.array(_keys_of_plan(rows, keys, source.passthrough.names, salt), pa.string())]
         writer.write(pa.RecordBatch.from_arrays(columns, schema=_TODAY))
 
     with RowGroupWriter(path, _TODAY, _ROWS_PER_GROUP) as writer:
         for _ in source.windows(keep):
             pass  # `keep` has written its rows
+
+
+def _keys_of_plan(rows: pa.RecordBatch, keys: list[str], carried: list[str], salt: str) -> list[str]:
+    """The keys that a part has of these rows which the plan made."""
+    refused = rows["error_code"].is_valid()
+    if len(carried) == rows["passthrough"].type.num_fields or not refused.true_count:
+        return keys
+    others = iter(row_keys(told_by(rows.filter(refused), carried), salt))
+    return [next(others) if is_refused else key for is_refused, key in zip(refused.to_pylist(), keys, strict=True)]
 
 
 def _write_results(parts: Sequence[Path], id_column: str, path: Path) -> None:
@@ -179,7 +194,7 @@ def _compare(
 ) -> Changes:
     connection.execute(
         f"CREATE TEMP TABLE found AS SELECT position, row, today.key AS key, {_kind(reasons)} AS kind, "
-        "today.key IS NOT DISTINCT FROM results.key AS same FROM today LEFT JOIN results USING (who)",
+        f"{_SAME} AS same FROM today LEFT JOIN results USING (who)",
         [list(reasons.codes)] if reasons.failed_only else [],
     )
     counts = dict(connection.execute("SELECT kind, count(*) FROM found GROUP BY kind").fetchall())
@@ -198,8 +213,10 @@ def _kind(reasons: Reasons) -> str:
     if reasons.failed_only:
         asked = "(len($1::VARCHAR[]) = 0 OR list_has_any(codes, $1::VARCHAR[]))"
         return f"CASE WHEN failed AND {asked} THEN 'failed' ELSE 'unchanged' END"
-    changed = "true" if reasons.everything else "today.key IS DISTINCT FROM results.key"
-    refused_alike = "today.code = results.code AND today.message = results.message AND today.key = results.key"
+    changed = "true" if reasons.everything else f"NOT {_SAME}"
+    if reasons.renewed:
+        changed += " OR today.code IS NOT NULL"
+    refused_alike = f"today.code = results.code AND today.message = results.message AND {_SAME}"
     return (
         "CASE WHEN row IS NULL THEN 'new' "
         f"WHEN failed AND {refused_alike} THEN 'unchanged' "

@@ -22,6 +22,8 @@ from bulkrun.data.inputs.subset import Targets, read_targets
 from bulkrun.data.results.parts import PartInfo, read_part_columns, read_part_info, read_part_schema
 from bulkrun.data.storage.durable import publish_new, replace_json, swap_in
 from bulkrun.errors import RunError
+from bulkrun.job.jobfile.spec import JobSpec
+from bulkrun.job.plan.result_columns import result_fields
 from bulkrun.job.plan.row_key import ROW_KEY
 from bulkrun.job.plan.spool import Spool
 from bulkrun.job.store.events import log_event, utc_now
@@ -67,11 +69,10 @@ def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotal
     """The new totals and the new record. The record is replaced first: `_SUCCESS` says that all is done.
 
     Raises RunError where the parts do not come to the old rows and the `fresh` ones, less those that were dropped.
-    A staged run that did not come to its end changes the rows that it finished, and not what the run is of.
     """
     infos = [read_part_info(path) for path in run.parts().values()]
     _refuse_lost_rows(run, sum(info.input_rows for info in infos), old.rows + fresh - len(update.dropped))
-    record, whole = read_record(run), not update.rows or read_totals(run.staged) is not None
+    record, whole = read_record(run), _is_whole(run, update)
     if update.record is not None and whole:
         record = replace(RunRecord(**update.record), run_id=record.run_id, created=record.created)
         _refuse_late(run, update)
@@ -90,6 +91,11 @@ def _finish(run: RunDir, update: Update, old: RunTotals, fresh: int) -> RunTotal
     replace_json(run.success, totals_document(totals))
     log_event(run, "-", "updated", kind=update.cause.kind, **history)
     return totals
+
+
+def _is_whole(run: RunDir, update: Update) -> bool:
+    """Whether the staged run came to its end: else it changes the rows that it finished, and not what the run is of."""
+    return not update.rows or read_totals(run.staged) is not None
 
 
 def _refuse_lost_rows(run: RunDir, found: int, expected: int) -> None:
@@ -117,7 +123,7 @@ class _Merge:
         keepers = _Keepers.of(targets)
         schema = self._schema()
         dropped = np.sort(np.array(self.update.dropped, np.int64))  # once: a night may drop millions
-        parts, there = self._parts_to_change(targets.rows.to_numpy(), dropped), self.run.committed_shards()
+        parts, there = self._parts_to_change(targets.rows.to_numpy(), dropped, schema), self.run.committed_shards()
         with Spool(self.run.staged.tmp, schema) as spool:
             place_of_row = []
             for shard in self.shards:
@@ -133,12 +139,19 @@ class _Merge:
         return fresh
 
     def _schema(self) -> pa.Schema:
-        """The columns of the results; where there are none yet, those of the staged run."""
+        """The columns of the results; where there are none yet, those of the staged run. What they say of themselves
+        (scores their labels) is of the record that the run will have."""
         paths = sorted(self.run.parts().values()) or [self.run.staged.part(shard) for shard in self.shards[:1]]
-        return read_part_schema(paths[0]) if paths else pa.schema([])
+        there = read_part_schema(paths[0]) if paths else pa.schema([])
+        if self.update.record is None or not _is_whole(self.run, self.update):
+            return there
+        declared = result_fields(JobSpec.model_validate(self.update.record["job"]))
+        said = {field.name: field.metadata for field in declared if field.metadata}
+        return pa.schema([field.with_metadata(said.get(field.name, field.metadata)) for field in there])
 
-    def _parts_to_change(self, rows: I64, dropped: I64) -> _Parts:
-        """Which parts hold rows that are replaced or dropped, those left out that were swapped in already.
+    def _parts_to_change(self, rows: I64, dropped: I64, schema: pa.Schema) -> _Parts:
+        """Which parts hold rows that are replaced or dropped, or say other things of their columns than `schema`; those
+        left out that were swapped in already.
 
         Raises RunError for a row that is to be replaced and is nowhere: its answer would be lost in silence.
         """
@@ -146,13 +159,15 @@ class _Merge:
         touched = np.sort(np.concatenate([old, dropped]))
         numbers: list[int] = []
         found_rows, found_in = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for number, path in sorted(self.run.parts().items()) if len(touched) else ():
+        parts = sorted(self.run.parts().items())
+        renewed = {number for number, path in parts if not read_part_schema(path).equals(schema, check_metadata=True)}
+        for number, path in parts if len(touched) or renewed else ():
             if number >= self.update.first_part:
                 continue
             done, here = read_part_info(path).generation >= self.update.generation, np.unique(_rows_of(path))
             found_rows.append(here[among(here, old)])
             found_in.append(np.full(len(found_rows[-1]), -1 if done else len(numbers)))
-            if not done and among(here, touched).any():
+            if not done and (number in renewed or among(here, touched).any()):
                 numbers.append(number)
         self._refuse_lost(old[~among(old, np.sort(np.concatenate(found_rows)))])
         return _Parts.of(numbers, found_rows, found_in)

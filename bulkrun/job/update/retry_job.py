@@ -29,7 +29,12 @@ def retry_job(job: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
             raise UsageError(f"--set {key}: a retry can change {', '.join(_SECTIONS)}, nothing else")
         if key in _FIXED:
             raise UsageError(f"--set {key}: not in a retry: {_FIXED[key]}")
-    spec = override_job(job, overrides)
+    return override_job(job, overrides)
+
+
+def refuse_other_columns(job: Mapping[str, Any], spec: JobSpec, overrides: Sequence[str]) -> None:
+    """Raise UsageError where the retry, whose job is prepared by now (a schema read, the form of calls told), would
+    have other columns than the recorded job."""
     old, new = (result_fields(each) for each in (JobSpec.model_validate(job), spec))
     if old != new:
         names = sorted({field.name for field in {*old} ^ {*new}})
@@ -37,4 +42,3 @@ def retry_job(job: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
             f"--set {' '.join(overrides)}: would change the columns of the results ({', '.join(names)}), which a retry "
             "cannot; run the job again with --fresh or another output.path"
         )
-    return spec

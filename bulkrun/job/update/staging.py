@@ -76,8 +76,14 @@ def staged_record(
         pace["max_error_rate"] = max_error_rate
     output = {**job["output"], "path": str(run.staged.root), "state": None, "partition_by": []}
     staged = {**job, "output": output, "run": pace}
-    facts = {"model": record.identity["model"]}
-    made = new_record(staged, input_facts={}, model_facts=facts, versions=record.versions, job_file=record.job_file)
+    made = new_record(
+        staged,
+        input_facts={},
+        model_facts={"model": record.identity["model"]},
+        prompt_facts=record.prompt_facts,
+        versions=record.versions,
+        job_file=record.job_file,
+    )
     return replace(made, created=record.created)
 
 
@@ -175,5 +181,6 @@ def discard(run: RunDir) -> None:
 def remove_staged(run: RunDir) -> None:
     """Remove the staged run; first what it is for, so that after a kill nobody takes the rest of it for a whole one."""
     refuse_lost_hold(run)
-    run.staged.update.unlink(missing_ok=True)
+    with disk_errors("removing", run.staged.update):
+        run.staged.update.unlink(missing_ok=True)
     remove_tree(run.staged.root)

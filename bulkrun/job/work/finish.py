@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bulkrun.data.results.parts import PartInfo, read_part_info
+from bulkrun.data.storage.durable import disk_errors
 from bulkrun.data.storage.leftovers import TEMPORARIES, remove_old
 from bulkrun.errors import RunError
 from bulkrun.job.plan.plan_view import PlanView
@@ -93,7 +94,8 @@ def clear_leftovers(run: RunDir) -> None:
     for shard in run.journaled_shards():
         clear_shard_state(run, shard)
     for path in [*run.tmp.glob("*.tmp"), *map(run.flight_file, run.workers_in_flight())]:
-        path.unlink(missing_ok=True)
+        with disk_errors("removing", path):
+            path.unlink(missing_ok=True)
     sweep(run.tmp)
     remove_old_temporaries(run)
 

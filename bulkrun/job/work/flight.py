@@ -114,7 +114,8 @@ def record_death(run: RunDir, worker: str, how: str) -> Flight:
     if left:
         append_line(path, json.dumps({"died": how, "left": left}, separators=(",", ":")).encode())
     else:
-        path.unlink(missing_ok=True)
+        with disk_errors("removing", path):
+            path.unlink(missing_ok=True)
     return replace(flight, died=how, left=left)
 
 

@@ -26,10 +26,11 @@ from bulkrun.errors import JobFileError, ResumeError, UsageError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import result_fields
+from bulkrun.job.prompts.chat_source import named_template, names_file
 from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.difference_lines import difference_lines
-from bulkrun.job.store.fingerprint import differences
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, TENSORS, differences, fingerprint
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
@@ -51,7 +52,7 @@ from bulkrun.launch.preparation.variables import refuse_variables
 from bulkrun.models.config.adapter_fit import check_adapter
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.config.model_dir import adapter_fingerprint, model_fingerprint
+from bulkrun.models.config.model_dir import adapter_fingerprint, model_fingerprint, tensors_fingerprint
 from bulkrun.models.files.weight_files import refuse_missing_weights
 from bulkrun.text.tokenizer import Tokenizer
 
@@ -104,7 +105,8 @@ class PreparedJob:
     def _expected_schema(self, dataset: Dataset) -> pa.Schema:
         """The columns of an input that does not tell: those of the results that go on, then what the job names."""
         fields = [*dataset.schema, *self._carried_fields()]
-        fields += [pa.field(name, pa.string()) for name in named_columns(self.spec)]
+        named = named_columns(self.spec, [field.name for field in fields])
+        fields += [pa.field(name, pa.string()) for name in named]
         return pa.schema(list({field.name: field for field in reversed(fields)}.values())[::-1])
 
     def _carried_fields(self) -> list[pa.Field]:
@@ -115,8 +117,16 @@ class PreparedJob:
         return [field for field in read_part_schema(parts[min(parts)]) if field.name not in added]
 
     def check_input(self, record: RunRecord) -> None:
-        """Look at the files again. Raises ResumeError when they are no longer those that the run was entered with."""
+        """Look at the files again that rows and prompts are made of.
+
+        Raises ResumeError when they are no longer those that the run was entered with.
+        """
         check_unchanged(self.spec, self.files, known_files(record))
+        if record.prompt_facts and self._prompt_facts() != record.prompt_facts:
+            raise ResumeError(
+                f"prompt.chat_template: {self.spec.prompt.chat_template} changed since the run began; bring it back "
+                "and run the same command again, or start over with --fresh"
+            )
 
     def check_model(self, record: RunRecord) -> None:
         """Look at the model and its adapter: a worker may start, or load again, long after the run was entered.
@@ -154,12 +164,17 @@ class PreparedJob:
             self.spec.model_dump(mode="json"),
             input_facts={"files": facts_of(self.files)},
             model_facts=self._model_facts(),
+            prompt_facts=self._prompt_facts(),
             versions=versions(),
             job_file=str(job_file) if job_file else None,
             overrides=overrides,
         )
         _refuse_odd_names(made)
         return made
+
+    def _prompt_facts(self) -> dict[str, str]:
+        prompt = self.spec.prompt
+        return {CHAT_TEMPLATE: fingerprint(named_template(prompt))} if names_file(prompt) else {}
 
     def _model_facts(self) -> dict[str, Any]:
         """What the results come from: random or 8-bit numbers are another model, not another engine.
@@ -173,6 +188,8 @@ class PreparedJob:
         if engine.load_format != "dummy":
             refuse_missing_weights(self.model_dir)
         facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
+        if self.spec.task == "classify":
+            facts[TENSORS] = tensors_fingerprint(self.model_dir)
         if self.adapter_dir is not None:
             facts["adapter"] = adapter_fingerprint(self.adapter_dir)
         if engine.load_format == "dummy":

@@ -27,7 +27,7 @@ def plan_night(prepared: PreparedJob) -> tuple[dict[str, int], PlanReport] | Non
         return None
     record = read_record(run)
     prepared = prepare_as_of(record, prepared.spec)
-    wanted = prepared.record(None)
+    wanted = prepared.record(None).as_known_to(record)
     check_settings(run, record, wanted, full_refresh=False)
     assert wanted.key_salt is not None, "the job is incremental"
     drop = prepared.spec.run.on_vanished == "drop"

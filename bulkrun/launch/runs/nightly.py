@@ -16,7 +16,7 @@ from bulkrun.job.store.run_gate import open_run
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
 from bulkrun.job.update.cause import Night
-from bulkrun.job.update.compatibility import check_settings, settings_changed
+from bulkrun.job.update.compatibility import check_rows_that_stay, check_settings, settings_changed
 from bulkrun.job.update.diff import Changes, Reasons
 from bulkrun.job.update.settle import must_settle, settle_run, settle_update
 from bulkrun.job.update.staging import (
@@ -50,7 +50,7 @@ def submit_again(prepared: PreparedJob, asked: Submission, view: View, drain: Dr
         return None
     record = read_record(run)
     prepared = prepare_as_of(record, prepared.spec)
-    wanted = prepared.record(asked.job_file, asked.overrides)
+    wanted = prepared.record(asked.job_file, asked.overrides).as_known_to(record)
     if read_totals(run) is None and not must_settle(run, record, wanted):
         return None
     with hold(run):
@@ -103,6 +103,7 @@ def _stage(
     with prepared.open_dataset(staged.sql_snapshot) as dataset:
         source = night_input(prepared, dataset)
         changes = compare(source, run, totals, wanted.key_salt, _reasons(night, renewed=renewed), staged.tmp)
+        check_rows_that_stay(run, record, wanted, changes)
         for line in undeclared_lines(source.dataset.undeclared_columns):
             view.phase(line)
         if changes.rows or changes.dropped or renewed:
@@ -114,7 +115,8 @@ def _stage(
 
 def _reasons(night: Night, *, renewed: bool) -> Reasons:
     """After a change of settings keys tell which rows a refresh has run that did not fit into one night."""
-    return Reasons(everything=night.full_refresh and not renewed, drop_vanished=night.on_vanished == "drop")
+    drop = night.on_vanished == "drop"
+    return Reasons(everything=night.full_refresh and not renewed, renewed=renewed, drop_vanished=drop)
 
 
 def _close(

@@ -15,8 +15,9 @@ from bulkrun.data.inputs.subset import write_subset
 from bulkrun.errors import ResumeError, UsageError, did_you_mean
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.plan_input import PlanInput
+from bulkrun.job.prompts.detect import detected_job, has_mapping
 from bulkrun.job.store.difference_lines import difference_lines
-from bulkrun.job.store.fingerprint import HARMLESS, differences
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, HARMLESS, differences
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_record import RunRecord, read_record
 from bulkrun.job.store.run_totals import RunTotals, read_totals
@@ -24,7 +25,7 @@ from bulkrun.job.update.cause import Retry
 from bulkrun.job.update.diff import Reasons
 from bulkrun.job.update.failed import failed_rows, picks_of
 from bulkrun.job.update.merge import merge
-from bulkrun.job.update.retry_job import retry_job
+from bulkrun.job.update.retry_job import refuse_other_columns, retry_job
 from bulkrun.job.update.staging import (
     Update,
     close_staging,
@@ -124,7 +125,9 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> b
     """Stage the failed rows; whether there are any."""
     as_it_was = prepare_as_of(record, JobSpec.model_validate(record.job), run.root)
     _refuse_other_facts(run, record, as_it_was)
-    again = prepare_as_of(record, retry_job(record.job, asked.overrides), run.root)
+    job = {**record.job, "input": {**record.job["input"], "id": _id_column(as_it_was)}}
+    again = prepare_as_of(record, retry_job(job, asked.overrides), run.root)
+    refuse_other_columns(record.job, again.spec, asked.overrides)
     own_rate = any(key.startswith("run.max_error_rate") for key in asked.overrides)
     wanted = again.record(None)
     staged = open_staging(
@@ -144,11 +147,21 @@ def _stage(run: RunDir, record: RunRecord, totals: RunTotals, asked: Retry) -> b
                 run,
                 update,
                 partial(_write_input, again, dataset, picks),
-                partial(as_it_was.check_input, wanted),
+                partial(again.check_input, wanted),
             )
         else:
             discard(run)
     return bool(picks.rows)
+
+
+def _id_column(prepared: PreparedJob) -> str | None:
+    """The column that names rows, which an OpenAI batch's columns tell where the job does not: with a prompt of its own
+    a retry would not find it, and its rows would have other names."""
+    spec = prepared.spec
+    if spec.input.id is not None or has_mapping(spec.prompt):
+        return spec.input.id
+    with prepared.open_dataset(prepared.run.sql_snapshot) as dataset:
+        return detected_job(spec, dataset.schema.names).input.id
 
 
 class _Picks(NamedTuple):
@@ -190,6 +203,7 @@ def _refuse_other_facts(run: RunDir, record: RunRecord, prepared: PreparedJob) -
     found = differences(record.identity, prepared.record(None).identity)
     # With input.sql the rows are those of the snapshot; an incremental run compares keys.
     free = ("input.files",) if run.sql_snapshot.exists() or prepared.spec.run.incremental else ()
+    free = (*free, f"prompt.{CHAT_TEMPLATE}")  # a retry may have another prompt
     changed = {key: values for key, values in found.items() if key not in (*free, *HARMLESS)}
     if changed:
         lines = [f"{run.root}: the run was made of something else, so a retry would not answer the same rows:"]

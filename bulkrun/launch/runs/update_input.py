@@ -31,8 +31,10 @@ def night_input(prepared: PreparedJob, dataset: Dataset) -> PlanInput:
     Raises ResumeError when the columns of today's results would not be those of the results there.
     """
     parts = prepared.run.parts()
-    source = PlanInput(prepared.spec, fit_results(prepared, dataset), prepared.tokenizer, prepared.max_model_len)
-    check_columns_fit(parts, output_schema(source.passthrough, result_fields(prepared.spec)))
+    dataset = fit_results(prepared, dataset)
+    source = PlanInput(prepared.spec, dataset, prepared.tokenizer, prepared.max_model_len, whole=True)
+    declared = output_schema(source.passthrough, result_fields(prepared.spec))
+    check_columns_fit(parts, declared, source.passthrough.names)
     return source
 
 

@@ -44,6 +44,15 @@ def stored_shapes(file: Path) -> dict[str, list[int]]:
     return {name: entry["shape"] for name, entry in entries.items() if name != "__metadata__"}
 
 
+def stored_places(file: Path) -> dict[str, tuple[int, int]]:
+    """From where to where in the file each tensor of a whole file lies, by name. Raises ModelError for a torn one."""
+    raw = read_header(file)
+    entries: dict[str, dict[str, list[int]]] = json.loads(raw)
+    start = 8 + len(raw)
+    offsets = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
+    return {name: (start + begin, start + end) for name, (begin, end) in offsets.items()}
+
+
 def stored_dtype(folder: Path) -> str | None:
     """What most of the folder's weights are stored in, of what a model can run in; None where there are none."""
     num_bytes: Counter[str] = Counter()

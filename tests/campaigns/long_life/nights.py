@@ -52,7 +52,7 @@ class NightSteps(Steps):
         asker = self.asker(settings, list(today.values()))
         unread = limit is not None and len(self.table.read()[:limit]) >= limit
         same = settings == self.settings
-        night = Night(asker, today, unread, drop, refresh and same)
+        night = Night(asker, today, unread, drop, refresh and same, refresh and not same)
         run = {"limit": limit, "on_vanished": "drop" if drop else "keep"}
         work = partial(_night, self.command(asker.failing), self._may_plan(refresh), refresh)
         text = f"limit={limit} drop={drop} refresh={refresh} {self.table.format} fail={dict(asker.failing)}"
@@ -90,6 +90,8 @@ class NightSteps(Steps):
         """The counts of the summary, where it is certain what is there."""
         truth = self.life.truth
         if not self.life.settled or any(len(results) > 1 for results in truth.values()):
+            return None
+        if any(night.is_vague(name, *results) for name, results in truth.items()):
             return None
         kinds = Counter(night.kind(name, *truth.get(name, [None])) for name in {*truth, *night.today})
         nameless = sum(row["id"] is None for row in self.life.seen.rows) // self.settings.samples

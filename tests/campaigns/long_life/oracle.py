@@ -121,8 +121,13 @@ class Asker:
     def key(self, row: Mapping[str, Any] | None) -> tuple[Any, ...]:
         text, code = self.prompt(row)
         if text is None or row is None:
-            return "refused", code, repr(self._values(row))
+            return "refused", code, repr(self._values(row)), self._read(row)
         return "runs", text, self.settings.salt, self._own(row)
+
+    def _read(self, row: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        """What a prompt is made of, whether it passes through or not."""
+        names = ["text", *["score"] * ("score" in self.settings.template), *["most"] * self.settings.per_row]
+        return tuple(None if row is None else row[name] for name in names)
 
     def _own(self, row: Mapping[str, Any]) -> int | None:
         """The row's own max_tokens."""
@@ -212,6 +217,7 @@ class Night:
     unread: bool = False
     drop: bool = False
     everything: bool = False
+    renewed: bool = False  # with other settings
 
     def of(self, name: str, old: Result | None) -> Result | None:
         """The result of a row after the night."""
@@ -232,11 +238,20 @@ class Night:
         if old is None:
             return "new"
         key, code = self.asker.key(row), self.asker.prompt(row)[1]
-        if key == old.key and code is not None and code == min(old.codes, default=None):
+        # A key that a plan made knows nothing of what does not pass through; an answer's is of a retry, which does.
+        all_failed = all(sample.code is not None for sample in old.samples)
+        alike = key == old.key or (all_failed and key[:3] == old.key[:3])
+        if alike and code is not None and code == min(old.codes, default=None):
             return "refused"
-        if self.everything or key != old.key:
+        if self.everything or key != old.key or (self.renewed and code is not None):
             return "changed"
         return "failed" if old.codes else "unchanged"
+
+    def is_vague(self, name: str, old: Result | None) -> bool:
+        """Whether a row that is refused again may count as changed: by its text alone, or by another message."""
+        if (row := self.today.get(name)) is None or old is None or self.asker.prompt(row)[1] is None:
+            return False
+        return self.renewed or self.asker.key(row) != old.key
 
     def change(self, truth: Truth) -> Truth:
         names = dict.fromkeys([*truth, *self.today])

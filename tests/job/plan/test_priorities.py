@@ -77,6 +77,18 @@ def test_a_sum_of_duckdb_is_a_priority_though_it_is_a_decimal(tmp_path: Path) ->
     assert [row["priority"] for row in read_rows(tmp_path / "run")] == [7, -1, 0]
 
 
+def test_integers_that_a_null_or_a_fraction_made_doubles_of_are_priorities(tmp_path: Path) -> None:
+    doubles = write_parquet(tmp_path / "nulls.parquet", {"text": ["a", "b", "c"], "p": [3.0, None, -1.0]})
+    fraction = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "p": number} for number in (3, 0.5, -1)])
+    (tmp_path / "pandas.csv").write_text("text,p\na,3.0\nb,\nc,-1.\nd,2.5\n")
+    for name, path in (("nulls", doubles), ("fraction", fraction), ("csv", tmp_path / "pandas.csv")):
+        make_plan(tmp_path / name, job(path, input={"priority": "p"}))
+        rows = read_rows(tmp_path / name)
+        assert [rows[0]["priority"], rows[2]["priority"]] == [3, -1]
+        failed = [row["row"] for row in rows if row["error_code"] == "bad_input"]
+        assert failed == {"nulls": [], "fraction": [1], "csv": [3]}[name]
+
+
 def test_a_priority_that_python_cannot_hold_is_an_error_of_its_row(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"text": ["a", "b"], "p": pa.array([None, 10**8], pa.date32())}), path)
@@ -86,7 +98,7 @@ def test_a_priority_that_python_cannot_hold_is_an_error_of_its_row(tmp_path: Pat
 
 def test_text_that_is_an_integer_is_a_priority_because_csv_has_only_text(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
-    path.write_text("text,p\na,2\nb, -7\nc,x\nd,1.0\ne,99999999999\n")
+    path.write_text("text,p\na,2\nb, -7\nc,x\nd,1.5\ne,99999999999\n")
     make_plan(tmp_path / "run", job(path, input={"priority": "p"}))
     rows = read_rows(tmp_path / "run")
     assert [row["priority"] for row in rows[:2]] == [2, -7]

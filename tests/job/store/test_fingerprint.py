@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bulkrun.job.jobfile.load import job_of
-from bulkrun.job.store.fingerprint import differences
+from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, differences
 from bulkrun.job.store.run_record import RunRecord, new_record
 
 JOB = {
@@ -112,3 +112,16 @@ def test_what_labels_depend_on_makes_another_run_and_other_rows(key: str, value:
     assert list(differences(one.identity, other.identity)) == [f"classification.{key}"]
     assert one.key_salt != other.key_salt and one.task == "classify"
     assert "embedding" not in one.identity and "classification.task" in differences(record().identity, one.identity)
+
+
+def test_a_record_that_knows_nothing_of_a_templates_file_is_of_any() -> None:
+    """One of an earlier bulkrun goes on; after that it is known."""
+    prompt = {"column": "a", "chat_template": "chat.jinja"}
+    job = job_of({**JOB, "prompt": prompt}).model_dump(mode="json")
+    earlier, one, other = (
+        new_record(job, input_facts={}, model_facts={}, prompt_facts=facts, versions={})
+        for facts in ({}, {CHAT_TEMPLATE: "x"}, {CHAT_TEMPLATE: "y"})
+    )
+    assert not differences(earlier.identity, one.identity) and not differences(one.identity, earlier.identity)
+    assert differences(one.identity, other.identity) == {f"prompt.{CHAT_TEMPLATE}": ("x", "y")}
+    assert earlier.key_salt == one.key_salt == other.key_salt, "what it makes of a row is in its tokens"

@@ -88,6 +88,22 @@ def test_other_vectors_never_stand_beside_those_that_are_there(nights: Nights, k
         assert nights.ran == 10
 
 
+@pytest.mark.parametrize("limit", [None, 7])
+def test_vectors_of_other_settings_do_not_stay_where_their_rows_do_not_run(nights: Nights, limit: int | None) -> None:
+    nights.write(rows_of(10))
+    nights.submit()
+    nights.write(rows_of(10 if limit else 7))
+    changed = {**SETTINGS["embedding"], "pooling": "last"}
+    why = "run.limit leaves unread" if limit else "the input has no more"
+    with pytest.raises(ResumeError, match=rf"3 results are of rows that {why}; their vectors(?s:.*)'mean' -> 'last'"):
+        nights.submit(embedding=changed, run__limit=limit, flags={"full_refresh": True})
+    with pytest.raises(ResumeError, match=r"their vectors(?s:.*)engine\.load_format: None -> 'dummy'"):
+        nights.submit(engine={"load_format": "dummy"}, run__limit=limit, flags={"full_refresh": True})
+    nights.submit(embedding=changed, run__on_vanished="drop", flags={"full_refresh": True})
+    assert len(nights.results()) == (10 if limit else 7) == nights.ran
+    whole(nights)
+
+
 def test_failed_rows_are_embedded_again_and_only_these(nights: Nights) -> None:
     nights.settings["run__incremental"] = False
     rows = rows_of(20)

@@ -274,6 +274,21 @@ def test_a_night_of_an_empty_file_changes_nothing_and_drops_nothing(nights: Nigh
     assert nights.submit().exit_code == 0 and set(nights.results()) == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("of", ["batch", "messages", "prompt"])
+def test_an_empty_file_is_no_other_input_where_columns_tell_the_prompt(nights: Nights, of: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
+    batch = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    row = {"batch": batch, "messages": {"id": "a", "messages": body["messages"]}, "prompt": {"id": "a", "prompt": "x"}}
+    nights.settings |= {"prompt": {}, "input__id": "custom_id" if of == "batch" else "id"}
+    nights.write([row[of]])
+    nights.submit()
+    nights.write([])
+    done = nights.submit()
+    assert (done.exit_code, done.worked, done.totals.rows) == (0, False, 1)
+    nights.write([row[of]])
+    assert not nights.submit().worked
+
+
 def test_a_first_night_without_rows_is_gone_on_with(nights: Nights) -> None:
     (nights.folder / "rows.jsonl").write_text("")
     assert nights.submit().exit_code == 0

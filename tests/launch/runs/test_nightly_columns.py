@@ -30,6 +30,18 @@ def test_other_columns_are_refused_with_the_difference(nights: Nights) -> None:
         nights.submit()
 
 
+def test_another_type_of_parsed_outputs_is_refused_with_what_can_be_done(nights: Nights) -> None:
+    def structured(kind: str) -> dict[str, Any]:
+        return {"json": {"type": "object", "properties": {"a": {"type": kind}}}}
+
+    nights.settings["sampling__structured_outputs"] = structured("integer")
+    nights.write(rows_of(3))
+    nights.submit()
+    nights.settings["sampling__structured_outputs"] = structured("number")
+    with pytest.raises(ResumeError, match=r"parsed: struct<a: int64> -> struct<a: double>\n--fresh moves the old"):
+        nights.submit(flags={"full_refresh": True})
+
+
 OPTIONAL: list[Any] = [3, True, 1.5, "text", ["a"], [1], {"a": 1, "b": [True]}]
 
 

@@ -76,6 +76,33 @@ def test_a_full_disk_while_a_night_is_staged_is_named_and_half_of_it_does_not_st
     assert nights.submit().changes == {"new": 57, "changed": 0, "failed": 0, "unchanged": 3, "vanished": 0}
 
 
+@pytest.mark.parametrize("name", ["update.json", "left.tmp"])
+def test_a_file_that_the_disk_does_not_remove_is_named(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of a night that has nothing to run, and of the rows of one that has."""
+    nights.write(rows_of(3))
+    nights.submit()
+    remove, rows_left = Path.unlink, RunDir(nights.out).staged.tmp / name
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        if path.name == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        remove(path, missing_ok=missing_ok)
+
+    def leave_one(request: Request) -> bool:
+        rows_left.touch()
+        return False
+
+    nights.write(rows_of(3 if name == "update.json" else 4))
+    nights.refuse = leave_one
+    with monkeypatch.context() as disk, pytest.raises(RunError, match=rf"{name}: removing failed: Input/output error"):
+        disk.setattr(Path, "unlink", fail)
+        nights.submit()
+    nights.submit()
+    whole(nights)
+
+
 @pytest.mark.parametrize("full_refresh", [False, True])
 def test_status_and_logs_of_a_run_tell_of_an_interrupted_night(nights: Nights, full_refresh: bool) -> None:
     nights.write(rows_of(3))

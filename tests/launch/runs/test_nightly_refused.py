@@ -7,6 +7,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from bulkrun.job.plan.row_key import row_keys, told_by
+from bulkrun.job.update import diff
+from tests.job.fake_engine import FakeEmbedder
 from tests.launch.nights import Nights, rows_of, whole
 
 
@@ -61,3 +64,54 @@ def test_a_success_that_a_retry_made_of_a_refused_row_stays(nights: Nights) -> N
     assert done.totals.errors == {"bad_input": 1} and nights.results()["empty"]["response"]
     assert not nights.submit().worked
     whole(nights)
+
+
+LONG = "word " * 200
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Nights:
+    """A job that embeds, whose texts do not stand in its results."""
+    settings = {"task": "embed", "sampling": {}, "prompt": {"column": "text"}, "embedding": {"pooling": "mean"}}
+    made = Nights(tmp_path, settings | {"engine": {"max_model_len": 64}, "input__columns": ["id"]})
+    made.make_engine = lambda: FakeEmbedder(4)
+    return made
+
+
+def test_a_success_that_a_retry_made_goes_when_its_text_is_another_that_is_refused_alike(vectors: Nights) -> None:
+    rows = [*rows_of(2), {"id": "long", "text": f"{LONG} a"}]
+    vectors.write(rows)
+    assert vectors.submit().totals.errors == {"too_long": 1}
+    assert vectors.retry("run.on_too_long=truncate_right").exit_code == 0
+    vectors.write(rows[::-1])
+    assert not vectors.submit().worked
+    vectors.write([*rows_of(2), {"id": "long", "text": f"{LONG} b"}])
+    done = vectors.submit()
+    assert done.changes is not None and done.changes["changed"] == 1 and done.totals.errors == {"too_long": 1}
+    assert vectors.results()["long"]["embedding"] is None
+    assert vectors.retry("run.on_too_long=truncate_right").exit_code == 0
+    assert not vectors.submit().worked
+    whole(vectors)
+
+
+def test_a_success_that_a_retry_made_with_other_settings_goes_with_a_full_refresh(vectors: Nights) -> None:
+    vectors.write([*rows_of(2), {"id": "long", "text": LONG}])
+    vectors.submit()
+    assert vectors.retry("run.on_too_long=truncate_right").exit_code == 0
+    changed = {"embedding": {"pooling": "last"}}
+    done = vectors.submit(flags={"full_refresh": True}, **changed)
+    assert done.changes is not None and done.changes["changed"] == 3 and done.totals.errors == {"too_long": 1}
+    assert not vectors.submit(**changed).worked
+    whole(vectors)
+
+
+def test_refused_rows_whose_keys_are_of_an_earlier_bulkrun_stay(
+    vectors: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their keys were of the columns of the results alone, as those that a plan makes are."""
+    vectors.write([*rows_of(2), {"id": "long", "text": LONG}])
+    vectors.submit()
+    with monkeypatch.context() as before:
+        before.setattr(diff, "row_keys", lambda rows, salt: row_keys(told_by(rows, ["id"]), salt))
+        assert vectors.retry("run.on_too_long=truncate_right").exit_code == 0
+    assert not vectors.submit().worked

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from bulkrun.errors import JobFileError, ResumeError, RunError, UsageError
@@ -25,6 +26,7 @@ from bulkrun.request import Request
 from tests.full_disk import file_size_limit
 from tests.launch.nights import Nights, after, whole
 from tests.s3_server import Bucket
+from tests.text.tool_templates import HERMES
 
 LONG = "x " * 400
 
@@ -159,6 +161,29 @@ def test_an_override_that_cannot_be_is_refused_by_name(
     with pytest.raises(error, match=said):
         nights.retry(override)
     assert not RunDir(nights.out).staged.root.exists() or nights.retry().worked
+
+
+def test_a_retry_may_name_the_file_of_a_schema_with_the_same_columns(nights: Nights) -> None:
+    schemas = {"same": {"a": {"type": "integer", "minimum": 3}}, "other": {"a": {"type": "string"}}}
+    for name, properties in schemas.items():
+        (nights.folder / f"{name}.json").write_text(json.dumps({"type": "object", "properties": properties}))
+    nights.settings["sampling__structured_outputs"] = {"json": str(nights.folder / "same.json")}
+    nights.write(rows_of(3))
+    assert nights.submit().totals.errors == {"invalid_schema": 3}
+    assert nights.retry(f"sampling.structured_outputs={{json: {nights.folder}/same.json}}").worked and nights.ran == 3
+    with pytest.raises(UsageError, match=r"would change the columns of the results \(parsed\)"):
+        nights.retry(f"sampling.structured_outputs.json={nights.folder}/other.json")
+
+
+def test_a_retry_whose_tools_would_need_a_column_is_refused(nights: Nights) -> None:
+    """The chat template tells the form of calls, which would be taken out of the responses and have no place."""
+    (nights.folder / "hermes.jinja").write_text(HERMES)
+    nights.settings["prompt"] = {"template": "{{ text }}", "chat_template": str(nights.folder / "hermes.jinja")}
+    nights.write([*rows_of(1), {"id": "empty", "text": None}])
+    nights.submit()
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    with pytest.raises(UsageError, match=r"would change the columns of the results \(tool_calls\)"):
+        nights.retry("prompt.template=look", f"prompt.tools=[{json.dumps(tool)}]")
 
 
 def test_a_changed_input_is_refused_with_the_difference(nights: Nights) -> None:
@@ -368,6 +393,18 @@ def test_another_prompt_may_read_a_column_that_the_first_one_did_not(nights: Nig
     fail_requests(nights)
     assert nights.retry("prompt.template=Say {{ more }}").exit_code == 0
     assert nights.results()["r3"]["response"] == nights.expected("r3", "more 3")
+
+
+def test_rows_of_an_openai_batch_keep_their_ids_in_a_retry_with_another_prompt(nights: Nights) -> None:
+    nights.settings |= {"prompt": {}, "input__id": None, "input__columns": ["url"], "sampling__temperature": 1.0}
+    asked: list[list[Any]] = [[{"role": "user", "content": "Say c0"}], []]
+    lines = [{"url": "/v1/chat/completions", "body": {"messages": messages}} for messages in asked]
+    nights.write([{"custom_id": f"c{number}", **line} for number, line in enumerate(lines)])
+    assert nights.submit().totals.errors == {"empty_prompt": 1}
+    assert nights.retry("prompt.template='Say {{ custom_id }}'").exit_code == 0
+    rows = duckdb.sql(f"SELECT custom_id, response FROM '{nights.out}/*.parquet' ORDER BY row").fetchall()
+    assert rows == [(name, nights.expected(name, name)) for name in ("c0", "c1")]
+    whole(nights)
 
 
 def test_partition_folders_keep_their_rows(nights: Nights) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import save_file
 
 from bulkrun.errors import ModelError
 from bulkrun.models.config.find_model import resolve_adapter, resolve_model
@@ -22,6 +23,7 @@ from bulkrun.models.config.model_dir import (
     generation_defaults,
     ignored_defaults,
     model_fingerprint,
+    tensors_fingerprint,
 )
 from tests.models.tiny_encoders import save_tiny_classifier, save_tiny_encoder, write_modules
 from tests.models.tiny_models import EOS_TOKEN_ID, save_tiny_model
@@ -170,6 +172,19 @@ def test_an_adapters_fingerprint_sees_its_config_and_its_weights(tmp_path: Path)
     seen.add(adapter_fingerprint(path))
     (path / "model.safetensors").write_bytes(whole)
     assert len({*seen, adapter_fingerprint(path)}) == 5
+
+
+def test_a_head_that_was_trained_anew_is_seen_wherever_it_lies(tmp_path: Path) -> None:
+    """RoBERTa's lies between the header and the first of the blocks that tell large models apart."""
+
+    def save(head: float) -> str:
+        tensors = {f"roberta.encoder.layer.{n}.attention.self.query.weight": torch.zeros(99, 100) for n in range(99)}
+        save_file(tensors | {"classifier.out_proj.weight": torch.full((3, 700), head)}, tmp_path / "model.safetensors")
+        return tensors_fingerprint(tmp_path)
+
+    first, before = save(1), model_fingerprint(tmp_path)
+    assert save(2) != first and save(1) == first
+    assert model_fingerprint(tmp_path) == before
 
 
 def test_offline_says_what_was_tried_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
