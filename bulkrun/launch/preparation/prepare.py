@@ -26,11 +26,10 @@ from bulkrun.errors import JobFileError, ResumeError, UsageError
 from bulkrun.job.jobfile.sampling import SamplingSpec
 from bulkrun.job.jobfile.spec import JobSpec
 from bulkrun.job.plan.result_columns import result_fields
-from bulkrun.job.prompts.chat_source import named_template, names_file
 from bulkrun.job.prompts.detect import json_text_columns, needed_keys
 from bulkrun.job.prompts.named_columns import named_columns
 from bulkrun.job.store.difference_lines import difference_lines
-from bulkrun.job.store.fingerprint import CHAT_TEMPLATE, TENSORS, differences, fingerprint
+from bulkrun.job.store.fingerprint import differences
 from bulkrun.job.store.places import refuse_place_of_staged, run_dir_of
 from bulkrun.job.store.run_dir import RunDir
 from bulkrun.job.store.run_gate import open_run
@@ -45,6 +44,7 @@ from bulkrun.launch.preparation.input_files import (
     named_others,
 )
 from bulkrun.launch.preparation.models_of_texts import with_model_of_texts
+from bulkrun.launch.preparation.origin import model_facts, prompt_facts
 from bulkrun.launch.preparation.sampling_defaults import with_defaults
 from bulkrun.launch.preparation.structured_output import check_thinking, warn_of_channels, with_markers, with_schema
 from bulkrun.launch.preparation.tool_calling import check_calls, warn_of_hidden_tools, with_form_of_calls
@@ -52,8 +52,6 @@ from bulkrun.launch.preparation.variables import refuse_variables
 from bulkrun.models.config.adapter_fit import check_adapter
 from bulkrun.models.config.find_model import resolve_model
 from bulkrun.models.config.model_config import ModelConfig
-from bulkrun.models.config.model_dir import adapter_fingerprint, model_fingerprint, tensors_fingerprint
-from bulkrun.models.files.weight_files import refuse_missing_weights
 from bulkrun.text.tokenizer import Tokenizer
 
 BUNDLED_ROOT = Path(bulkrun.__file__).parent / "bundled"
@@ -122,7 +120,7 @@ class PreparedJob:
         Raises ResumeError when they are no longer those that the run was entered with.
         """
         check_unchanged(self.spec, self.files, known_files(record))
-        if record.prompt_facts and self._prompt_facts() != record.prompt_facts:
+        if record.prompt_facts and prompt_facts(self.spec.prompt) != record.prompt_facts:
             raise ResumeError(
                 f"prompt.chat_template: {self.spec.prompt.chat_template} changed since the run began; bring it back "
                 "and run the same command again, or start over with --fresh"
@@ -164,7 +162,7 @@ class PreparedJob:
             self.spec.model_dump(mode="json"),
             input_facts={"files": facts_of(self.files)},
             model_facts=self._model_facts(),
-            prompt_facts=self._prompt_facts(),
+            prompt_facts=prompt_facts(self.spec.prompt),
             versions=versions(),
             job_file=str(job_file) if job_file else None,
             overrides=overrides,
@@ -172,36 +170,8 @@ class PreparedJob:
         _refuse_odd_names(made)
         return made
 
-    def _prompt_facts(self) -> dict[str, str]:
-        prompt = self.spec.prompt
-        return {CHAT_TEMPLATE: fingerprint(named_template(prompt))} if names_file(prompt) else {}
-
     def _model_facts(self) -> dict[str, Any]:
-        """What the results come from: random or 8-bit numbers are another model, not another engine.
-
-        How a checkpoint stores its numbers is in its fingerprint; whether a device multiplies those in 8 bits as they
-        are or dequantizes them is the engine's, as its dtype is.
-
-        Raises ModelError where weights are missing: with them it would be another model, under a run that is there.
-        """
-        engine = self.spec.engine
-        if engine.load_format != "dummy":
-            refuse_missing_weights(self.model_dir)
-        facts: dict[str, Any] = {"fingerprint": model_fingerprint(self.model_dir)}
-        if self.spec.task == "classify":
-            facts[TENSORS] = tensors_fingerprint(self.model_dir)
-        if self.adapter_dir is not None:
-            facts["adapter"] = adapter_fingerprint(self.adapter_dir)
-        if engine.load_format == "dummy":
-            facts["load_format"] = "dummy"
-        if engine.quantization is not None:
-            facts["quantization"] = engine.quantization
-        if engine.kv_cache_dtype == "fp8":
-            facts["kv_cache_dtype"] = "fp8"
-        if engine.deterministic:  # rows of another mode, dtype or device beside the others would break the promise
-            bits = ("dtype", "device", "kv_cache_dtype")
-            facts["deterministic"] = ", ".join(f"{name} {getattr(engine, name)}" for name in bits)
-        return facts
+        return model_facts(self.spec, self.model_dir, self.adapter_dir)
 
 
 def prepare(spec: JobSpec, *, now: Callable[[], datetime] = datetime.now, warns: bool = True) -> PreparedJob:

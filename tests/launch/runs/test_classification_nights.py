@@ -11,7 +11,7 @@ import pytest
 
 from bulkrun.data.results.schema import labels_of
 from bulkrun.errors import ResumeError
-from bulkrun.launch.preparation import prepare as prepare_module
+from bulkrun.launch.preparation import origin
 from bulkrun.launch.runs.preview import plan_job
 from bulkrun.request import Completion, Request
 from tests.job.fake_engine import FakeEmbedder
@@ -100,10 +100,10 @@ def test_scores_of_other_labels_do_not_stay_beside_tonights(nights: Nights, limi
 
 
 def test_a_head_that_was_trained_anew_makes_another_run(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_module, "model_fingerprint", lambda path: "the same")
+    monkeypatch.setattr(origin, "model_fingerprint", lambda path: "the same")
     nights.write(rows_of(9))
     nights.submit()
-    monkeypatch.setattr(prepare_module, "tensors_fingerprint", lambda path: "of another head")
+    monkeypatch.setattr(origin, "tensors_fingerprint", lambda path: "of another head")
     with pytest.raises(ResumeError, match=r"model\.tensors: '\w{32}' -> 'of another head'(?s:.*)--full-refresh"):
         nights.submit()
     assert nights.submit(flags={"full_refresh": True}).changes == {
@@ -115,8 +115,8 @@ def test_nights_of_an_earlier_bulkrun_go_on(nights: Nights, monkeypatch: pytest.
     """It did not look at every tensor, and the keys of its rows hold nothing of that."""
     nights.write(rows_of(9))
     with monkeypatch.context() as before:
-        before.setattr(prepare_module, "TENSORS", "none")
-        before.setattr(prepare_module, "tensors_fingerprint", lambda path: None)
+        before.setattr(origin, "TENSORS", "none")
+        before.setattr(origin, "tensors_fingerprint", lambda path: None)
         nights.submit()
     assert not nights.submit().worked
     nights.write(rows_of(10))
