@@ -233,6 +233,7 @@ class Life:
 
     def _check_leftovers(self, step: Step) -> None:
         left = [path for path in self.seen.leftovers if step.cleans or ".compact" not in path]
+        left = [path for path in left if step.stages or "/.bulkrun/next/" not in path]
         dead = [path for path in left if _TEMPORARY.search(path)]  # a day later the next change removes them
         left = [path for path in left if path not in dead or len(dead) > self.tally["cut short"]]
         self._require(not left, f"{step} left {left}")

@@ -53,6 +53,7 @@ class Step:
     death: Death | None = None
     begins: bool = False  # a run of its own: the old rows may be gone before the new ones come
     cleans: bool = False
+    stages: bool = True  # it removes what a kill left of the staging of another
     beside: Callable[[], Any] | None = None  # runs at the same time
     same_beside: bool = False
     idle: bool = False  # it finds nothing to do, and leaves a retry that is under way to its own command
@@ -226,6 +227,7 @@ class Steps:
 
     def left_alone(self, step: Step) -> Step:
         """A command on a finished run, which does nothing; a change that was killed while merging may be in its way."""
+        step = replace(step, stages=False)
         return step if self.life.settled else replace(step, idle=True, errors=(None, "RunError"))
 
     def compact(self) -> Step:
