@@ -77,22 +77,23 @@ def pack_transformer(encoder: PaddedEncoder) -> PackedTransformer | None:
 
 @torch.inference_mode()
 def _is_same(packed: PackedTransformer, encoder: PaddedEncoder) -> bool:
-    texts, is_checked = _texts_to_check(encoder)
+    texts = _texts_to_check(encoder)
     with in_float32(encoder.model):
         expected_TE = _states(encoder, texts)
         encoder.model.set_attn_implementation(ATTENTION_NAME)
         ours_TE = _states(packed, texts)
-    has_shown = packed.step.widest_window < len(texts[-1])
-    return is_checked and has_shown and distance(ours_TE, expected_TE) < tolerance(torch.float32)
+    longest = len(texts[-1])
+    has_shown = packed.step.widest_window < longest or longest >= encoder.config.max_position_embeddings
+    return has_shown and distance(ours_TE, expected_TE) < tolerance(torch.float32)
 
 
-def _texts_to_check(encoder: PaddedEncoder) -> tuple[list[list[int]], bool]:
-    """Two short texts, and one longer than the model's window if it has one and takes such texts; False: too long."""
-    texts, window = two_texts(encoder), getattr(encoder.model.config, "sliding_window", None) or 0
-    length = min(window + _BEYOND_WINDOW, encoder.config.max_position_embeddings)
+def _texts_to_check(encoder: PaddedEncoder) -> list[list[int]]:
+    """Two short texts, and where the model has a window one that is longer, as far as it takes such texts."""
+    texts, window = two_texts(encoder), getattr(encoder.model.config, "sliding_window", None)
     if window:
-        texts.append([(3 + 11 * place) % min(encoder.config.vocab_size, 1000) for place in range(max(length, 12))])
-    return texts, length <= _LONGEST_CHECK
+        length = min(window + _BEYOND_WINDOW, encoder.config.max_position_embeddings, _LONGEST_CHECK)
+        texts.append([(3 + 11 * place) % min(encoder.config.vocab_size, 1000) for place in range(length)])
+    return sorted(texts, key=len)
 
 
 def _states(encoder: TextEncoder, texts: list[list[int]]) -> torch.Tensor:

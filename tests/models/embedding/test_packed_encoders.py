@@ -78,8 +78,20 @@ def test_hidden_states_are_those_of_transformers_for_each_text_alone(variant: st
 )
 def test_windows_end_where_the_models_do(variant: str, changes: dict[str, Any], tmp_path: Path) -> None:
     path = save_tiny_encoder(tmp_path, variant, max_position_embeddings=700, **changes)
-    given = texts((1, 1, 7, 40, 96, 257, 600))
-    torch.testing.assert_close(states(load(path), given), torch.cat(hidden_states(path, given)), **CLOSE)
+    given, encoder = texts((1, 1, 7, 40, 96, 257, 600)), load(path)
+    assert isinstance(encoder, PackedTransformer) != (variant == "qwen2_both_ways")  # whose windows end otherwise
+    torch.testing.assert_close(states(encoder, given), torch.cat(hidden_states(path, given)), **CLOSE)
+
+
+def test_a_window_that_ends_elsewhere_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = save_tiny_encoder(tmp_path, "modernbert", max_position_embeddings=700, local_attention=128)
+    attend = packed_transformer._packed_attention
+
+    def one_farther(*given: Any, sliding_window: int | None = None, **others: Any) -> Any:
+        return attend(*given, sliding_window=sliding_window and sliding_window + 1, **others)
+
+    monkeypatch.setattr(packed_transformer, "_packed_attention", one_farther)
+    assert isinstance(load(path), PaddedEncoder)
 
 
 @pytest.mark.parametrize("variant", ["bert", "mpnet", "modernbert"])
